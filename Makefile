@@ -1,0 +1,34 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e '.[test]'
+	touch $@
+
+$(VENV)/.check: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e '.[check]'
+	touch $@
+
+demo: $(VENV)/.installed  ## quantize the bundled example with XINT8, print accuracy, write a report
+	$(BIN)/python examples/cifar10/demo.py
+
+test: $(VENV)/.test  ## run every test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.check  ## formatting, lints, types, layers
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) demo-output
