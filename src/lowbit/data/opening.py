@@ -1,0 +1,189 @@
+"""From what a user gives as data to feeds: which kind of source it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lowbit.data.checked import CheckedData
+from lowbit.data.feeds import Data, InputInfo, Source
+from lowbit.data.iterables import (
+    RewindableReader,
+    RewindingSource,
+    SequenceSource,
+    SpoolingSource,
+    can_iterate,
+)
+from lowbit.data.npy_folder import NpyFolderSource
+from lowbit.data.picture_plan import plan_pictures
+from lowbit.data.preprocessing import Preprocessing, find_preprocessing
+from lowbit.data.rows import RowSource, Table, read_npy, read_npz, take_array
+from lowbit.data.synthetic import RandomSource
+from lowbit.errors import ConfigError, DataError, did_you_mean
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+
+RANDOM = "random"
+"""The word that asks for made-up data."""
+
+KINDS = (
+    "a folder of images or .npy files, a .npz, a .npy, 'random', an iterable of dicts or arrays, "
+    "or an object with get_next()"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    inputs: tuple[InputInfo, ...]
+    preprocessing: Preprocessing | None
+    limit: int | None
+    seed: int
+
+
+def open_data(
+    source: object,
+    inputs: Sequence[InputInfo],
+    *,
+    preprocessing: Preprocessing | str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Data:
+    """Return the feeds of a source, checked against the inputs they are for.
+
+    Args:
+        source: A folder of images or ``.npy`` files, a ``.npz``, a ``.npy``, ``"random"``, an array
+            of samples, an iterable of dicts or arrays, or an object with ``get_next()``.
+        inputs: What the model wants.
+        preprocessing: What is done to pictures, or its name.
+        limit: Take at most so many feeds; of a folder of images, evenly spaced ones.
+        seed: For random data.
+    """
+    if isinstance(preprocessing, str):
+        preprocessing = find_preprocessing(preprocessing)
+    request = _Request(inputs=tuple(inputs), preprocessing=preprocessing, limit=limit, seed=seed)
+    _check(request)
+    if isinstance(source, Data):
+        return _reopen(source, request)
+    is_random = isinstance(source, str) and source == RANDOM
+    return CheckedData(_find_source(source, request), request.inputs, is_random=is_random)
+
+
+def _check(request: _Request) -> None:
+    if request.limit is not None and request.limit < 1:
+        raise DataError(f"limit is {request.limit}, expected at least 1 sample, or none for all")
+    if not request.inputs:
+        raise DataError("the model has no input, so there is nothing to calibrate on data")
+    for info in request.inputs:
+        if info.dtype.kind in "OUS":
+            raise DataError(
+                f"input {info.name!r} takes strings ({info.dtype}), only numbers can be fed: cut "
+                "the text processing off the model"
+            )
+
+
+def _reopen(data: Data, request: _Request) -> Data:
+    if request.limit is not None or request.preprocessing is not None:
+        raise DataError(
+            f"data is open already ({data.description}): give limit and preprocessing when it is "
+            "opened first"
+        )
+    return data
+
+
+def _find_source(source: object, request: _Request) -> Source:
+    if isinstance(source, str) and source == RANDOM:
+        _refuse_preprocessing(request, "random data")
+        return RandomSource(request.inputs, limit=request.limit, seed=request.seed)
+    if isinstance(source, str | os.PathLike):
+        return _find_path_source(Path(os.fsdecode(source)).expanduser(), request)
+    if isinstance(source, np.ndarray):
+        return _find_row_source(take_array(source, request.inputs), request)
+    return _find_python_source(source, request)
+
+
+def _find_path_source(path: Path, request: _Request) -> Source:
+    if path.is_dir():
+        return _find_folder_source(path, request)
+    if not path.exists():
+        raise DataError(f"data {str(path)!r} does not exist{_near_path(path)}; expected {KINDS}")
+    if path.suffix.lower() == ".npz":
+        return _find_row_source(read_npz(path, request.inputs), request)
+    if path.suffix.lower() == ".npy":
+        return _find_row_source(read_npy(path, request.inputs), request)
+    hint = " (give its folder)" if path.suffix.lower() in IMAGE_SUFFIXES else ""
+    raise DataError(f"data file {path} is of unknown kind {path.suffix!r}{hint}; expected {KINDS}")
+
+
+def _near_path(path: Path) -> str:
+    """Return the nearest existing name for the first part of a path that does not exist."""
+    while not path.parent.exists():
+        path = path.parent
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = did_you_mean(path.name, [*names, RANDOM])
+    return near and f"{near[:-1]} in {path.parent}?"
+
+
+def _find_folder_source(folder: Path, request: _Request) -> Source:
+    files = sorted(_walk(folder), key=lambda path: path.relative_to(folder).as_posix())
+    images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
+    if images:
+        # Pillow is heavy, and most who import this package have no pictures.
+        from lowbit.data.pictures import open_picture_folder
+
+        plan = plan_pictures(request.inputs, request.preprocessing or Preprocessing())
+        return open_picture_folder(folder, images, plan, request.limit)
+    if any(path.suffix == ".npy" for path in files):
+        _refuse_preprocessing(request, ".npy files")
+        return NpyFolderSource(folder, request.inputs, request.limit)
+    kinds = sorted({path.suffix or path.name for path in files})
+    found = f"only {', '.join(kinds[:5])}" if kinds else "nothing"
+    expected = ", ".join(sorted(IMAGE_SUFFIXES))
+    raise DataError(
+        f"folder {folder} holds no data: expected images ({expected}) or .npy files, found {found}"
+    )
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder, followlinks=True):
+        # Systems leave hidden files such as ._photo.jpg that are no pictures.
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
+
+
+def _find_row_source(table: Table, request: _Request) -> Source:
+    rows = next(iter(table.arrays.values()))
+    if request.preprocessing is None:
+        return RowSource(table, request.inputs, request.limit)
+    if rows.dtype != np.uint8:
+        _refuse_preprocessing(request, f"{rows.dtype} values of {table.origin}")
+    from lowbit.data.pictures import open_pixel_rows
+
+    plan = plan_pictures(request.inputs, request.preprocessing)
+    return open_pixel_rows(table, plan, request.limit)
+
+
+def _find_python_source(source: object, request: _Request) -> Source:
+    if isinstance(source, Mapping):
+        raise DataError(
+            f"data is one {type(source).__name__}: give a list of dicts, one a feed, or save the "
+            "arrays with numpy.savez and give the path, which makes each row a sample"
+        )
+    if isinstance(source, bytes | bytearray) or not can_iterate(source):
+        raise DataError(f"data is of type {type(source).__name__}; expected {KINDS}")
+    _refuse_preprocessing(request, f"feeds from a Python {type(source).__name__}")
+    if isinstance(source, list | tuple):
+        return SequenceSource(source, request.limit)
+    if isinstance(source, RewindableReader):
+        return RewindingSource(source, request.limit)
+    return SpoolingSource(source, request.inputs, request.limit)
+
+
+def _refuse_preprocessing(request: _Request, what: str) -> None:
+    if request.preprocessing is not None:
+        raise ConfigError(
+            f"a preprocessing is given, but {what} are fed as they are: it applies to images and "
+            "uint8 rows of pixels; leave it out"
+        )

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lowbit.data import PREPROCESSINGS, InputInfo, Preprocessing, open_data
+from lowbit.errors import ConfigError, DataError
+
+SavePicture = Callable[..., np.ndarray]
+
+
+def test_import_does_not_load_pillow() -> None:
+    code = "import sys, lowbit.data; sys.exit('PIL' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
+
+
+def test_images_are_found_in_subfolders_sorted_beside_other_files(
+    tmp_path: Path, image_input: InputInfo, save_picture: SavePicture
+) -> None:
+    names = ["b/2.png", "a/1.PNG", "b/1.bmp", "c.png"]
+    pixels = {name: save_picture(tmp_path / name, seed=seed) for seed, name in enumerate(names)}
+    (tmp_path / "labels.csv").write_text("x")
+    (tmp_path / "a" / "._1.png").write_bytes(b"no picture")
+    np.save(tmp_path / "mean.npy", np.ones(3))
+
+    data = open_data(tmp_path, [image_input])
+
+    expected = [pixels[name].transpose(2, 0, 1)[None] for name in sorted(names)]
+    np.testing.assert_array_equal(
+        [feed["image"] for feed in data], np.asarray(expected, np.float32) / 255
+    )
+    assert len(data) == 4
+    assert not data.is_random
+    assert data.description.startswith(f"4 images from folder {tmp_path}, resized to 8x8")
+
+
+def test_images_can_be_gone_through_again(
+    tmp_path: Path, image_input: InputInfo, save_picture: SavePicture
+) -> None:
+    for seed in range(10):
+        save_picture(tmp_path / f"{seed}.png", seed=seed)
+    data = open_data(tmp_path, [image_input])
+
+    first = [feed["image"] for feed in data]
+
+    np.testing.assert_array_equal([feed["image"] for feed in data], first)
+    assert data.fingerprint() == open_data(str(tmp_path), [image_input]).fingerprint()
+
+
+def test_preprocessing_is_taken_by_value_or_name(
+    tmp_path: Path, image_input: InputInfo, save_picture: SavePicture
+) -> None:
+    save_picture(tmp_path / "a.png", 12, 10)
+
+    prints = {
+        open_data(tmp_path, [image_input], preprocessing=given).fingerprint()
+        for given in ("imagenet", PREPROCESSINGS["imagenet"])
+    }
+
+    assert len(prints) == 1
+    assert prints != {open_data(tmp_path, [image_input]).fingerprint()}
+
+
+def test_unknown_preprocessing_is_refused(tmp_path: Path, image_input: InputInfo) -> None:
+    with pytest.raises(ConfigError, match="'tensorflw'; did you mean 'tensorflow'"):
+        open_data(tmp_path, [image_input], preprocessing="tensorflw")
+
+
+def test_broken_picture_is_named(
+    tmp_path: Path, image_input: InputInfo, save_picture: SavePicture
+) -> None:
+    save_picture(tmp_path / "a.png")
+    (tmp_path / "b.jpg").write_bytes(b"\xff\xd8\xff\xe0 nonsense")
+
+    with pytest.raises(DataError, match=r"picture .*b\.jpg cannot be read"):
+        list(open_data(tmp_path, [image_input]))
+
+
+def test_pictures_for_several_inputs_are_refused(
+    tmp_path: Path, two_inputs: list[InputInfo], save_picture: SavePicture
+) -> None:
+    save_picture(tmp_path / "a.png")
+
+    with pytest.raises(DataError, match=r"one input, this one has 2 .*\.npz"):
+        open_data(tmp_path, two_inputs)
+
+
+@pytest.mark.parametrize("kind", ["array", "npz", "npy"])
+def test_uint8_rows_are_pictures_when_preprocessed(
+    tmp_path: Path, image_input: InputInfo, kind: str
+) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", image=rows)
+    np.save(tmp_path / "a.npy", rows)
+    source = {"array": rows, "npz": tmp_path / "a.npz", "npy": tmp_path / "a.npy"}[kind]
+
+    data = open_data(source, [image_input], preprocessing=Preprocessing(scale=1.0), limit=3)
+
+    for _ in range(2):
+        np.testing.assert_array_equal(
+            [feed["image"][0] for feed in data], rows[:3].transpose(0, 3, 1, 2)
+        )
+
+
+@pytest.mark.parametrize("kind", ["random", "list", "npy folder", "float rows"])
+def test_preprocessing_of_what_is_no_picture_is_refused(
+    tmp_path: Path, image_input: InputInfo, kind: str
+) -> None:
+    row = np.ones((1, 3, 8, 8), np.float32)
+    np.save(tmp_path / "a.npy", row)
+    source = {"random": "random", "list": [row], "npy folder": tmp_path, "float rows": row}[kind]
+
+    with pytest.raises(ConfigError, match=r"a preprocessing is given, but .* leave it out"):
+        open_data(source, [image_input], preprocessing="imagenet")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [([], "found nothing"), (["a.npz", "b.txt"], r"found only \.npz, \.txt")]
+)
+def test_folder_without_data_is_refused(
+    tmp_path: Path, image_input: InputInfo, names: list[str], found: str
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("x")
+
+    with pytest.raises(DataError, match=rf"folder .* holds no data: expected images .*{found}"):
+        open_data(tmp_path, [image_input])
+
+
+def test_path_that_does_not_exist_gets_the_nearest(tmp_path: Path, image_input: InputInfo) -> None:
+    (tmp_path / "calibration").mkdir()
+
+    with pytest.raises(
+        DataError, match=r"'.*calibratoin' does not exist; did you mean 'calibration'"
+    ):
+        open_data(tmp_path / "calibratoin", [image_input])
+    with pytest.raises(DataError, match="did you mean 'calibration' in"):
+        open_data(tmp_path / "calibratio" / "deep" / "er", [image_input])
+    with pytest.raises(DataError, match=r"'.*qqqq' does not exist; expected a folder"):
+        open_data(tmp_path / "qqqq", [image_input])
+
+
+def test_misspelt_random_is_recognised(
+    tmp_path: Path, image_input: InputInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(DataError, match="did you mean 'random'"):
+        open_data("randm", [image_input])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("a.jpg", r"kind '\.jpg' \(give its folder\)"), ("a.txt", r"kind '\.txt'")],
+)
+def test_file_of_unknown_kind_is_refused(
+    tmp_path: Path, image_input: InputInfo, name: str, message: str
+) -> None:
+    (tmp_path / name).write_text("x")
+
+    with pytest.raises(DataError, match=message):
+        open_data(tmp_path / name, [image_input])
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_limit_below_one_is_refused(image_input: InputInfo, limit: int) -> None:
+    with pytest.raises(DataError, match=f"limit is {limit}, expected at least 1"):
+        open_data("random", [image_input], limit=limit)
+
+
+@pytest.mark.parametrize("source", [None, 5, b"bytes", object(), np.float32, len])
+def test_things_that_are_no_data_are_refused(source: object, image_input: InputInfo) -> None:
+    with pytest.raises(DataError, match=r"data is of type .*; expected a folder"):
+        open_data(source, [image_input])
+
+
+def test_one_dict_is_refused(image_input: InputInfo) -> None:
+    with pytest.raises(DataError, match="data is one dict: give a list of dicts"):
+        open_data({"image": np.ones((1, 3, 8, 8), np.float32)}, [image_input])
+
+
+def test_model_without_inputs_or_with_strings_is_refused() -> None:
+    with pytest.raises(DataError, match="the model has no input"):
+        open_data("random", [])
+    with pytest.raises(DataError, match="input 'text' takes strings"):
+        open_data("random", [InputInfo("text", np.dtype(object), (1,))])
+
+
+def test_open_data_stays_open(image_input: InputInfo) -> None:
+    data = open_data("random", [image_input])
+
+    assert open_data(data, [image_input]) is data
+    with pytest.raises(DataError, match="data is open already"):
+        open_data(data, [image_input], limit=3)
