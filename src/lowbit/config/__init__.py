@@ -1,0 +1,1 @@
+"""What the user asks for: immutable values, checked when they are read."""

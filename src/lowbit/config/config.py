@@ -1,0 +1,53 @@
+"""Everything a run depends on, in one printable value."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from lowbit.config.methods import Method
+from lowbit.config.specs import BiasSpec, Rule, TensorOverride, TensorSpec
+
+Domain: TypeAlias = Literal["auto", "ai.onnx", "com.microsoft"]
+Head: TypeAlias = Literal["auto", "float", "int8"]
+
+
+class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to quantize to what, and for which target.
+
+    Attributes:
+        name: The preset it started from, for the report.
+        activation: Spec of activations; ``None`` quantizes weights only.
+        weight: Spec of weights and other constants.
+        bias: Spec of biases; ``None`` leaves them in float.
+        target: Name of a built-in target, or the path of a target file.
+        rules: Exceptions by operator type, name or subgraph; the last match wins.
+        include: If given, only nodes that match one of these globs are quantized.
+        exclude: Nodes that match one of these globs stay in float.
+        tensors: Exceptions by tensor name.
+        domain: Operator domain of the Q/DQ nodes. ``auto``: the standard one where it has the
+            format at the model's opset, ``com.microsoft`` otherwise.
+        head: What happens to a detection head's decoding: ``auto`` keeps in float what the
+            format would destroy, ``float`` all of it, ``int8`` nothing.
+    """
+
+    name: str = "custom"
+    activation: TensorSpec | None
+    weight: TensorSpec | None
+    bias: BiasSpec | None = None
+    target: str = "onnxruntime"
+    rules: tuple[Rule, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    tensors: tuple[TensorOverride, ...] = ()
+    domain: Domain = "auto"
+    head: Head = "auto"
+
+    def with_method(self, method: Method) -> QuantConfig:
+        """Return the same configuration with activations calibrated by ``method``."""
+        if self.activation is None:
+            return self
+        return msgspec.structs.replace(
+            self, activation=msgspec.structs.replace(self.activation, method=method)
+        )

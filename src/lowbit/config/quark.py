@@ -1,0 +1,97 @@
+"""AMD Quark's presets as values: what Quark 0.13 means by its names, before equalisation.
+
+They use Quark's own histograms and placement (the ``quark-*`` targets), so that the same name
+gives the same model. The recommended recipes are in ``lowbit.config.presets``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lowbit.config.config import QuantConfig
+from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
+from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.numerics.formats import Format
+
+_BIAS = ProductBias(repair=False, truncate_realigned=True)
+_INT8 = TensorSpec(format=Format.INT8)
+_QUARK_MSE = MinMse(histogram="growing")
+_POW2 = TensorSpec(format=Format.INT8, power_of_two=True, method=_QUARK_MSE)
+_UPOW2 = TensorSpec(format=Format.UINT8, power_of_two=True, method=_QUARK_MSE)
+_NEAREST = NonOverflow(nearest=True)
+
+
+def quark_percentile(percent: float = 99.999) -> Percentile:
+    """Return Quark's percentile method: absolute values in growing bins."""
+    return Percentile(percentile=percent, histogram="growing", symmetric_range=True)
+
+
+def quark_entropy() -> Entropy:
+    """Return Quark's entropy method: 128 growing bins."""
+    return Entropy(histogram="growing", bins=128)
+
+
+def _extended(name: str, activation: TensorSpec) -> QuantConfig:
+    return QuantConfig(
+        name=name,
+        activation=activation,
+        weight=_INT8,
+        bias=_BIAS,
+        target="quark-extended",
+        domain="com.microsoft",
+        head="int8",
+    )
+
+
+def _standard(name: str, activation: TensorSpec, target: str = "quark-standard") -> QuantConfig:
+    return QuantConfig(
+        name=name, activation=activation, weight=_INT8, bias=_BIAS, target=target, head="int8"
+    )
+
+
+def _npu(name: str, activation: TensorSpec, parts: TensorSpec = _POW2) -> QuantConfig:
+    return QuantConfig(
+        name=name,
+        activation=activation,
+        weight=parts,
+        bias=parts,
+        target="quark-npu-cnn",
+        head="int8",
+    )
+
+
+_ALL = (
+    _extended("A8W8", _INT8),
+    _extended("A16W8", TensorSpec(format=Format.INT16)),
+    _npu("XINT8", _UPOW2),
+    _npu("XINT8_QCONFIG", _POW2),
+    _npu(
+        "XINT8_NONOVERFLOW",
+        TensorSpec(format=Format.UINT8, power_of_two=True, method=_NEAREST),
+        TensorSpec(format=Format.INT8, power_of_two=True, method=_NEAREST),
+    ),
+    QuantConfig(
+        name="VINT8",
+        activation=_POW2,
+        weight=_POW2,
+        bias=_POW2,
+        target="quark-vint8",
+        head="int8",
+    ),
+    _standard(
+        "A8W8_QCONFIG",
+        TensorSpec(format=Format.INT8, method=quark_percentile()),
+        "quark-standard-symmetric",
+    ),
+    _standard("INT8_CNN_DEFAULT", TensorSpec(format=Format.UINT8, symmetric=False)),
+    _standard(
+        "U8S8_AAWS", TensorSpec(format=Format.UINT8, symmetric=False, method=quark_percentile())
+    ),
+    _standard(
+        "S8S8_AAWS",
+        TensorSpec(format=Format.INT8, symmetric=False, method=quark_percentile(99.9999)),
+    ),
+)
+
+QUARK_PRESETS: Mapping[str, QuantConfig] = MappingProxyType({c.name: c for c in _ALL})

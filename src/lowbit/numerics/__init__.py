@@ -1,0 +1,1 @@
+"""Arithmetic on arrays. Nothing here knows about graphs, ONNX or configuration."""

@@ -1,0 +1,86 @@
+"""Affine quantization: ranges to parameters, floats to integers and back.
+
+Pure NumPy. The formulas are those of ONNX's QuantizeLinear and DequantizeLinear; rounding is
+half to even.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.numerics.formats import Floats, Format, Ints
+
+_TINY = float(np.finfo(np.float32).tiny)
+_WIDEST = float(np.finfo(np.float32).max) / 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QParams:
+    """Scale and zero point of one tensor: scalars, or one entry for each channel of ``axis``."""
+
+    scale: Floats
+    zero_point: Ints
+    format: Format
+    axis: int | None = None
+
+    def broadcast(self, rank: int) -> tuple[Floats, Ints]:
+        """Return scale and zero point shaped to broadcast against a tensor of ``rank``."""
+        if self.axis is None:
+            return self.scale, self.zero_point
+        shape = [1] * rank
+        shape[self.axis] = -1
+        return self.scale.reshape(shape), self.zero_point.reshape(shape)
+
+    @property
+    def position(self) -> int:
+        """The binary point: the scale is ``2 ** -position``. Only for power-of-two scales."""
+        return round(-float(np.log2(np.max(self.scale))))
+
+
+def choose_qparams(
+    low: Any, high: Any, fmt: Format, *, symmetric: bool, reduce_range: bool = False
+) -> QParams:
+    """Return the parameters that map ``[low, high]`` onto the integers of ``fmt``.
+
+    The range is first widened to contain zero, so that zero is exactly representable
+    (padding and ReLU depend on it). A range of no width gives scale 1 and zero point 0.
+    """
+    low = np.clip(np.minimum(np.asarray(low, np.float32), 0), -_WIDEST, 0).astype(np.float32)
+    high = np.clip(np.maximum(np.asarray(high, np.float32), 0), 0, _WIDEST).astype(np.float32)
+    if symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+    qmin, qmax = fmt.limits(symmetric=symmetric, reduce_range=reduce_range)
+    scale = (high - low).astype(np.float64) / (qmax - qmin)
+    empty = scale < _TINY
+    scale = np.where(empty, 1.0, scale)
+    if symmetric:
+        zero_point = np.full(scale.shape, 0 if fmt.signed else (qmax + qmin + 1) // 2)
+    else:
+        zero_point = np.clip(np.rint(qmin - low / scale), qmin, qmax)
+        zero_point = np.where(empty, 0, zero_point)
+    return QParams(np.asarray(scale, np.float32), np.asarray(zero_point, fmt.dtype), fmt)
+
+
+def power_of_two_qparams(position: int, fmt: Format) -> QParams:
+    """Return symmetric parameters with the scale ``2 ** -position``."""
+    zero_point = 0 if fmt.signed else (fmt.high + 1) // 2
+    return QParams(np.asarray(2.0**-position, np.float32), np.asarray(zero_point, fmt.dtype), fmt)
+
+
+def quantize(x: NDArray[Any], params: QParams, limits: tuple[int, int] | None = None) -> Ints:
+    """Round ``x`` to the nearest integers of the format, ties to even, saturating."""
+    scale, zero_point = params.broadcast(x.ndim)
+    low, high = limits or (params.format.low, params.format.high)
+    rounded = np.rint(x / scale) + zero_point
+    return np.asarray(np.clip(rounded, low, high), params.format.dtype)
+
+
+def dequantize(q: Ints, params: QParams) -> Floats:
+    """Return the floats that the integers ``q`` stand for."""
+    scale, zero_point = params.broadcast(q.ndim)
+    return (q.astype(np.float32) - zero_point.astype(np.float32)) * scale
