@@ -1,0 +1,45 @@
+"""Constants of a graph: reading them, adding them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether the value is an initializer that no feed can replace."""
+    return value is not None and value.is_initializer() and not value.is_graph_input()
+
+
+def constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """Return the data of a constant, or ``None`` for anything else."""
+    if value is None or not is_constant(value) or value.const_value is None:
+        return None
+    return value.const_value.numpy()
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """Return a constant of one element as a number, or ``None``."""
+    data = constant(value)
+    return float(data.reshape(-1)[0]) if data is not None and data.size == 1 else None
+
+
+def add_constant(graph: ir.Graph, name: str, data: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
+    """Register ``data`` under ``name``, or a free name like it, and return its value."""
+    name = free_name(graph, name)
+    tensor = ir.tensor(np.asarray(data), name=name) if isinstance(data, np.ndarray) else data
+    value = ir.val(name, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def free_name(graph: ir.Graph, name: str) -> str:
+    """Return ``name``, with a number behind it if an initializer has it already."""
+    candidate, count = name, 0
+    while candidate in graph.initializers:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate

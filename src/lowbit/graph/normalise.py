@@ -1,0 +1,87 @@
+"""Bring a model into the one form the rest of the package accepts.
+
+Afterwards: one float type (float32), an operator set of at least 13, no Constant nodes, no
+functions, no Identity or Dropout, BatchNormalization folded where it can be, every node and value
+named, every value's element type known, nodes in order. A node keeps the name its user knows.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from lowbit.errors import ModelError
+from lowbit.graph.names import tensor_name
+from lowbit.graph.passes.decompose import decompose_hardswish
+from lowbit.graph.passes.explicit_attributes import explicit_attributes
+from lowbit.graph.passes.fold_batchnorm import fold_batchnorm
+from lowbit.graph.passes.fold_constants import fold_constants
+from lowbit.graph.passes.require_opset import require_opset
+from lowbit.graph.passes.simplify import drop_duplicates, drop_identities
+from lowbit.graph.passes.single_precision import single_precision
+from lowbit.graph.session import Feed, session
+
+# 13 has per-channel Q/DQ and takes Clip bounds, Squeeze axes and Split sizes as inputs.
+LOWEST_OPSET = 13
+
+_QUANTIZED = frozenset(
+    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger "
+    "MatMulInteger QGemm QLinearAdd MatMulNBits ExtendedQuantizeLinear BFPQuantizeDequantize "
+    "MXQuantizeDequantize".split()
+)
+
+
+def normalise(model: ir.Model, sample: Feed | None = None) -> ir.Model:
+    """Return the normal form of ``model``.
+
+    ``sample`` is run once when element types cannot be inferred from the graph alone.
+    """
+    refuse_quantized(model)
+    model = model.clone()
+    common.RemoveInitializersFromInputsPass()(model)
+    common.InlinePass()(model)
+    _name_everything(model)
+    model = require_opset(model, LOWEST_OPSET)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    common.TopologicalSortPass()(model)
+    single_precision(model)
+    drop_identities(model)
+    fold_constants(model)
+    fold_batchnorm(model)
+    decompose_hardswish(model)
+    drop_duplicates(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)
+    explicit_attributes(model)
+    _name_everything(model)
+    common.ShapeInferencePass()(model)
+    _know_types(model, sample)
+    return model
+
+
+def refuse_quantized(model: ir.Model) -> None:
+    """Raise for a model that is quantized already."""
+    for node in model.graph:
+        if node.op_type in _QUANTIZED:
+            raise ModelError(
+                f"the model is already quantized (node {node.name!r} is a {node.op_type}); "
+                "start from the float model it was made from"
+            )
+
+
+def _name_everything(model: ir.Model) -> None:
+    """Name unnamed nodes after what they write, and make all names unique. Changes ``model``."""
+    common.NameFixPass()(model)
+
+
+def _know_types(model: ir.Model, sample: Feed | None) -> None:
+    """Learn missing element types and shapes from one run. Changes ``model``."""
+    unknown = [v for node in model.graph for v in node.outputs if v.name and v.dtype is None]
+    if not unknown or sample is None:
+        return
+    names = [tensor_name(v) for v in unknown]
+    with session(model, names, name="the normalised model") as running:
+        for value, array in zip(unknown, running.run(names, sample), strict=True):
+            if hasattr(array, "dtype"):
+                value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))

@@ -1,0 +1,1 @@
+"""Rewrites of a float graph, one a file. Each changes the model it is given."""

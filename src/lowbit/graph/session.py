@@ -1,0 +1,97 @@
+"""Running models in onnxruntime: one place for session options and for extra outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.errors import ModelError
+from lowbit.graph import io
+
+Array = NDArray[Any]
+Feed = Mapping[str, Array]
+Optimise = Literal["none", "all"]
+
+
+class Session:
+    """A model that can be run; ``run`` may be called from several threads at once."""
+
+    def __init__(
+        self, path: pathlib.Path | bytes, *, threads: int, optimise: Optimise, name: str
+    ) -> None:
+        """Load the file. ``threads`` = 0 leaves the number to onnxruntime."""
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        levels = ort.GraphOptimizationLevel
+        options.graph_optimization_level = (
+            levels.ORT_ENABLE_ALL if optimise == "all" else levels.ORT_DISABLE_ALL
+        )
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4
+        # Fused int8 kernels of x86 without VNNI saturate in 16 bits; this asks for exact ones.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        try:
+            self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions share no public base
+            raise ModelError(f"onnxruntime cannot load {name}: {_reason(error)}") from error
+        self._name = name
+
+    def run(self, outputs: Sequence[str], feed: Feed) -> list[Array]:
+        """Return the named outputs for one feed."""
+        try:
+            return list(self._session.run(list(outputs), dict(feed)))
+        except Exception as error:
+            raise ModelError(f"onnxruntime cannot run {self._name}: {_reason(error)}") from error
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the outputs the session was made with."""
+        return [output.name for output in self._session.get_outputs()]
+
+
+@contextlib.contextmanager
+def session(
+    model: ir.Model,
+    extra_outputs: Sequence[str] = (),
+    *,
+    threads: int = 0,
+    optimise: Optimise = "none",
+    name: str = "the model",
+) -> Iterator[Session]:
+    """Yield a session on ``model`` that can also return the values named in ``extra_outputs``."""
+    probe = with_outputs(model, extra_outputs)
+    with io.as_file(probe) as path:
+        yield Session(path, threads=threads, optimise=optimise, name=name)
+
+
+def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """Return a copy of ``model`` whose outputs also include the named values."""
+    probe = model.clone()
+    values = ir.convenience.create_value_mapping(probe.graph)
+    present = {value.name for value in probe.graph.outputs}
+    probe.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name not in present)
+    return probe
+
+
+def input_dtype(value: ir.Value) -> np.dtype[Any]:
+    """Return the NumPy type of a graph input."""
+    if value.dtype is None:
+        raise ModelError(f"model input {value.name!r} has no element type")
+    try:
+        return np.dtype(value.dtype.numpy())
+    except TypeError as error:
+        raise ModelError(
+            f"model input {value.name!r} is of type {value.dtype}; expected numbers"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text.split(" : ", 3)[-1][:600]
