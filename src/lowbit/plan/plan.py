@@ -1,0 +1,125 @@
+"""The plan: every decision about placement, as a value that can be printed, edited and read back."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Literal
+
+import msgspec
+
+from lowbit.config.specs import BiasSpec, TensorSpec
+from lowbit.errors import PlanError
+from lowbit.targets.target import AlignRule
+
+VERSION = 1
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Common settings of the value types below."""
+
+
+class TensorPlan(_Row, frozen=True, kw_only=True):
+    """The decision for one quantized tensor.
+
+    Attributes:
+        name: The tensor.
+        role: Whether it is computed or constant.
+        spec: How it is quantized.
+        axis: Channel axis of a per-channel constant.
+        leader: The tensor whose parameters it uses; itself if it has its own.
+        observe: The tensor whose statistics its range comes from.
+        range: A range fixed beforehand, instead of statistics.
+        why: The reason, for people.
+    """
+
+    name: str
+    role: Literal["activation", "weight"]
+    spec: TensorSpec
+    axis: int | None = None
+    leader: str
+    observe: str
+    range: tuple[float, float] | None = None
+    why: str
+
+
+class BiasPlan(_Row, frozen=True, kw_only=True):
+    """The decision for the bias of one node: its spec, and the scales it is tied to."""
+
+    node: str
+    tensor: str
+    index: int
+    spec: BiasSpec
+    input: str
+    weight: str
+    factor: float = 1.0
+    group: int = 1
+    why: str
+
+
+class AlignedGroup(_Row, frozen=True, kw_only=True):
+    """Tensors whose parameters must be equal, because of one node."""
+
+    node: str
+    op_type: str
+    rule: AlignRule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class FloatNode(_Row, frozen=True, kw_only=True):
+    """A node that computes in float, and why."""
+
+    node: str
+    op_type: str
+    why: str
+
+
+class Plan(_Row, frozen=True, kw_only=True):
+    """All decisions made before any data is seen."""
+
+    version: int = VERSION
+    preset: str
+    target: str
+    tensors: tuple[TensorPlan, ...]
+    biases: tuple[BiasPlan, ...] = ()
+    groups: tuple[AlignedGroup, ...] = ()
+    float_nodes: tuple[FloatNode, ...] = ()
+
+    def by_name(self) -> dict[str, TensorPlan]:
+        """Return the tensors by their names."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def activations(self) -> tuple[TensorPlan, ...]:
+        """Return the computed tensors, in graph order."""
+        return tuple(t for t in self.tensors if t.role == "activation")
+
+    def weights(self) -> tuple[TensorPlan, ...]:
+        """Return the constants, in graph order."""
+        return tuple(t for t in self.tensors if t.role == "weight")
+
+    def observed(self) -> tuple[str, ...]:
+        """Return the names of the tensors whose statistics are needed."""
+        leaders = (t for t in self.activations() if t.leader == t.name and t.range is None)
+        return tuple(dict.fromkeys(t.observe for t in leaders))
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write the plan as JSON that people can edit."""
+    text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
+    pathlib.Path(path).write_bytes(text + b"\n")
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan back; what does not fit the format is named."""
+    try:
+        plan = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=Plan)
+    except OSError as error:
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
+    except msgspec.ValidationError as error:
+        raise PlanError(f"plan {path}: {error}") from error
+    except msgspec.DecodeError as error:
+        raise PlanError(f"plan {path} is not JSON: {error}") from error
+    if plan.version != VERSION:
+        raise PlanError(f"plan {path} is of version {plan.version}; this lowbit reads {VERSION}")
+    return plan

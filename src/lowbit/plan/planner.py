@@ -1,0 +1,162 @@
+"""Make the plan: rules choose schemes, operators place wishes, the target fuses and shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from lowbit.config.config import QuantConfig
+from lowbit.config.specs import TensorOverride, TensorSpec
+from lowbit.errors import ConfigError, PlanError, did_you_mean
+from lowbit.graph.constants import is_constant
+from lowbit.graph.names import tensor_name
+from lowbit.plan.placement import Draft, Wish, drop_fused, place
+from lowbit.plan.plan import BiasPlan, FloatNode, Plan, TensorPlan
+from lowbit.plan.rules import Scheme, choose_schemes
+from lowbit.plan.sharing import find_groups, find_leaders, find_observed
+from lowbit.targets.target import Target
+
+
+def make_plan(model: ir.Model, config: QuantConfig, target: Target) -> Plan:
+    """Decide the spec of every tensor of a normalised model."""
+    _check_formats(config, target)
+    graph = model.graph
+    schemes = choose_schemes(graph, config)
+    draft = place(graph, schemes, target)
+    drop_fused(graph, draft, target)
+    _override(draft, graph, config.tensors)
+    tensors = (*_activations(draft, graph, config, target), *_weights(draft))
+    return Plan(
+        preset=config.name,
+        target=target.name,
+        tensors=tensors,
+        biases=_biases(draft, schemes),
+        groups=find_groups(draft, graph, target),
+        float_nodes=tuple(
+            FloatNode(node=node.name or "", op_type=node.op_type, why=why)
+            for node, why in draft.float_why.items()
+        ),
+    )
+
+
+def _check_formats(config: QuantConfig, target: Target) -> None:
+    roles = (
+        ("activation", config.activation, target.activation_formats),
+        ("weight", config.weight, target.weight_formats),
+    )
+    for role, spec, formats in roles:
+        if spec is None:
+            continue
+        if spec.format not in formats:
+            known = ", ".join(f.value for f in formats)
+            raise ConfigError(
+                f"target {target.name} takes {role}s as {known}, not {spec.format.value}"
+            )
+        if target.power_of_two and not spec.power_of_two:
+            raise ConfigError(f"target {target.name} needs power-of-two scales for {role}s")
+        if spec.per_channel and not target.per_channel:
+            raise ConfigError(f"target {target.name} has no per-channel scales")
+
+
+def _override(draft: Draft, graph: ir.Graph, overrides: tuple[TensorOverride, ...]) -> None:
+    known = {**draft.activations, **draft.weights}
+    for override in overrides:
+        if override.tensor not in known:
+            values = [tensor_name(v) for node in graph for v in node.outputs]
+            raise PlanError(
+                f"no quantized tensor is called {override.tensor!r}"
+                f"{did_you_mean(override.tensor, [*known, *values])}"
+            )
+        place_of = draft.activations if override.tensor in draft.activations else draft.weights
+        if override.keep == "float":
+            del place_of[override.tensor]
+        elif override.spec is not None:
+            place_of[override.tensor] = Wish(override.spec, 1 << 30, "asked for by name")
+
+
+def _activations(
+    draft: Draft, graph: ir.Graph, config: QuantConfig, target: Target
+) -> tuple[TensorPlan, ...]:
+    leader = find_leaders(draft, graph, target)
+    observed = find_observed(draft, graph)
+    fixed = {o.tensor: o.range for o in config.tensors if o.range is not None}
+    if target.softmax_range is not None:
+        for node, _ in draft.active.items():
+            if node.op_type == "Softmax":
+                fixed.setdefault(tensor_name(node.outputs[0]), target.softmax_range)
+    rows = []
+    for name in _graph_order(graph, draft.activations):
+        wish = draft.activations[name]
+        why = wish.why
+        if leader[name] != name:
+            why += f"; same numbers as {leader[name]}"
+        elif name in observed:
+            why += "; its only reader clips it"
+        rows.append(
+            TensorPlan(
+                name=name,
+                role="activation",
+                spec=wish.spec,
+                leader=leader[name],
+                observe=observed.get(name, name),
+                range=fixed.get(name),
+                why=why,
+            )
+        )
+    return tuple(rows)
+
+
+def _graph_order(graph: ir.Graph, names: Mapping[str, Wish]) -> list[str]:
+    values = [*graph.inputs, *(v for node in graph for v in node.outputs)]
+    return [v.name for v in values if v.name in names and v.name is not None]
+
+
+def _weights(draft: Draft) -> tuple[TensorPlan, ...]:
+    return tuple(
+        TensorPlan(
+            name=name,
+            role="weight",
+            spec=wish.spec,
+            axis=draft.channel_axis.get(name),
+            leader=name,
+            observe=name,
+            why=wish.why,
+        )
+        for name, wish in draft.weights.items()
+    )
+
+
+def _biases(draft: Draft, schemes: Mapping[ir.Node, Scheme]) -> tuple[BiasPlan, ...]:
+    rows = []
+    for node, traits in draft.active.items():
+        spec = schemes[node].bias
+        if spec is None or traits.bias is None or len(node.inputs) <= traits.bias:
+            continue
+        source, bias = node.inputs[0], node.inputs[traits.bias]
+        weight = node.inputs[traits.weight or 0]
+        if source is None or weight is None or bias is None or not is_constant(bias):
+            continue
+        if not isinstance(spec, TensorSpec) and (
+            source.name not in draft.activations or weight.name not in draft.weights
+        ):
+            continue
+        rows.append(
+            BiasPlan(
+                node=node.name or "",
+                tensor=tensor_name(bias),
+                index=traits.bias,
+                spec=spec,
+                input=tensor_name(source),
+                weight=tensor_name(weight),
+                factor=node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0,
+                group=_bias_repeats(node),
+                why=f"bias of {node.op_type} {node.name}",
+            )
+        )
+    return tuple(rows)
+
+
+def _bias_repeats(node: ir.Node) -> int:
+    """How often a per-channel weight scale is repeated along the bias."""
+    return node.attributes.get_int("group", 1) if node.op_type == "ConvTranspose" else 1

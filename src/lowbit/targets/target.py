@@ -1,0 +1,130 @@
+"""The Target type, the built-in targets by name, and a user's own from a file.
+
+A target is data: which operators it takes in which formats, which pairs it fuses, which tensors
+must share parameters, how its fixed-point datapath limits scales, and which graph rewrites it
+needs. ``lowbit plan --target`` reads it and says what would fall off the accelerator.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from lowbit.errors import ConfigError, did_you_mean
+from lowbit.numerics.formats import Format
+
+AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
+"""How one set of parameters is found for tensors that must agree.
+
+``merged``: the best for the data of all of them. ``lowest``: the coarsest of their own
+power-of-two scales. ``output`` / ``input``: the output's (input's) own, copied to the others.
+"""
+
+Movers: TypeAlias = Literal["follow", "always"]
+
+
+class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Common settings of the value types below."""
+
+
+class FusedPair(_Data, frozen=True, kw_only=True):
+    """Operators that run as one: no Q/DQ between a producer and its only consumer."""
+
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+    clips: tuple[tuple[float, float], ...] | None = None
+    """Bounds a Clip must have; ``None``: any."""
+
+
+class Alignment(_Data, frozen=True, kw_only=True):
+    """Operators whose inputs and outputs must have equal parameters."""
+
+    operators: tuple[str, ...]
+    rule: AlignRule
+
+
+class ShiftLimits(_Data, frozen=True, kw_only=True):
+    """Bounds on sums and differences of binary points, set by the width of shifters.
+
+    With a scale of ``2**-p`` at position p: reading two addends shifts one of them by the
+    difference of positions, writing a result shifts the accumulator, and so on.
+    """
+
+    read: int = 7
+    write_add: tuple[int, int] = (-7, 25)
+    write_mul: tuple[int, int] = (0, 32)
+    cut: tuple[int, int] = (0, 16)
+    bias_high: int = 15
+    bias_width: int = 24
+    hardsigmoid_input: tuple[int, int] = (0, 15)
+    hardsigmoid_output_low: int = 7
+    hardsigmoid_shift: tuple[int, int] = (0, 31)
+    swish: tuple[int, int] = (0, 15)
+
+
+class Target(_Data, frozen=True, kw_only=True):
+    """What the planner, the resolver and the graph rewrites need to know of a device.
+
+    Attributes:
+        operators: Operator types it runs quantized.
+        activation_formats: Formats of activations; ``weight_formats`` likewise for weights.
+        power_of_two: Whether every scale must be a power of two.
+        per_channel: Whether weights may have a scale a channel.
+        shares: Operators whose output uses the very parameters of its input.
+        movers: ``follow`` quantizes data movement only next to something quantized.
+        align: Further operators whose tensors must agree, in the order they are applied.
+        fuse: Pairs with no Q/DQ between.
+        limits: Bounds of a fixed-point datapath, if it has one.
+        transforms: Rewrites done before calibration, by name (``lowbit.adapt``).
+        arithmetic: Rewrites to the device's own arithmetic, by name.
+        calibrate_arithmetic: Whether calibration sees the device's arithmetic or the float one.
+        softmax_range: Range given to Softmax outputs whatever the data says.
+        fallback: Where a node it cannot run goes, for the report.
+    """
+
+    name: str
+    description: str = ""
+    operators: tuple[str, ...]
+    activation_formats: tuple[Format, ...]
+    weight_formats: tuple[Format, ...]
+    power_of_two: bool = False
+    per_channel: bool = True
+    shares: tuple[str, ...] = ()
+    movers: Movers = "follow"
+    align: tuple[Alignment, ...] = ()
+    fuse: tuple[FusedPair, ...] = ()
+    limits: ShiftLimits | None = None
+    transforms: tuple[str, ...] = ()
+    arithmetic: tuple[str, ...] = ()
+    calibrate_arithmetic: bool = True
+    softmax_range: tuple[float, float] | None = None
+    fallback: str = "the CPU"
+
+
+def find_target(name: str) -> Target:
+    """Return the built-in target of that name, or the one in the file of that path."""
+    from lowbit.targets.builtin import BUILTIN
+
+    if name in BUILTIN:
+        return BUILTIN[name]
+    if name.endswith(".json") or os.sep in name:
+        return read_target(pathlib.Path(name))
+    raise ConfigError(
+        f"unknown target {name!r}{did_you_mean(name, BUILTIN)} "
+        f"(built in: {', '.join(sorted(BUILTIN))}; or give the path of a .json file)"
+    )
+
+
+def read_target(path: pathlib.Path) -> Target:
+    """Return the target described in a JSON file (see docs/targets.md)."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Target)
+    except OSError as error:
+        raise ConfigError(f"cannot read the target file {path}: {error.strerror}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"target file {path}: {error}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"target file {path} is not JSON: {error}") from error
