@@ -1,0 +1,150 @@
+"""Rewrites that keep the function and suit an NPU's operators better. Each changes its graph."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.adapt.splice import replace_node
+from lowbit.graph.constants import add_constant, constant
+from lowbit.graph.names import tensor_name
+
+# Average pools of more elements than this do not fit the accumulator.
+_LARGEST_POOL = 512
+
+
+def reduce_mean_to_pool(graph: ir.Graph) -> None:
+    """ReduceMean over height and width, dimensions kept, becomes GlobalAveragePool."""
+    for node in tuple(graph):
+        if node.op_type != "ReduceMean" or not node.attributes.get_int("keepdims", 1):
+            continue
+        source, axes = node.inputs[0], reduced_axes(node)
+        if source is None or source.shape is None or len(source.shape) != 4 or axes is None:
+            continue
+        if sorted(axis % 4 for axis in axes) == [2, 3]:
+            replace_node(graph, node, [ir.node("GlobalAveragePool", [source])])
+
+
+def split_large_pool(graph: ir.Graph) -> None:
+    """GlobalAveragePool over more than 512 elements is done in two steps."""
+    for node in tuple(graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "GlobalAveragePool" or source is None:
+            continue
+        size = spatial_size(source)
+        if size is None or size[0] * size[1] <= _LARGEST_POOL:
+            continue
+        first = [_divisor_below_root(n) for n in size]
+        rest = [n // f for n, f in zip(size, first, strict=True)]
+        if math.prod(first) > _LARGEST_POOL or math.prod(rest) > _LARGEST_POOL:
+            continue
+        name = f"{tensor_name(node.outputs[0])}_part"
+        pool = ir.node(
+            "AveragePool",
+            [source],
+            {"kernel_shape": first, "strides": first, "pads": [0, 0, 0, 0]},
+            name=name,
+        )
+        pool.outputs[0].name = name
+        pool.outputs[0].type = source.type
+        dims = list(source.shape)[:2] if source.shape is not None else []
+        pool.outputs[0].shape = ir.Shape([*dims, *rest])
+        graph.insert_before(node, pool)
+        node.replace_input_with(0, pool.outputs[0])
+
+
+def split_to_slice(graph: ir.Graph) -> None:
+    """Split becomes one Slice for each part."""
+    for node in tuple(graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "Split" or source is None:
+            continue
+        axis, sizes = node.attributes.get_int("axis", 0), _split_sizes(node, source)
+        if sizes is None:
+            continue
+        ends = np.cumsum(sizes)
+        for index, (output, end) in enumerate(zip(node.outputs, ends, strict=True)):
+            name = tensor_name(output)
+            bounds = (("starts", end - sizes[index]), ("ends", end), ("axes", axis), ("steps", 1))
+            inputs = [
+                add_constant(graph, f"{name}_{what}", np.array([value], np.int64))
+                for what, value in bounds
+            ]
+            part = ir.node("Slice", [source, *inputs], name=f"{node.name}_{index}")
+            graph.insert_before(node, part)
+            part.outputs[0].type, part.outputs[0].shape = output.type, output.shape
+            part.meta["lowbit.aliases"] = (node.name or "",)
+            ir.convenience.replace_all_uses_with(
+                output, part.outputs[0], replace_graph_outputs=True
+            )
+            output.name, part.outputs[0].name = f"{name}_replaced", name
+        graph.remove(node, safe=True)
+
+
+def batchnorm_to_conv(graph: ir.Graph) -> None:
+    """A BatchNormalization nothing could absorb becomes a depthwise convolution."""
+    for node in tuple(graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "BatchNormalization" or source is None or source.shape is None:
+            continue
+        parameters = [constant(value) for value in node.inputs[1:5]]
+        if len(source.shape) != 4 or any(p is None for p in parameters):
+            continue
+        gamma, beta, mean, var = (np.asarray(p) for p in parameters)
+        factor = gamma / np.sqrt(var + np.float32(node.attributes.get_float("epsilon", 1e-5)))
+        name = tensor_name(node.outputs[0])
+        weight = factor.reshape(-1, 1, 1, 1).astype(np.float32)
+        bias = (beta - mean * factor).astype(np.float32)
+        conv = ir.node(
+            "Conv",
+            [
+                source,
+                add_constant(graph, f"{name}_weight", weight),
+                add_constant(graph, f"{name}_bias", bias),
+            ],
+            {
+                "kernel_shape": [1, 1],
+                "strides": [1, 1],
+                "pads": [0, 0, 0, 0],
+                "dilations": [1, 1],
+                "group": len(factor),
+            },
+        )
+        replace_node(graph, node, [conv])
+
+
+def reduced_axes(node: ir.Node) -> list[int] | None:
+    """Return the axes of a reduction, from its attribute or its constant input."""
+    if "axes" in node.attributes:
+        return list(node.attributes.get_ints("axes", ()))
+    axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    return None if axes is None else [int(axis) for axis in axes.reshape(-1)]
+
+
+def spatial_size(value: ir.Value) -> tuple[int, int] | None:
+    """Return height and width of a 4-D value, if they are known."""
+    if value.shape is None or len(value.shape) != 4:
+        return None
+    height, width = value.shape[2], value.shape[3]
+    if isinstance(height, int) and isinstance(width, int):
+        return height, width
+    return None
+
+
+def _divisor_below_root(n: int) -> int:
+    return next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
+
+
+def _split_sizes(node: ir.Node, source: ir.Value) -> list[int] | None:
+    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if given is not None:
+        return [int(n) for n in given.reshape(-1)]
+    axis = node.attributes.get_int("axis", 0)
+    total = source.shape[axis] if source.shape is not None else None
+    parts = len(node.outputs)
+    if not isinstance(total, int):
+        return None
+    chunk = -(-total // parts)
+    return [min(chunk, total - chunk * k) for k in range(parts)]

@@ -1,0 +1,233 @@
+"""Run the data through the model once and keep statistics, never the tensors themselves.
+
+Samples run in parallel, one a thread, each thread with a single-threaded session: that scales
+better than threads inside an operator, and the statistics of a sample are taken by the thread
+that computed it. Peak memory is that of ``threads`` samples, however many there are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.calibrate.growing import GrowingHistogram, Span
+from lowbit.calibrate.stats import Stats, TensorStats
+from lowbit.config.methods import (
+    Distribution,
+    Entropy,
+    LayerwisePercentile,
+    Method,
+    MinMax,
+    MinMse,
+    NonOverflow,
+    Percentile,
+)
+from lowbit.errors import CalibrationError
+from lowbit.graph.session import Feed, Session, session
+from lowbit.numerics.formats import Floats
+from lowbit.plan.plan import Plan
+
+Progress = Callable[[int], None]
+
+# Threads are added only while their samples' tensors stay within this, in bytes.
+_MEMORY_FOR_TENSORS = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Need:
+    """What must be measured of a tensor."""
+
+    histogram: bool = False
+    growing: tuple[int, Span] | None = None
+    average: float | None = None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the result depends on the order of samples."""
+        return self.growing is not None or self.average is not None
+
+
+def need_of(method: Method, *, symmetric: bool) -> Need:
+    """Return what a method must know of a tensor."""
+    match method:
+        case MinMax(moving_average=constant):
+            return Need(average=constant)
+        case NonOverflow():
+            return Need()
+        case Percentile(histogram="growing", bins=bins, symmetric_range=absolute):
+            return Need(growing=(bins, "absolute" if absolute else "symmetric"))
+        case LayerwisePercentile(histogram="growing", bins=bins):
+            return Need(growing=(bins, "absolute"))
+        case Entropy(histogram="growing", bins=bins):
+            return Need(growing=(bins, "symmetric"))
+        case MinMse(histogram="growing", bins=bins):
+            return Need(growing=(bins, "signed"))
+        case Percentile() | LayerwisePercentile() | Entropy() | Distribution() | MinMse():
+            return Need(histogram=True)
+    del symmetric
+    raise TypeError(f"unknown method {method!r}")
+
+
+def collect(
+    model: ir.Model,
+    plan: Plan,
+    data: Iterable[Feed],
+    *,
+    everything: bool = False,
+    progress: Progress = lambda _: None,
+) -> Stats:
+    """Return the statistics that ``plan`` needs of the activations of ``model``.
+
+    ``everything`` keeps histograms of all planned tensors, so that saved statistics serve any
+    method later. ``progress`` is told after each sample how many are done.
+    """
+    needs = _needs(plan, everything=everything)
+    if not needs:
+        return Stats({}, 0)
+    names = list(needs)
+    with session(model, names, threads=2, name="the model for calibration") as running:
+        ordered = any(need.ordered for need in needs.values())
+        measure = _OrderedMeasure(needs) if ordered else _Measure(needs)
+        samples = _run_all(running, names, data, measure, progress, parallel=not ordered)
+    if samples == 0:
+        raise CalibrationError("the data holds no samples; at least one is needed")
+    return Stats(measure.result(), samples)
+
+
+def _needs(plan: Plan, *, everything: bool) -> dict[str, Need]:
+    needs: dict[str, Need] = {}
+    for tensor in plan.activations():
+        if tensor.leader != tensor.name or tensor.range is not None:
+            continue
+        need = need_of(tensor.spec.method, symmetric=tensor.spec.symmetric)
+        known = needs.get(tensor.observe)
+        if known is not None and known != need:
+            need = dataclasses.replace(need, histogram=need.histogram or known.histogram)
+        needs[tensor.observe] = need
+    if everything:
+        extra = {t.name: Need(histogram=True) for t in plan.activations()}
+        needs = {**extra, **{n: dataclasses.replace(v, histogram=True) for n, v in needs.items()}}
+    return needs
+
+
+class _Measure:
+    """Statistics that add up in any order; safe to feed from several threads."""
+
+    def __init__(self, needs: Mapping[str, Need]) -> None:
+        self._needs = needs
+        self._stats: dict[str, TensorStats] = {}
+        self._lock = threading.Lock()
+
+    def add(self, name: str, x: Floats) -> None:
+        new = TensorStats.of(x, histogram=self._needs[name].histogram)
+        with self._lock:
+            old = self._stats.get(name)
+            self._stats[name] = new if old is None else _merge_in_place(old, new)
+
+    def result(self) -> dict[str, TensorStats]:
+        return {name: self._stats[name] for name in self._needs}
+
+
+def _merge_in_place(old: TensorStats, new: TensorStats) -> TensorStats:
+    """Merge, reusing the histogram's memory. ``old`` must not be used afterwards."""
+    if old.counts is None or new.counts is None:
+        return old | new
+    total = np.add(old.counts, new.counts, out=old.counts)
+    merged = dataclasses.replace(old, counts=None) | dataclasses.replace(new, counts=None)
+    return dataclasses.replace(merged, counts=total)
+
+
+class _OrderedMeasure:
+    """Statistics that depend on the order of samples; fed by one thread."""
+
+    def __init__(self, needs: Mapping[str, Need]) -> None:
+        self._needs = needs
+        self._stats: dict[str, TensorStats] = {}
+
+    def add(self, name: str, x: Floats) -> None:
+        need = self._needs[name]
+        x = _without_infinities(x)
+        new = TensorStats.of(x, histogram=need.histogram)
+        old = self._stats.get(name)
+        growing, average = (old.growing, old.average) if old else (None, None)
+        if need.growing is not None:
+            bins, span = need.growing
+            growing = growing.add(x) if growing else GrowingHistogram.first(x, bins, span)
+        if need.average is not None:
+            average = _follow(average, (new.low, new.high), need.average)
+        if old is not None:
+            new = dataclasses.replace(old, growing=None, average=None) | new
+        self._stats[name] = dataclasses.replace(new, growing=growing, average=average)
+
+    def result(self) -> dict[str, TensorStats]:
+        return {name: self._stats[name] for name in self._needs}
+
+
+def _follow(
+    old: tuple[float, float] | None, new: tuple[float, float], constant: float
+) -> tuple[float, float]:
+    if old is None:
+        return new
+    return old[0] + constant * (new[0] - old[0]), old[1] + constant * (new[1] - old[1])
+
+
+def _without_infinities(x: Floats) -> Floats:
+    if np.isfinite(x).all():
+        return x
+    finite = x[np.isfinite(x)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    return np.nan_to_num(x, nan=0.0, posinf=float(high), neginf=float(low))
+
+
+def _run_all(
+    running: Session,
+    names: Sequence[str],
+    data: Iterable[Feed],
+    measure: _Measure | _OrderedMeasure,
+    progress: Progress,
+    *,
+    parallel: bool,
+) -> int:
+    """Run every sample and measure it; return how many there were."""
+
+    def work(feed: Feed) -> int:
+        arrays = running.run(names, feed)
+        for name, array in zip(names, arrays, strict=True):
+            measure.add(name, array)
+        return sum(array.nbytes for array in arrays)
+
+    samples = 0
+    feeds = iter(data)
+    for feed in feeds:
+        size = work(feed)
+        progress(samples := 1)
+        break
+    else:
+        return 0
+    threads = _thread_count(size) if parallel else 1
+    for _ in bounded_map(work, feeds, threads):
+        progress(samples := samples + 1)
+    return samples
+
+
+def _thread_count(bytes_per_sample: int) -> int:
+    fitting = _MEMORY_FOR_TENSORS // max(1, bytes_per_sample)
+    return int(max(1, min(os.cpu_count() or 1, fitting)))
+
+
+def bounded_map(work: Callable[[Feed], int], feeds: Iterator[Feed], threads: int) -> Iterator[int]:
+    """Yield ``work(feed)`` in order, with at most ``threads`` running and one more feed read."""
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        pending: list[concurrent.futures.Future[int]] = []
+        for feed in feeds:
+            pending.append(pool.submit(work, feed))
+            if len(pending) > threads:
+                yield pending.pop(0).result()
+        for future in pending:
+            yield future.result()

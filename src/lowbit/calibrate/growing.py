@@ -1,0 +1,95 @@
+"""Equal bins over the first sample's range, continued outwards for larger samples.
+
+The histograms of onnxruntime's calibrators, which AMD Quark builds on. They depend on the order of
+samples; they are here so that Quark's presets give Quark's numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.numerics.formats import Floats
+
+Span = Literal["absolute", "symmetric", "signed"]
+"""What is counted: |x|; x between -t and t; x between its own smallest and largest."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GrowingHistogram:
+    """Counts between edges, with the smallest and largest value seen."""
+
+    span: Span
+    counts: NDArray[np.int64]
+    edges: NDArray[np.floating]
+    low: float
+    high: float
+
+    @classmethod
+    def first(cls, x: Floats, bins: int, span: Span) -> GrowingHistogram:
+        """Start with the range of the first sample."""
+        low, high = float(x.min()), float(x.max())
+        x = np.abs(x) if span == "absolute" else x
+        if span == "symmetric":
+            top = np.maximum(np.abs(x.min()), np.abs(x.max()))
+            counts, edges = np.histogram(x, bins, range=(-top, top))
+        elif span == "signed":
+            counts, edges = np.histogram(x.astype(np.float64), bins)
+        else:
+            counts, edges = np.histogram(x, bins)
+            edges = edges.astype(x.dtype)
+        return cls(span, counts, edges, low, high)
+
+    def add(self, x: Floats) -> GrowingHistogram:
+        """Return the histogram with one more sample counted."""
+        low, high = min(self.low, float(x.min())), max(self.high, float(x.max()))
+        x = np.abs(x) if self.span == "absolute" else x
+        match self.span:
+            case "absolute":
+                counts, edges = self._extend_up(x)
+            case "symmetric":
+                counts, edges = self._extend_both(x)
+            case "signed":
+                counts, edges = self._extend_either(x)
+        return GrowingHistogram(self.span, counts, edges, low, high)
+
+    def _extend_up(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+        edges, top = self.edges, x.max()
+        if top > edges[-1]:
+            width = edges[1] - edges[0]
+            more = np.arange(edges[-1] + width, top + width, width)
+            edges = np.hstack((edges, more))
+        counts, edges = np.histogram(x, bins=edges)
+        counts[: len(self.counts)] += self.counts
+        return counts, edges.astype(x.dtype)
+
+    def _extend_both(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+        old_top = self.edges[-1]
+        new_top = np.maximum(np.abs(x.min()), np.abs(x.max()))
+        if new_top <= old_top:
+            counts, _ = np.histogram(x, len(self.counts), range=(-old_top, old_top))
+            return counts + self.counts, self.edges
+        width = 2 * old_top / len(self.counts)
+        extra = int((new_top - old_top) // width + 1)
+        top = extra * width + old_top
+        counts, edges = np.histogram(x, len(self.counts) + 2 * extra, range=(-top, top))
+        counts[extra : len(counts) - extra] += self.counts
+        return counts, edges
+
+    def _extend_either(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+        edges, low, high = self.edges, float(x.min()), float(x.max())
+        width = (edges[-1] - edges[0]) / len(self.counts)
+        below = int(np.ceil((edges[0] - low) / width)) if low < edges[0] else 0
+        above = int(np.ceil((high - edges[-1]) / width)) if high > edges[-1] else 0
+        if below or above:
+            edges = np.linspace(
+                edges[0] - below * width,
+                edges[-1] + above * width,
+                len(self.counts) + below + above + 1,
+            )
+        counts, _ = np.histogram(x.astype(np.float64), bins=edges)
+        counts[below : below + len(self.counts)] += self.counts
+        return counts, edges

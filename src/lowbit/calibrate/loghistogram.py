@@ -1,0 +1,49 @@
+"""A histogram that needs no range first: count by the leading bits of the float.
+
+The top 16 bits of a float32 are its sign, exponent and 7 bits of mantissa, so equal bits mean
+values within 1/128 of each other, at any magnitude. Counting by them is one pass, adds up exactly
+in any order and any batching, and an outlier does not coarsen the bins of the bulk.
+Magnitudes below 2**-32 count as zero and above 2**32 as the last bin.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.numerics.formats import Floats
+
+_LOWEST_EXPONENT, _HIGHEST_EXPONENT = 127 - 32, 127 + 32
+_FIRST, _LAST = _LOWEST_EXPONENT << 7, _HIGHEST_EXPONENT << 7
+_NOT_FINITE = 0xFF << 7
+_SIGN = 1 << 15
+BINS = _LAST - _FIRST
+"""Bins for each sign."""
+
+Counts = NDArray[np.int64]
+
+
+def count(x: Floats) -> tuple[Counts, int]:
+    """Return the counts of ``x``, negative bins, zero, positive bins, and how many are not finite.
+
+    Index ``BINS`` is zero; ``BINS + 1 + k`` is the k-th positive bin from zero outwards, and
+    ``BINS - 1 - k`` its mirror image.
+    """
+    flat = np.ascontiguousarray(x, np.float32).reshape(-1)
+    top = flat.view(np.uint16)[1::2]  # the high half of each value on little-endian machines
+    raw = np.bincount(top, minlength=1 << 16)
+    counts = np.zeros(2 * BINS + 1, np.int64)
+    for start, sign in ((0, 1), (_SIGN, -1)):
+        half = raw[start : start + _SIGN]
+        bins = half[_FIRST:_LAST].copy()
+        bins[-1] += half[_LAST:_NOT_FINITE].sum()
+        counts[BINS] += half[:_FIRST].sum()
+        counts[BINS + sign : BINS + sign * (BINS + 1) or None : sign] = bins
+    not_finite = int(raw[_NOT_FINITE:_SIGN].sum() + raw[_SIGN + _NOT_FINITE :].sum())
+    return counts, not_finite
+
+
+def edges() -> NDArray[np.float64]:
+    """Return the ``BINS + 1`` edges of the positive bins, from zero outwards."""
+    bits = np.arange(_FIRST, _LAST + 1, dtype=np.uint32) << 16
+    return bits.view(np.float32).astype(np.float64)

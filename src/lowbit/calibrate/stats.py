@@ -1,0 +1,149 @@
+"""Statistics of tensors: what was seen, in a size that does not depend on how much was seen.
+
+``a | b`` is the statistics of both sets of samples, so that shards and machines add up. They can
+be saved and reused: another method, percentile or bit width then costs no inference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.calibrate import loghistogram
+from lowbit.calibrate.growing import GrowingHistogram
+from lowbit.errors import CalibrationError
+from lowbit.numerics.formats import Floats
+
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorStats:
+    """What one tensor held.
+
+    Attributes:
+        low: The smallest value; ``high`` the largest.
+        count: How many values were finite; ``not_finite`` how many were not.
+        counts: The log histogram, or ``None`` if only the range was asked for.
+        growing: An order-dependent histogram, for the methods that read one.
+        average: Range by moving average, for the methods that read one.
+    """
+
+    low: float
+    high: float
+    count: int
+    not_finite: int = 0
+    counts: NDArray[np.int64] | None = None
+    growing: GrowingHistogram | None = None
+    average: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, x: Floats, *, histogram: bool) -> TensorStats:
+        """Measure one array."""
+        if x.size == 0:
+            return cls(0.0, 0.0, 0)
+        low, high = float(x.min()), float(x.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return cls._of_broken(x, histogram=histogram)
+        counts = loghistogram.count(x)[0] if histogram else None
+        return cls(low, high, x.size, 0, counts)
+
+    @classmethod
+    def _of_broken(cls, x: Floats, *, histogram: bool) -> TensorStats:
+        good = x[np.isfinite(x)]
+        if good.size == 0:
+            return cls(0.0, 0.0, 0, x.size)
+        rest = cls.of(good, histogram=histogram)
+        return dataclasses.replace(rest, not_finite=x.size - good.size)
+
+    def __or__(self, other: TensorStats) -> TensorStats:
+        """Return the statistics over the samples of both."""
+        if self.growing is not None or other.growing is not None:
+            raise CalibrationError(
+                "histograms that depend on the order of samples cannot be merged"
+            )
+        if self.average is not None or other.average is not None:
+            raise CalibrationError("moving averages depend on the order of samples: not mergeable")
+        if self.count == 0 or other.count == 0:
+            full, empty = (other, self) if self.count == 0 else (self, other)
+            return dataclasses.replace(full, not_finite=full.not_finite + empty.not_finite)
+        both = self.counts is not None and other.counts is not None
+        return TensorStats(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.count + other.count,
+            self.not_finite + other.not_finite,
+            self.counts + other.counts if both else None,  # type: ignore[operator]
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stats:
+    """Statistics of many tensors over the same samples."""
+
+    tensors: Mapping[str, TensorStats]
+    samples: int = 0
+
+    def __getitem__(self, name: str) -> TensorStats:
+        """Return what is known of a tensor."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise CalibrationError(
+                f"no statistics of tensor {name!r}; they were collected for another plan. "
+                "Collect them again without --stats"
+            ) from None
+
+    def __or__(self, other: Stats) -> Stats:
+        """Return the statistics over the samples of both."""
+        names = dict.fromkeys((*self.tensors, *other.tensors))
+        merged = {}
+        for name in names:
+            mine, theirs = self.tensors.get(name), other.tensors.get(name)
+            merged[name] = mine | theirs if mine and theirs else (mine or theirs)
+        return Stats({k: v for k, v in merged.items() if v}, self.samples + other.samples)
+
+
+def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
+    """Write statistics to a ``.npz``: a table of ranges, and the histograms' nonzero part."""
+    table, arrays = [], {}
+    for index, (name, s) in enumerate(stats.tensors.items()):
+        if s.growing is not None or s.average is not None:
+            raise CalibrationError(
+                "only statistics of the default kind can be saved, not those of Quark's methods"
+            )
+        row = {"name": name, "low": s.low, "high": s.high, "count": s.count}
+        table.append({**row, "not_finite": s.not_finite, "histogram": s.counts is not None})
+        if s.counts is not None:
+            at = np.flatnonzero(s.counts)
+            arrays[f"{index}_at"], arrays[f"{index}_n"] = at.astype(np.int32), s.counts[at]
+    header = json.dumps({"format": _FORMAT, "samples": stats.samples, "tensors": table})
+    with pathlib.Path(path).open("wb") as file:
+        np.savez_compressed(file, header=np.array(header), **arrays)  # type: ignore[arg-type]
+
+
+def load_stats(path: str | os.PathLike[str]) -> Stats:
+    """Read statistics back."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            if header["format"] != _FORMAT:
+                raise CalibrationError(f"statistics {path} are of another format")
+            tensors = {}
+            for index, row in enumerate(header["tensors"]):
+                counts = None
+                if row["histogram"]:
+                    counts = np.zeros(2 * loghistogram.BINS + 1, np.int64)
+                    counts[file[f"{index}_at"]] = file[f"{index}_n"]
+                tensors[row["name"]] = TensorStats(
+                    row["low"], row["high"], row["count"], row["not_finite"], counts
+                )
+    except (OSError, KeyError, ValueError) as error:
+        raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
+    return Stats(tensors, header["samples"])

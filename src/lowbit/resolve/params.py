@@ -1,0 +1,35 @@
+"""The parameters of every planned tensor: what ``resolve`` gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from lowbit.numerics.qparams import QParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adjustment:
+    """A parameter that had to move, and what it cost.
+
+    ``cost_db`` is how far the tensor's own signal-to-noise ratio fell.
+    """
+
+    tensor: str
+    before: float
+    after: float
+    why: str
+    cost_db: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Params:
+    """Scales and zero points, by tensor; those of biases by node.
+
+    ``biases_before`` are those of product biases before an alignment moved their input's scale.
+    """
+
+    tensors: Mapping[str, QParams]
+    biases: Mapping[str, QParams]
+    adjustments: tuple[Adjustment, ...] = ()
+    biases_before: Mapping[str, QParams] = dataclasses.field(default_factory=dict)

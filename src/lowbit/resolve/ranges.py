@@ -1,0 +1,180 @@
+"""The parameters of one activation from its statistics, by the method its spec names."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lowbit.calibrate.growing import GrowingHistogram
+from lowbit.calibrate.stats import TensorStats
+from lowbit.config.methods import (
+    Distribution,
+    Entropy,
+    LayerwisePercentile,
+    MinMax,
+    MinMse,
+    NonOverflow,
+    Percentile,
+)
+from lowbit.config.specs import TensorSpec
+from lowbit.errors import CalibrationError
+from lowbit.numerics.qparams import QParams, choose_qparams, power_of_two_qparams
+from lowbit.resolve.density import Density
+from lowbit.resolve.entropy import entropy_window
+from lowbit.resolve.search import best_params, error_of
+
+Range = tuple[float, float]
+
+
+def params_of(stats: TensorStats, spec: TensorSpec, name: str) -> QParams:
+    """Return the parameters that the spec's method chooses for these statistics."""
+    if stats.count == 0:
+        return params_of_range((0.0, 0.0), spec)
+    match spec.method:
+        case MinMse(histogram="growing"):
+            return _best_at_centres(_growing(stats, name), spec)
+        case MinMse():
+            return best_params(Density.of(stats, name), stats.low, stats.high, spec)
+        case NonOverflow(nearest=nearest):
+            return power_of_two_of_range((stats.low, stats.high), spec, nearest=nearest)
+        case LayerwisePercentile():
+            return _layerwise(stats, spec, spec.method, name)
+    return params_of_range(_range(stats, spec, name), spec)
+
+
+def params_of_range(limits: Range, spec: TensorSpec) -> QParams:
+    """Return the parameters that hold a range; rounded up to a power of two where asked for."""
+    if spec.power_of_two:
+        nearest = getattr(spec.method, "histogram", "") == "growing"
+        return power_of_two_of_range(limits, spec, nearest=nearest)
+    return choose_qparams(
+        *limits, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
+    )
+
+
+def power_of_two_of_range(limits: Range, spec: TensorSpec, *, nearest: bool) -> QParams:
+    """Return the power-of-two scale that holds a range, or the one nearest to its float scale."""
+    exact = choose_qparams(*limits, spec.format, symmetric=True, reduce_range=spec.reduce_range)
+    position = -math.log2(float(exact.scale))
+    # A scale of exactly 2**-p must not be pushed to the next power by the last bit of its log.
+    rounded = round(position) if nearest else math.floor(position + 1e-6)
+    return power_of_two_qparams(int(rounded), spec.format)
+
+
+def _range(stats: TensorStats, spec: TensorSpec, name: str) -> Range:
+    match spec.method:
+        case MinMax(moving_average=None):
+            return stats.low, stats.high
+        case MinMax():
+            return stats.average or (stats.low, stats.high)
+        case Percentile(histogram="growing", percentile=percent, symmetric_range=symmetric):
+            return _growing_percentile(_growing(stats, name), percent, symmetric=symmetric)
+        case Percentile(percentile=percent):
+            return percentile_range(stats, percent, symmetric=spec.symmetric, name=name)
+        case Entropy(histogram="growing", levels=levels):
+            return _growing_entropy(_growing(stats, name), levels)
+        case Entropy(bins=bins, levels=levels):
+            return _entropy(stats, bins, levels, name)
+        case Distribution(deviations=deviations):
+            return _distribution(stats, deviations, name)
+    raise TypeError(f"{spec.method!r} does not give a range")
+
+
+def percentile_range(stats: TensorStats, percent: float, *, symmetric: bool, name: str) -> Range:
+    """Return the range that holds ``percent`` percent of the values."""
+    if symmetric:
+        top = Density.of(stats, name, absolute=True).quantile(percent / 100)
+        return max(-top, stats.low), min(top, stats.high)
+    density, cut = Density.of(stats, name), (100 - percent) / 200
+    return density.quantile(cut), density.quantile(1 - cut)
+
+
+def _layerwise(
+    stats: TensorStats, spec: TensorSpec, method: LayerwisePercentile, name: str
+) -> QParams:
+    """Return the candidate percentile's parameters with the least error on this tensor."""
+    if method.histogram == "growing":
+        histogram = _growing(stats, name)
+        ranges = [_growing_percentile(histogram, p, symmetric=True) for p in method.candidates]
+        centres = (histogram.edges[1:] + histogram.edges[:-1]) / 2
+        weights = histogram.counts
+    else:
+        ranges = [
+            percentile_range(stats, p, symmetric=spec.symmetric, name=name)
+            for p in method.candidates
+        ]
+        density = Density.of(stats, name)
+        centres, weights = (density.start + density.end) / 2, density.weight
+    tried = [params_of_range(limits, spec) for limits in ranges]
+    if method.metric == "mse" and method.histogram == "log":
+        errors = [error_of(Density.of(stats, name), params, spec) for params in tried]
+    else:
+        power = 1 if method.metric == "mae" else 2
+        errors = [_centre_error(centres, weights, p, spec, power) for p in tried]
+    return tried[int(np.argmin(errors))]
+
+
+def _distribution(stats: TensorStats, deviations: float, name: str) -> Range:
+    density = Density.of(stats, name)
+    total = max(density.total, 1.0)
+    mean = float((density.weight * (density.start + density.end) / 2).sum()) / total
+    spread = math.sqrt(max(density.power() - mean * mean, 0.0))
+    return (
+        max(stats.low, mean - deviations * spread),
+        min(stats.high, mean + deviations * spread),
+    )
+
+
+def _entropy(stats: TensorStats, bins: int, levels: int, name: str) -> Range:
+    top = max(abs(stats.low), abs(stats.high))
+    if top == 0:
+        return 0.0, 0.0
+    edges = np.linspace(-top, top, bins + 1)
+    counts = np.rint(Density.of(stats, name).linear(edges)).astype(np.int64)
+    start, end = entropy_window(counts, levels)
+    return max(float(edges[start]), stats.low), min(float(edges[end]), stats.high)
+
+
+def _growing(stats: TensorStats, name: str) -> GrowingHistogram:
+    if stats.growing is None:
+        raise CalibrationError(
+            f"the statistics of {name!r} lack the histogram this method reads; collect them again"
+        )
+    return stats.growing
+
+
+def _growing_percentile(h: GrowingHistogram, percent: float, *, symmetric: bool) -> Range:
+    reached = np.cumsum(h.counts / h.counts.sum())
+    last = len(h.edges) - 1
+    if symmetric:
+        edge = float(h.edges[min(int(np.searchsorted(reached, percent / 100)), last)])
+        low, high = -edge, edge
+    else:
+        cut = (100 - percent) / 200
+        low = float(h.edges[int(np.searchsorted(reached, cut))])
+        high = float(h.edges[min(int(np.searchsorted(reached, 1 - cut)), last)])
+    return max(low, h.low), min(high, h.high)
+
+
+def _growing_entropy(h: GrowingHistogram, levels: int) -> Range:
+    start, end = entropy_window(h.counts, levels)
+    return max(float(h.edges[start]), h.low), min(float(h.edges[end]), h.high)
+
+
+def _best_at_centres(h: GrowingHistogram, spec: TensorSpec) -> QParams:
+    """Return the best of five power-of-two scales, errors taken at bin centres."""
+    centres = (h.edges[:-1] + h.edges[1:]) / 2
+    start = power_of_two_of_range((h.low, h.high), spec, nearest=True).position
+    tried = [power_of_two_qparams(start + i - 1, spec.format) for i in range(5)]
+    errors = [_centre_error(centres, h.counts, params, spec, 2) for params in tried]
+    return tried[int(np.argmin(errors))]
+
+
+def _centre_error(
+    centres: np.ndarray, weights: np.ndarray, params: QParams, spec: TensorSpec, power: int
+) -> float:
+    low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    scale, zero = float(params.scale), int(params.zero_point)
+    codes = np.clip(np.rint(centres / scale) + zero, low, high)
+    return float((weights * np.abs(centres - (codes - zero) * scale) ** power).sum())

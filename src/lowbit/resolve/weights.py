@@ -1,0 +1,137 @@
+"""The parameters of constants, from the constants themselves: one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.calibrate.stats import TensorStats
+from lowbit.config.methods import MinMax, MinMse, NonOverflow, Percentile
+from lowbit.config.specs import TensorSpec
+from lowbit.errors import ConfigError
+from lowbit.numerics.formats import Floats
+from lowbit.numerics.qparams import (
+    QParams,
+    choose_qparams,
+    dequantize,
+    power_of_two_qparams,
+    quantize,
+)
+from lowbit.resolve.ranges import params_of, power_of_two_of_range
+from lowbit.resolve.search import power_of_two_candidates
+
+# Below this many values the error is taken on the values, above it on their histogram.
+_DIRECT = 1 << 15
+_RATIOS = np.linspace(0.4, 1.0, 31)
+
+
+def weight_params(data: Floats, spec: TensorSpec, axis: int | None) -> QParams:
+    """Return the parameters of a constant, a scale for each channel of ``axis`` if given."""
+    data = np.asarray(data, np.float32)
+    if axis is None:
+        return _per_tensor(data, spec)
+    rows = np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
+    match spec.method:
+        case MinMax():
+            params = _per_row(rows, np.ones(1, np.float32), spec)
+        case MinMse():
+            params = _per_row(rows, _RATIOS.astype(np.float32), spec)
+        case _:
+            each = [_per_tensor(row, spec) for row in rows]
+            params = QParams(
+                np.array([float(p.scale) for p in each], np.float32),
+                np.array([int(p.zero_point) for p in each], spec.format.dtype),
+                spec.format,
+            )
+    return QParams(_revive(params.scale, rows), params.zero_point, spec.format, axis)
+
+
+def integers(data: Floats, params: QParams, spec: TensorSpec) -> NDArray[np.integer]:
+    """Return the stored integers of a constant: nearest codes within the format's limits."""
+    limits = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    return quantize(data, params, limits)
+
+
+def _per_tensor(data: Floats, spec: TensorSpec) -> QParams:
+    low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
+    match spec.method:
+        case NonOverflow(nearest=nearest):
+            return power_of_two_of_range((low, high), spec, nearest=nearest)
+        case MinMse(histogram=kind) if spec.power_of_two:
+            return _power_of_two_mse(data, spec, quark=kind == "growing")
+        case MinMax() if spec.power_of_two:
+            return power_of_two_of_range((low, high), spec, nearest=False)
+        case MinMax():
+            return choose_qparams(
+                low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
+            )
+        case MinMse() if data.size < _DIRECT:
+            row = _per_row(data.reshape(1, -1), _RATIOS.astype(np.float32), spec)
+            return QParams(row.scale.reshape(()), row.zero_point.reshape(()), spec.format)
+        case MinMse() | Percentile():
+            return params_of(TensorStats.of(data, histogram=True), spec, "a weight")
+    name = type(spec.method).__name__
+    raise ConfigError(f"{name} is not a method for weights; take minmax, mse or percentile")
+
+
+def _power_of_two_mse(data: Floats, spec: TensorSpec, *, quark: bool) -> QParams:
+    """Return the power-of-two scale of least squared error on the values themselves."""
+    low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
+    if quark:
+        start = power_of_two_of_range((low, high), spec, nearest=True).position
+        positions = [start + i - 1 for i in range(5)]
+    else:
+        positions = power_of_two_candidates(low, high, spec)[:4]
+    tried = [power_of_two_qparams(position, spec.format) for position in positions]
+    errors = [_error(data, params, spec) for params in tried]
+    return tried[int(np.argmin(errors))]
+
+
+def _error(data: Floats, params: QParams, spec: TensorSpec) -> float:
+    difference = (data - dequantize(integers(data, params, spec), params)).reshape(-1)
+    return float(difference @ difference)
+
+
+def _per_row(rows: Floats, ratios: Floats, spec: TensorSpec) -> QParams:
+    """Return, for each row, the parameters of the shrunken range with the least squared error."""
+    low, high = rows.min(axis=1, initial=0.0), rows.max(axis=1, initial=0.0)
+    qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    best: QParams | None = None
+    least = np.full(len(rows), np.inf)
+    for ratio in ratios[::-1]:
+        params = choose_qparams(
+            low * ratio,
+            high * ratio,
+            spec.format,
+            symmetric=spec.symmetric,
+            reduce_range=spec.reduce_range,
+        )
+        if best is None:
+            best = params
+            if len(ratios) == 1:
+                break
+        scale, zero = params.scale[:, None], params.zero_point[:, None].astype(np.float32)
+        codes = np.clip(np.rint(rows / scale) + zero, qmin, qmax)
+        error = np.square(rows - (codes - zero) * scale).sum(axis=1)
+        better = error < least
+        least = np.where(better, error, least)
+        best = QParams(
+            np.where(better, params.scale, best.scale),
+            np.where(better, params.zero_point, best.zero_point).astype(spec.format.dtype),
+            spec.format,
+        )
+    if best is None:
+        raise ValueError("no ratio to try")
+    return best
+
+
+def _revive(scale: Floats, rows: Floats) -> Floats:
+    """Give channels of nothing but zeros the smallest scale of the others.
+
+    Any scale represents zeros, but the bias of such a channel is stored in steps of input scale
+    times this scale, and must not become coarse.
+    """
+    dead = ~rows.any(axis=1)
+    if not dead.any() or dead.all():
+        return scale
+    return np.where(dead, scale[~dead].min(), scale).astype(np.float32)
