@@ -1,0 +1,1 @@
+"""Write the decisions into a graph. Decides nothing."""

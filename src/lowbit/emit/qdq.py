@@ -1,0 +1,190 @@
+"""Write plan, parameters and integers into the graph as QuantizeLinear / DequantizeLinear.
+
+Names are those onnxruntime's tools look for: ``T_scale``, ``T_QuantizeLinear_Output``,
+``T_DequantizeLinear_Output``, ``W_quantized``. A graph output keeps its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.config.config import Domain
+from lowbit.graph.constants import add_constant, free_name
+from lowbit.graph.names import tensor_name
+from lowbit.numerics.formats import Format
+from lowbit.numerics.qparams import QParams
+from lowbit.plan.plan import BiasPlan, Plan
+from lowbit.resolve.integers import Weights
+from lowbit.resolve.params import Params
+
+_MICROSOFT = "com.microsoft"
+# The standard Q/DQ take 16 and 4 bits from this operator set on.
+_WIDE_OPSET = 21
+
+
+def emit_qdq(
+    model: ir.Model, plan: Plan, params: Params, weights: Weights, *, domain: Domain = "auto"
+) -> ir.Model:
+    """Return a copy of ``model`` in which every planned tensor passes through Q and DQ."""
+    writer = _Writer(model.clone(), domain)
+    for tensor in plan.activations():
+        writer.activation(tensor.name, tensor.leader, params.tensors[tensor.name])
+    for row in plan.biases:
+        writer.bias(row, params.biases[row.node], weights.biases[row.node])
+    for tensor in plan.weights():
+        writer.weight(tensor.name, params.tensors[tensor.name], weights.tensors[tensor.name])
+    return writer.finish()
+
+
+class _Writer:
+    """Inserts nodes into one model, which it owns."""
+
+    def __init__(self, model: ir.Model, domain: Domain) -> None:
+        self._model = model
+        self._graph = model.graph
+        self._domain = domain
+        self._opset = model.opset_imports[""]
+        self._values = ir.convenience.create_value_mapping(self._graph)
+        self._nodes = {node.name: node for node in self._graph}
+        self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
+
+    def activation(self, name: str, leader: str, params: QParams) -> None:
+        """Let all readers of an activation read it through a Q/DQ pair."""
+        value = self._values[name]
+        scale, zero_point = self._parameters(leader, params)
+        uses = tuple(value.uses())
+        is_output = value.is_graph_output()
+        quantizer = self._node("QuantizeLinear", [value, scale, zero_point], name, params)
+        dequantizer = self._node(
+            "DequantizeLinear", [quantizer.outputs[0], scale, zero_point], name, params
+        )
+        result = dequantizer.outputs[0]
+        result.type, result.shape = value.type, value.shape
+        producer = value.producer()
+        if producer is None:
+            self._graph.insert_before(self._graph[0], [quantizer, dequantizer])
+        else:
+            self._graph.insert_after(producer, [quantizer, dequantizer])
+        for node, index in uses:
+            node.replace_input_with(index, result)
+        if is_output:
+            self._replace_output(value, result)
+
+    def weight(self, name: str, params: QParams, make: Callable[[], NDArray[np.integer]]) -> None:
+        """Store a constant as integers behind a DequantizeLinear."""
+        value = self._values[name]
+        scale, zero_point = self._parameters(name, params)
+        stored = self._lazy(f"{name}_quantized", value, params.format, make)
+        self._read_through(value, tuple(value.uses()), stored, scale, zero_point, params, name)
+
+    def bias(self, row: BiasPlan, params: QParams, codes: NDArray[np.integer]) -> None:
+        """Store the bias of one node as integers behind a DequantizeLinear."""
+        value = self._values[row.tensor]
+        node = self._nodes[row.node]
+        shared = len(value.uses()) > 1
+        name = f"{row.node}_bias" if shared else row.tensor
+        stored = self._constant(f"{name}_quantized", codes)
+        scale = self._constant(f"{name}_quantized_scale", params.scale)
+        zero_point = self._constant(f"{name}_quantized_zero_point", params.zero_point)
+        if row.factor != 1.0:
+            # The factor is in the scale, so that integers and scale agree with s_in * s_w.
+            node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
+        uses = ((node, row.index),)
+        self._read_through(value, uses, stored, scale, zero_point, params, name)
+
+    def finish(self) -> ir.Model:
+        """Sort, drop what is no longer read, and return the model."""
+        for name, value in tuple(self._graph.initializers.items()):
+            if not value.uses() and not value.is_graph_output():
+                del self._graph.initializers[name]
+        self._graph.sort()
+        return self._model
+
+    def _read_through(
+        self,
+        value: ir.Value,
+        uses: tuple[ir.Usage, ...] | tuple[tuple[ir.Node, int], ...],
+        stored: ir.Value,
+        scale: ir.Value,
+        zero_point: ir.Value,
+        params: QParams,
+        name: str,
+    ) -> None:
+        dequantizer = self._node("DequantizeLinear", [stored, scale, zero_point], name, params)
+        dequantizer.outputs[0].type = value.type
+        dequantizer.outputs[0].shape = value.shape
+        self._graph.insert_before(self._graph[0], dequantizer)
+        for node, index in uses:
+            node.replace_input_with(index, dequantizer.outputs[0])
+
+    def _node(self, op: str, inputs: list[ir.Value], name: str, params: QParams) -> ir.Node:
+        attributes = {} if params.axis is None else {"axis": params.axis}
+        domain = self._domain_of(params.format)
+        if domain:
+            self._model.opset_imports.setdefault(domain, 1)
+        node = ir.node(op, inputs, attributes, domain=domain, name=f"{name}_{op}")
+        node.outputs[0].name = f"{name}_{op}_Output"
+        return node
+
+    def _domain_of(self, fmt: Format) -> str:
+        if self._domain == "auto":
+            wide = fmt.bits not in (8, 32)
+            return _MICROSOFT if wide and self._opset < _WIDE_OPSET else ""
+        return "" if self._domain == "ai.onnx" else self._domain
+
+    def _parameters(self, leader: str, params: QParams) -> tuple[ir.Value, ir.Value]:
+        if leader not in self._scales:
+            self._scales[leader] = (
+                self._constant(f"{leader}_scale", params.scale),
+                self._integer_constant(f"{leader}_zero_point", params.zero_point, params.format),
+            )
+        return self._scales[leader]
+
+    def _constant(self, name: str, data: NDArray[np.generic]) -> ir.Value:
+        return add_constant(self._graph, name, np.asarray(data))
+
+    def _integer_constant(self, name: str, data: NDArray[np.integer], fmt: Format) -> ir.Value:
+        return add_constant(self._graph, name, _tensor(data, fmt, name))
+
+    def _lazy(
+        self, name: str, like: ir.Value, fmt: Format, make: Callable[[], NDArray[np.integer]]
+    ) -> ir.Value:
+        if like.shape is None:
+            raise ValueError(f"constant {like.name!r} has no shape")
+        name = free_name(self._graph, name)
+        lazy = ir.LazyTensor(
+            lambda: _tensor(make(), fmt, name), dtype=_DTYPES[fmt], shape=like.shape, name=name
+        )
+        return add_constant(self._graph, name, lazy)
+
+    def _replace_output(self, value: ir.Value, result: ir.Value) -> None:
+        """Let the graph output keep its name: what is quantized gets another."""
+        name = tensor_name(value)
+        for index, output in enumerate(self._graph.outputs):
+            if output is value:
+                self._graph.outputs[index] = result
+        value.name = f"{name}_QuantizeLinear_Input"
+        result.name = name
+
+
+_DTYPES = {
+    Format.INT4: ir.DataType.INT4,
+    Format.UINT4: ir.DataType.UINT4,
+    Format.INT8: ir.DataType.INT8,
+    Format.UINT8: ir.DataType.UINT8,
+    Format.INT16: ir.DataType.INT16,
+    Format.UINT16: ir.DataType.UINT16,
+    Format.INT32: ir.DataType.INT32,
+}
+
+
+def _tensor(data: NDArray[np.integer], fmt: Format, name: str) -> ir.Tensor:
+    if fmt.bits == 4:
+        import ml_dtypes
+
+        data = data.astype(ml_dtypes.int4 if fmt.signed else ml_dtypes.uint4)
+    return ir.Tensor(np.asarray(data), dtype=_DTYPES[fmt], name=name)
