@@ -1,3 +1,95 @@
-"""Quantize ONNX models after training, for AMD Ryzen AI NPUs and every target that reads Q/DQ."""
+"""Quantize ONNX models after training, for AMD Ryzen AI NPUs and every target that reads Q/DQ.
+
+    import lowbit
+    result = lowbit.quantize("model.onnx", "quantized.onnx", data="pictures/", preset="XINT8")
+    print(result.report.snr_db)
+
+Everything heavy is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lowbit.errors import (
+    CalibrationError,
+    ConfigError,
+    DataError,
+    LowbitError,
+    ModelError,
+    OutputError,
+    PlanError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from lowbit.config import presets
+    from lowbit.config.config import QuantConfig
+    from lowbit.config.files import read_config
+    from lowbit.config.specs import ProductBias, Rule, TensorOverride, TensorSpec
+    from lowbit.data import Preprocessing
+    from lowbit.numerics.formats import Format
+    from lowbit.pipeline import Result, compare, quantize
+    from lowbit.plan.plan import Plan, load_plan, save_plan
+    from lowbit.verify.report import Report
 
 __version__ = "0.1.0"
+
+_LAZY = {
+    "Format": "lowbit.numerics.formats",
+    "Plan": "lowbit.plan.plan",
+    "Preprocessing": "lowbit.data",
+    "ProductBias": "lowbit.config.specs",
+    "QuantConfig": "lowbit.config.config",
+    "Report": "lowbit.verify.report",
+    "Result": "lowbit.pipeline",
+    "Rule": "lowbit.config.specs",
+    "TensorOverride": "lowbit.config.specs",
+    "TensorSpec": "lowbit.config.specs",
+    "compare": "lowbit.pipeline",
+    "load_plan": "lowbit.plan.plan",
+    "quantize": "lowbit.pipeline",
+    "read_config": "lowbit.config.files",
+    "save_plan": "lowbit.plan.plan",
+}
+
+__all__ = [
+    "CalibrationError",
+    "ConfigError",
+    "DataError",
+    "Format",
+    "LowbitError",
+    "ModelError",
+    "OutputError",
+    "Plan",
+    "PlanError",
+    "Preprocessing",
+    "ProductBias",
+    "QuantConfig",
+    "Report",
+    "Result",
+    "Rule",
+    "TensorOverride",
+    "TensorSpec",
+    "VerificationError",
+    "__version__",
+    "compare",
+    "load_plan",
+    "presets",
+    "quantize",
+    "read_config",
+    "save_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "presets":
+        return importlib.import_module("lowbit.config.presets")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'lowbit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

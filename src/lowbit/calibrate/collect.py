@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.growing import GrowingHistogram, Span
-from lowbit.calibrate.stats import Stats, TensorStats
+from lowbit.calibrate.stats import Stats, TensorStats, channel_means
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -34,6 +36,7 @@ from lowbit.numerics.formats import Floats
 from lowbit.plan.plan import Plan
 
 Progress = Callable[[int], None]
+T = TypeVar("T")
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
@@ -46,6 +49,7 @@ class Need:
     histogram: bool = False
     growing: tuple[int, Span] | None = None
     average: float | None = None
+    channel_axis: int | None = None
 
     @property
     def ordered(self) -> bool:
@@ -53,7 +57,7 @@ class Need:
         return self.growing is not None or self.average is not None
 
 
-def need_of(method: Method, *, symmetric: bool) -> Need:
+def need_of(method: Method) -> Need:
     """Return what a method must know of a tensor."""
     match method:
         case MinMax(moving_average=constant):
@@ -70,7 +74,6 @@ def need_of(method: Method, *, symmetric: bool) -> Need:
             return Need(growing=(bins, "signed"))
         case Percentile() | LayerwisePercentile() | Entropy() | Distribution() | MinMse():
             return Need(histogram=True)
-    del symmetric
     raise TypeError(f"unknown method {method!r}")
 
 
@@ -80,21 +83,26 @@ def collect(
     data: Iterable[Feed],
     *,
     everything: bool = False,
+    threads_per_sample: int = 1,
     progress: Progress = lambda _: None,
 ) -> Stats:
     """Return the statistics that ``plan`` needs of the activations of ``model``.
 
     ``everything`` keeps histograms of all planned tensors, so that saved statistics serve any
-    method later. ``progress`` is told after each sample how many are done.
+    method later. ``progress`` is told after each sample how many are done. The number of threads
+    that share one sample changes float sums in their last bit, and so ranges; leave it at one
+    for speed.
     """
     needs = _needs(plan, everything=everything)
     if not needs:
         return Stats({}, 0)
     names = list(needs)
-    with session(model, names, threads=2, name="the model for calibration") as running:
+    with session(
+        model, names, threads=threads_per_sample, name="the model for calibration"
+    ) as running:
         ordered = any(need.ordered for need in needs.values())
         measure = _OrderedMeasure(needs) if ordered else _Measure(needs)
-        samples = _run_all(running, names, data, measure, progress, parallel=not ordered)
+        samples = _run_all(running, needs, data, measure, progress, parallel=not ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
     return Stats(measure.result(), samples)
@@ -105,7 +113,7 @@ def _needs(plan: Plan, *, everything: bool) -> dict[str, Need]:
     for tensor in plan.activations():
         if tensor.leader != tensor.name or tensor.range is not None:
             continue
-        need = need_of(tensor.spec.method, symmetric=tensor.spec.symmetric)
+        need = need_of(tensor.spec.method)
         known = needs.get(tensor.observe)
         if known is not None and known != need:
             need = dataclasses.replace(need, histogram=need.histogram or known.histogram)
@@ -113,6 +121,10 @@ def _needs(plan: Plan, *, everything: bool) -> dict[str, Need]:
     if everything:
         extra = {t.name: Need(histogram=True) for t in plan.activations()}
         needs = {**extra, **{n: dataclasses.replace(v, histogram=True) for n, v in needs.items()}}
+    for row in plan.biases:
+        needs[row.input] = dataclasses.replace(
+            needs.get(row.input, Need()), channel_axis=row.channel_axis
+        )
     return needs
 
 
@@ -122,6 +134,7 @@ class _Measure:
     def __init__(self, needs: Mapping[str, Need]) -> None:
         self._needs = needs
         self._stats: dict[str, TensorStats] = {}
+        self.channels: dict[str, TensorStats] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, x: Floats) -> None:
@@ -131,7 +144,11 @@ class _Measure:
             self._stats[name] = new if old is None else _merge_in_place(old, new)
 
     def result(self) -> dict[str, TensorStats]:
-        return {name: self._stats[name] for name in self._needs}
+        nothing = TensorStats(0.0, 0.0, 0)
+        return {
+            name: self._stats[name].with_channels(self.channels.get(name, nothing))
+            for name in self._needs
+        }
 
 
 def _merge_in_place(old: TensorStats, new: TensorStats) -> TensorStats:
@@ -149,6 +166,7 @@ class _OrderedMeasure:
     def __init__(self, needs: Mapping[str, Need]) -> None:
         self._needs = needs
         self._stats: dict[str, TensorStats] = {}
+        self.channels: dict[str, TensorStats] = {}
 
     def add(self, name: str, x: Floats) -> None:
         need = self._needs[name]
@@ -166,7 +184,11 @@ class _OrderedMeasure:
         self._stats[name] = dataclasses.replace(new, growing=growing, average=average)
 
     def result(self) -> dict[str, TensorStats]:
-        return {name: self._stats[name] for name in self._needs}
+        nothing = TensorStats(0.0, 0.0, 0)
+        return {
+            name: self._stats[name].with_channels(self.channels.get(name, nothing))
+            for name in self._needs
+        }
 
 
 def _follow(
@@ -187,7 +209,7 @@ def _without_infinities(x: Floats) -> Floats:
 
 def _run_all(
     running: Session,
-    names: Sequence[str],
+    needs: Mapping[str, Need],
     data: Iterable[Feed],
     measure: _Measure | _OrderedMeasure,
     progress: Progress,
@@ -195,25 +217,43 @@ def _run_all(
     parallel: bool,
 ) -> int:
     """Run every sample and measure it; return how many there were."""
+    names = list(needs)
 
-    def work(feed: Feed) -> int:
-        arrays = running.run(names, feed)
-        for name, array in zip(names, arrays, strict=True):
+    def work(feed: Feed) -> tuple[int, dict[str, TensorStats]]:
+        arrays = dict(zip(names, running.run(names, feed), strict=True))
+        for name, array in arrays.items():
             measure.add(name, array)
-        return sum(array.nbytes for array in arrays)
+        size = sum(array.nbytes for array in arrays.values())
+        return size, _channel_means(needs, arrays)
 
     samples = 0
     feeds = iter(data)
-    for feed in feeds:
-        size = work(feed)
-        progress(samples := 1)
-        break
-    else:
+    first = next(feeds, None)
+    if first is None:
         return 0
+    size, means = work(first)
     threads = _thread_count(size) if parallel else 1
-    for _ in bounded_map(work, feeds, threads):
+    done = itertools.chain([(size, means)], bounded_map(work, feeds, threads))
+    # Means are float sums, so they are added up here, in the order of the samples: the result
+    # must not depend on which thread was faster.
+    for _, means in done:
+        for name, part in means.items():
+            measure.channels[name] = measure.channels.get(name, _NOTHING).with_channels(part)
         progress(samples := samples + 1)
     return samples
+
+
+_NOTHING = TensorStats(0.0, 0.0, 0)
+
+
+def _channel_means(
+    needs: Mapping[str, Need], arrays: Mapping[str, Floats]
+) -> dict[str, TensorStats]:
+    return {
+        name: channel_means(array, axis)
+        for name, array in arrays.items()
+        if (axis := needs[name].channel_axis) is not None and array.ndim > 1
+    }
 
 
 def _thread_count(bytes_per_sample: int) -> int:
@@ -221,10 +261,10 @@ def _thread_count(bytes_per_sample: int) -> int:
     return int(max(1, min(os.cpu_count() or 1, fitting)))
 
 
-def bounded_map(work: Callable[[Feed], int], feeds: Iterator[Feed], threads: int) -> Iterator[int]:
+def bounded_map(work: Callable[[Feed], T], feeds: Iterator[Feed], threads: int) -> Iterator[T]:
     """Yield ``work(feed)`` in order, with at most ``threads`` running and one more feed read."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        pending: list[concurrent.futures.Future[int]] = []
+        pending: list[concurrent.futures.Future[T]] = []
         for feed in feeds:
             pending.append(pool.submit(work, feed))
             if len(pending) > threads:

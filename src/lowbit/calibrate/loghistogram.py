@@ -33,12 +33,11 @@ def count(x: Floats) -> tuple[Counts, int]:
     top = flat.view(np.uint16)[1::2]  # the high half of each value on little-endian machines
     raw = np.bincount(top, minlength=1 << 16)
     counts = np.zeros(2 * BINS + 1, np.int64)
-    for start, sign in ((0, 1), (_SIGN, -1)):
+    for start, place in ((0, counts[BINS + 1 :]), (_SIGN, counts[:BINS][::-1])):
         half = raw[start : start + _SIGN]
-        bins = half[_FIRST:_LAST].copy()
-        bins[-1] += half[_LAST:_NOT_FINITE].sum()
+        place[:] = half[_FIRST:_LAST]
+        place[-1] += half[_LAST:_NOT_FINITE].sum()
         counts[BINS] += half[:_FIRST].sum()
-        counts[BINS + sign : BINS + sign * (BINS + 1) or None : sign] = bins
     not_finite = int(raw[_NOT_FINITE:_SIGN].sum() + raw[_SIGN + _NOT_FINITE :].sum())
     return counts, not_finite
 

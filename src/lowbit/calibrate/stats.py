@@ -33,6 +33,7 @@ class TensorStats:
         counts: The log histogram, or ``None`` if only the range was asked for.
         growing: An order-dependent histogram, for the methods that read one.
         average: Range by moving average, for the methods that read one.
+        channels: Mean of each channel, for bias correction; ``positions`` is what each is over.
     """
 
     low: float
@@ -42,6 +43,8 @@ class TensorStats:
     counts: NDArray[np.int64] | None = None
     growing: GrowingHistogram | None = None
     average: tuple[float, float] | None = None
+    channels: NDArray[np.float64] | None = None
+    positions: int = 0
 
     @classmethod
     def of(cls, x: Floats, *, histogram: bool) -> TensorStats:
@@ -74,13 +77,34 @@ class TensorStats:
             full, empty = (other, self) if self.count == 0 else (self, other)
             return dataclasses.replace(full, not_finite=full.not_finite + empty.not_finite)
         both = self.counts is not None and other.counts is not None
-        return TensorStats(
-            min(self.low, other.low),
-            max(self.high, other.high),
-            self.count + other.count,
-            self.not_finite + other.not_finite,
-            self.counts + other.counts if both else None,  # type: ignore[operator]
+        return (
+            TensorStats(
+                min(self.low, other.low),
+                max(self.high, other.high),
+                self.count + other.count,
+                self.not_finite + other.not_finite,
+                self.counts + other.counts if both else None,  # type: ignore[operator]
+            )
+            .with_channels(self)
+            .with_channels(other)
         )
+
+    def with_channels(self, other: TensorStats) -> TensorStats:
+        """Return these statistics with the channel means of ``other`` averaged in."""
+        if other.channels is None:
+            return self
+        if self.channels is None:
+            return dataclasses.replace(self, channels=other.channels, positions=other.positions)
+        total = self.positions + other.positions
+        mean = (self.channels * self.positions + other.channels * other.positions) / total
+        return dataclasses.replace(self, channels=mean, positions=total)
+
+
+def channel_means(x: Floats, axis: int) -> TensorStats:
+    """Return nothing but the mean of each channel along ``axis``."""
+    others = tuple(i for i in range(x.ndim) if i != axis % x.ndim)
+    positions = x.size // max(x.shape[axis], 1)
+    return TensorStats(0.0, 0.0, 0, channels=x.mean(others).astype(np.float64), positions=positions)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,17 +136,21 @@ class Stats:
 
 def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
     """Write statistics to a ``.npz``: a table of ranges, and the histograms' nonzero part."""
-    table, arrays = [], {}
+    table: list[dict[str, object]] = []
+    arrays: dict[str, NDArray[np.generic]] = {}
     for index, (name, s) in enumerate(stats.tensors.items()):
         if s.growing is not None or s.average is not None:
             raise CalibrationError(
                 "only statistics of the default kind can be saved, not those of Quark's methods"
             )
-        row = {"name": name, "low": s.low, "high": s.high, "count": s.count}
-        table.append({**row, "not_finite": s.not_finite, "histogram": s.counts is not None})
+        row: dict[str, object] = {"name": name, "low": s.low, "high": s.high, "count": s.count}
+        row |= {"not_finite": s.not_finite, "histogram": s.counts is not None}
+        table.append({**row, "positions": s.positions})
         if s.counts is not None:
             at = np.flatnonzero(s.counts)
-            arrays[f"{index}_at"], arrays[f"{index}_n"] = at.astype(np.int32), s.counts[at]
+            arrays[f"{index}_at"], arrays[f"{index}_n"] = at.astype(np.int64), s.counts[at]
+        if s.channels is not None:
+            arrays[f"{index}_channels"] = s.channels
     header = json.dumps({"format": _FORMAT, "samples": stats.samples, "tensors": table})
     with pathlib.Path(path).open("wb") as file:
         np.savez_compressed(file, header=np.array(header), **arrays)  # type: ignore[arg-type]
@@ -142,7 +170,13 @@ def load_stats(path: str | os.PathLike[str]) -> Stats:
                     counts = np.zeros(2 * loghistogram.BINS + 1, np.int64)
                     counts[file[f"{index}_at"]] = file[f"{index}_n"]
                 tensors[row["name"]] = TensorStats(
-                    row["low"], row["high"], row["count"], row["not_finite"], counts
+                    row["low"],
+                    row["high"],
+                    row["count"],
+                    row["not_finite"],
+                    counts,
+                    channels=file[f"{index}_channels"] if row["positions"] else None,
+                    positions=row["positions"],
                 )
     except (OSError, KeyError, ValueError) as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error

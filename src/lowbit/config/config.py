@@ -30,6 +30,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             format at the model's opset, ``com.microsoft`` otherwise.
         head: What happens to a detection head's decoding: ``auto`` keeps in float what the
             format would destroy, ``float`` all of it, ``int8`` nothing.
+        correct: Whether biases make up for what rounding weights shifts (bias correction).
+        without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
     """
 
     name: str = "custom"
@@ -43,6 +45,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tensors: tuple[TensorOverride, ...] = ()
     domain: Domain = "auto"
     head: Head = "auto"
+    correct: bool = False
+    without: tuple[str, ...] = ()
 
     def with_method(self, method: Method) -> QuantConfig:
         """Return the same configuration with activations calibrated by ``method``."""

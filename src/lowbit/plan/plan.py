@@ -44,7 +44,11 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
 
 
 class BiasPlan(_Row, frozen=True, kw_only=True):
-    """The decision for the bias of one node: its spec, and the scales it is tied to."""
+    """The decision for the bias of one node: its spec, and the scales it is tied to.
+
+    ``group`` is how often a per-channel weight scale is repeated along the bias; ``channel_axis``
+    is where the input's channels lie.
+    """
 
     node: str
     tensor: str
@@ -54,6 +58,7 @@ class BiasPlan(_Row, frozen=True, kw_only=True):
     weight: str
     factor: float = 1.0
     group: int = 1
+    channel_axis: int = 1
     why: str
 
 

@@ -151,6 +151,7 @@ def _biases(draft: Draft, schemes: Mapping[ir.Node, Scheme]) -> tuple[BiasPlan, 
                 weight=tensor_name(weight),
                 factor=node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0,
                 group=_bias_repeats(node),
+                channel_axis=-1 if node.op_type == "Gemm" else 1,
                 why=f"bias of {node.op_type} {node.name}",
             )
         )

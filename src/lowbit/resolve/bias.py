@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,10 +14,11 @@ from lowbit.plan.plan import BiasPlan
 from lowbit.resolve.weights import integers, weight_params
 
 
-def bias_params(bias: Floats, row: BiasPlan, source: QParams, weight: QParams) -> QParams:
+def bias_params(bias: Floats, row: BiasPlan, tensors: Mapping[str, QParams]) -> QParams:
     """Return the parameters of a bias: its own, or the accumulator's."""
     if isinstance(row.spec, TensorSpec):
         return weight_params(bias, row.spec, None)
+    source, weight = tensors[row.input], tensors[row.weight]
     scale = np.asarray(source.scale * weight.scale * np.float32(row.factor), np.float32)
     axis = None
     if weight.axis is not None:
@@ -24,14 +27,12 @@ def bias_params(bias: Floats, row: BiasPlan, source: QParams, weight: QParams) -
     return QParams(scale, zero_point, row.spec.format, axis)
 
 
-def repaired_weight(
-    bias: Floats, row: BiasPlan, source: QParams, weight: QParams
-) -> QParams | None:
+def repaired_weight(bias: Floats, row: BiasPlan, tensors: Mapping[str, QParams]) -> QParams | None:
     """Return weight parameters under which the bias fits its format, or ``None`` if it does."""
     if not isinstance(row.spec, ProductBias) or not row.spec.repair:
         return None
-    high = row.spec.format.high
-    scale = bias_params(bias, row, source, weight).scale.astype(np.float64)
+    high, weight = row.spec.format.high, tensors[row.weight]
+    scale = bias_params(bias, row, tensors).scale.astype(np.float64)
     excess = np.abs(bias.astype(np.float64)) / scale / high
     if weight.axis is None:
         worst = np.asarray(excess.max(initial=0.0))

@@ -34,7 +34,7 @@ def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
     """Return the nearest integers for every planned constant and bias."""
     biases = {
         row.node: bias_integers(
-            _floats(model, row.tensor),
+            params.bias_values.get(row.node, _floats(model, row.tensor)),
             row,
             params.biases[row.node],
             params.biases_before.get(row.node),

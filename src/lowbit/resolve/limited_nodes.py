@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 import onnx_ir as ir
 
 from lowbit.config.specs import TensorSpec
-from lowbit.graph.constants import is_constant
-from lowbit.graph.names import tensor_name
-from lowbit.plan.placement import effective_output, only_consumer
+from lowbit.plan.placement import ARITHMETIC, effective_output, only_consumer
 from lowbit.plan.plan import Plan
 from lowbit.resolve.limits import Limited
-from lowbit.targets.target import Target
 
 _LIMITED = ("Conv", "Gemm", "Add", "Sub", "Mul", "HardSigmoid")
 _GATES = ("Sigmoid", "HardSigmoid")
 
 
-def find_limited(model: ir.Model, plan: Plan, target: Target) -> list[Limited]:
+def find_limited(model: ir.Model, plan: Plan) -> list[Limited]:
     """Return the limited nodes whose tensors are all planned, in graph order."""
-    leader = {t.name: t.leader for t in plan.activations()}
-    weights = {t.name for t in plan.weights()}
+    planned = {t.name for t in plan.tensors}
     biases = {row.node for row in plan.biases if isinstance(row.spec, TensorSpec)}
     found = []
     for node in model.graph:
-        if node.op_type not in _LIMITED:
+        if node.op_type not in _LIMITED or node.meta.get(ARITHMETIC):
             continue
-        output = planned_output(node, leader)
-        if output is None or node.inputs[0] is None:
-            continue
-        limited = _describe(node, output, leader, weights, biases)
+        output = planned_output(node, planned)
+        limited = _describe(node, output, planned, biases) if output is not None else None
         if limited is not None:
             found.append(limited)
-    del target
     return found
 
 
-def planned_output(node: ir.Node, planned: dict[str, str]) -> str | None:
+def planned_output(node: ir.Node, planned: Container[str]) -> str | None:
     """Return the planned tensor behind a node: its output, or that of a relu fused to it."""
     value = effective_output(node)
     if value.name in planned:
@@ -47,37 +42,30 @@ def planned_output(node: ir.Node, planned: dict[str, str]) -> str | None:
     return result.name if result.name in planned else None
 
 
-def _describe(
-    node: ir.Node, output: str, leader: dict[str, str], weights: set[str], biases: set[str]
-) -> Limited | None:
+def _describe(node: ir.Node, output: str, planned: set[str], biases: set[str]) -> Limited | None:
     name = node.name or ""
     if node.op_type in ("Conv", "Gemm"):
-        source, weight = node.inputs[0], node.inputs[1]
+        source, weight = _planned_names(node.inputs[:2], planned)
         if source is None or weight is None:
-            return None
-        if source.name not in leader or weight.name not in weights:
             return None
         follower = only_consumer(node.outputs[0])
         return Limited(
             name,
             node.op_type,
-            (f"a:{leader[source.name]}",),
-            f"a:{leader[output]}",
-            f"w:{weight.name}",
-            f"b:{name}" if name in biases else None,
+            (source,),
+            output,
+            weight,
+            has_bias=name in biases,
             before_leaky_relu=follower is not None and follower.op_type == "LeakyRelu",
         )
-    keys = []
-    for value in node.inputs:
-        if value is None:
-            continue
-        if is_constant(value) and value.name in weights:
-            keys.append(f"w:{value.name}")
-        elif value.name in leader:
-            keys.append(f"a:{leader[tensor_name(value)]}")
-        else:
-            return None
-    return Limited(name, node.op_type, tuple(keys), f"a:{leader[output]}", is_swish=_is_swish(node))
+    inputs = [n for n in _planned_names(node.inputs, planned) if n is not None]
+    if len(inputs) < len(node.inputs):
+        return None
+    return Limited(name, node.op_type, tuple(inputs), output, is_swish=_is_swish(node))
+
+
+def _planned_names(values: Sequence[ir.Value | None], planned: set[str]) -> list[str | None]:
+    return [v.name if v is not None and v.name in planned else None for v in values]
 
 
 def _is_swish(node: ir.Node) -> bool:

@@ -11,7 +11,7 @@ scale costs precision, a finer one clips.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from lowbit.errors import CalibrationError
 from lowbit.targets.target import ShiftLimits
@@ -24,19 +24,29 @@ Move = Callable[[str, int, str], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limited:
-    """One node whose positions are bounded, by the names of its tensors.
-
-    Names of activations are those of their leaders; a bias has the name of its node.
-    """
+    """One node whose positions are bounded, by the names of its tensors."""
 
     node: str
     op_type: str
     inputs: tuple[str, ...]
     output: str
     weight: str | None = None
-    bias: str | None = None
+    has_bias: bool = False
     before_leaky_relu: bool = False
     is_swish: bool = False
+
+    def tensors(self) -> tuple[str, ...]:
+        """Return the names of all its tensors."""
+        return (*self.inputs, self.output, *((self.weight,) if self.weight else ()))
+
+    def renamed(self, names: Mapping[str, str]) -> Limited:
+        """Return the same node with its tensors called otherwise."""
+        return dataclasses.replace(
+            self,
+            inputs=tuple(names[name] for name in self.inputs),
+            output=names[self.output],
+            weight=names[self.weight] if self.weight else None,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,12 +110,12 @@ def _sweep(
         common = min(positions[name] for name in members)
         for name in members:
             move(name, common, "kept equal with the tensors it is joined to")
-    for bound in (_read, _write, _cut, _bias, _hardsigmoid, _swish):
+    for bound in (_read, _write, _cut, _hardsigmoid, _swish):
         for node in nodes:
-            bound(node, positions, limits, move, lowering)
+            bound(node, positions, limits, move, lowering=lowering)
 
 
-def _read(n: Limited, p: Positions, limits: ShiftLimits, move: Move, _: bool) -> None:
+def _read(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_: bool) -> None:
     if n.op_type not in ("Add", "Sub") or len(n.inputs) < 2:
         return
     low = min(p[name] for name in n.inputs)
@@ -114,14 +124,14 @@ def _read(n: Limited, p: Positions, limits: ShiftLimits, move: Move, _: bool) ->
             move(name, low + limits.read, f"shift read of {n.op_type} {n.node}")
 
 
-def _write(n: Limited, p: Positions, limits: ShiftLimits, move: Move, lowering: bool) -> None:
+def _write(n: Limited, p: Positions, limits: ShiftLimits, move: Move, *, lowering: bool) -> None:
     if n.op_type == "Add":
         bounds, total = limits.write_add, min(p[name] for name in n.inputs)
     elif n.op_type == "Mul" and len(n.inputs) == 2:
         bounds, total = limits.write_mul, sum(p[name] for name in n.inputs)
     else:
         return
-    _fit_output(n, p, bounds, total, move, lowering, "shift write")
+    _fit_output(n, p, bounds, total, move, "shift write", lowering=lowering)
 
 
 def _fit_output(
@@ -130,8 +140,9 @@ def _fit_output(
     bounds: tuple[int, int],
     total: int,
     move: Move,
-    lowering: bool,
     what: str,
+    *,
+    lowering: bool,
 ) -> None:
     """Bring ``total - output`` into bounds: by the output, or by inputs if that would raise it."""
     shift, why = total - p[n.output], f"{what} of {n.op_type} {n.node}"
@@ -149,7 +160,7 @@ def _fit_output(
                 move(name, min(p[name], p[n.output] + bounds[1]), why)
 
 
-def _cut(n: Limited, p: Positions, limits: ShiftLimits, move: Move, _: bool) -> None:
+def _cut(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_: bool) -> None:
     if n.weight is None:
         return
     shift = p[n.weight] + p[n.inputs[0]] - p[n.output]
@@ -163,26 +174,20 @@ def _cut(n: Limited, p: Positions, limits: ShiftLimits, move: Move, _: bool) -> 
         )
 
 
-def bias_bounds(n: Limited, p: Positions, limits: ShiftLimits) -> tuple[int, int]:
-    """Return the bounds of the bias shift, which depend on the shift cut."""
-    if n.weight is None or n.before_leaky_relu:
-        return 0, limits.bias_high
-    cut = p[n.weight] + p[n.inputs[0]] - p[n.output]
-    return min(0, -(limits.bias_width - (8 + cut))), limits.bias_high
+def bounded_bias(n: Limited, p: Positions, position: int, limits: ShiftLimits) -> int:
+    """Return the nearest position of the bias that its shift allows.
 
-
-def _bias(n: Limited, p: Positions, limits: ShiftLimits, move: Move, _: bool) -> None:
-    if n.bias is None or n.weight is None:
-        return
+    The bounds depend on the shift cut, so biases come last.
+    """
+    if n.weight is None:
+        return position
     product = p[n.weight] + p[n.inputs[0]]
-    low, high = bias_bounds(n, p, limits)
-    shift = product - p[n.bias]
-    if not low <= shift <= high:
-        bound = low if shift < low else high
-        move(n.bias, product - bound, f"shift bias of {n.op_type} {n.node}")
+    cut = product - p[n.output]
+    low = 0 if n.before_leaky_relu else min(0, -(limits.bias_width - (8 + cut)))
+    return min(max(position, product - limits.bias_high), product - low)
 
 
-def _hardsigmoid(n: Limited, p: Positions, limits: ShiftLimits, move: Move, _: bool) -> None:
+def _hardsigmoid(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_: bool) -> None:
     if n.op_type != "HardSigmoid":
         return
     source, why = n.inputs[0], f"fixed-point HardSigmoid {n.node}"
@@ -195,10 +200,10 @@ def _hardsigmoid(n: Limited, p: Positions, limits: ShiftLimits, move: Move, _: b
         move(n.output, 14 + p[source] - (low if shift < low else high), why)
 
 
-def _swish(n: Limited, p: Positions, limits: ShiftLimits, move: Move, lowering: bool) -> None:
+def _swish(n: Limited, p: Positions, limits: ShiftLimits, move: Move, *, lowering: bool) -> None:
     if n.is_swish:
         total = sum(p[name] for name in n.inputs)
-        _fit_output(n, p, limits.swish, total, move, lowering, "shift swish")
+        _fit_output(n, p, limits.swish, total, move, "shift swish", lowering=lowering)
 
 
 def violations(
@@ -221,9 +226,6 @@ def _violations_of(n: Limited, p: Positions, limits: ShiftLimits) -> Iterable[st
         checks.append(("shift swish", sum(inputs) - output, limits.swish))
     if n.weight is not None:
         checks.append(("shift cut", p[n.weight] + inputs[0] - output, limits.cut))
-        if n.bias is not None:
-            shift = p[n.weight] + inputs[0] - p[n.bias]
-            checks.append(("shift bias", shift, bias_bounds(n, p, limits)))
     if n.op_type == "HardSigmoid":
         checks.append(("input position", inputs[0], limits.hardsigmoid_input))
         checks.append(("output position", output, (limits.hardsigmoid_output_low, 1 << 10)))

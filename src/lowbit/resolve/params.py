@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from lowbit.numerics.formats import Floats
 from lowbit.numerics.qparams import QParams
 
 
@@ -26,10 +27,12 @@ class Adjustment:
 class Params:
     """Scales and zero points, by tensor; those of biases by node.
 
+    ``bias_values`` are the float biases, where they are no longer the model's own.
     ``biases_before`` are those of product biases before an alignment moved their input's scale.
     """
 
     tensors: Mapping[str, QParams]
     biases: Mapping[str, QParams]
     adjustments: tuple[Adjustment, ...] = ()
+    bias_values: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
     biases_before: Mapping[str, QParams] = dataclasses.field(default_factory=dict)

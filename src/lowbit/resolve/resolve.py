@@ -6,7 +6,9 @@ limits on positions, then biases, which depend on all of it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -21,12 +23,12 @@ from lowbit.resolve.align import align, components
 from lowbit.resolve.bias import bias_params, repaired_weight
 from lowbit.resolve.density import Density
 from lowbit.resolve.limited_nodes import find_limited
-from lowbit.resolve.limits import Limited, Moved, satisfy
+from lowbit.resolve.limits import Limited, Moved, bounded_bias, satisfy
 from lowbit.resolve.params import Adjustment, Params
 from lowbit.resolve.ranges import params_of, params_of_range
 from lowbit.resolve.search import error_of
 from lowbit.resolve.weights import weight_params
-from lowbit.targets.target import Target
+from lowbit.targets.target import ShiftLimits, Target
 
 
 def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
@@ -35,16 +37,59 @@ def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params
     leaders = align(plan, own, stats)
     adjustments = _alignment_costs(plan, stats, own, leaders)
     weights = {t.name: weight_params(_data(model, t.name), t.spec, t.axis) for t in plan.weights()}
-    biases = _first_biases(model, plan, leaders, weights)
     if target.limits is not None:
-        nodes = find_limited(model, plan, target)
-        moved = _apply_limits(plan, target, nodes, leaders, weights, biases)
+        moved = _apply_limits(model, plan, target, leaders, weights)
         adjustments += [_adjustment(m, plan, stats) for m in moved]
     adjustments += _repair(model, plan, leaders, weights)
-    before = _product_biases(model, plan, own, weights)
-    biases |= _product_biases(model, plan, leaders, weights)
     tensors = {t.name: leaders[t.leader] for t in plan.activations()} | weights
-    return Params(tensors, biases, tuple(adjustments), before)
+    unaligned = {t.name: own[t.leader] for t in plan.activations()} | weights
+    before = {
+        row.node: bias_params(_data(model, row.tensor), row, unaligned)
+        for row in plan.biases
+        if isinstance(row.spec, ProductBias)
+    }
+    params = Params(tensors, {}, tuple(adjustments), biases_before=before)
+    return settle_biases(model, plan, params, target, {})
+
+
+def settle_biases(
+    model: ir.Model, plan: Plan, params: Params, target: Target, values: Mapping[str, Floats]
+) -> Params:
+    """Return ``params`` with the parameters of all biases.
+
+    ``values`` are float biases, by node, that replace the model's own.
+    """
+    biases = {
+        row.node: bias_params(values.get(row.node, _data(model, row.tensor)), row, params.tensors)
+        for row in plan.biases
+    }
+    adjustments = [a for a in params.adjustments if not a.tensor.startswith(_BIAS_OF)]
+    if target.limits is not None:
+        for node in find_limited(model, plan):
+            if node.node in biases:
+                adjustments += _limit_bias(node, params, biases, target.limits)
+    return dataclasses.replace(
+        params, biases=biases, adjustments=tuple(adjustments), bias_values=dict(values)
+    )
+
+
+_BIAS_OF = "bias of "
+
+
+def _limit_bias(
+    node: Limited, params: Params, biases: dict[str, QParams], limits: ShiftLimits
+) -> list[Adjustment]:
+    """Bring the position of one bias into its bounds. Changes ``biases``."""
+    if not node.has_bias:
+        return []
+    positions = {name: params.tensors[name].position for name in node.tensors()}
+    bias = biases[node.node]
+    bounded = bounded_bias(node, positions, bias.position, limits)
+    if bounded == bias.position:
+        return []
+    biases[node.node] = power_of_two_qparams(bounded, bias.format)
+    why = f"shift bias of {node.op_type} {node.node}"
+    return [Adjustment(f"{_BIAS_OF}{node.node}", float(bias.scale), 2.0**-bounded, why)]
 
 
 def _own(plan: Plan, stats: Stats) -> dict[str, QParams]:
@@ -66,37 +111,6 @@ def _data(model: ir.Model, name: str) -> Floats:
     return np.asarray(data, np.float32)
 
 
-def _first_biases(
-    model: ir.Model, plan: Plan, leaders: dict[str, QParams], weights: dict[str, QParams]
-) -> dict[str, QParams]:
-    """Return the parameters of the biases that have a scale of their own."""
-    found = {}
-    for row in plan.biases:
-        if not isinstance(row.spec, ProductBias):
-            weight = weights.get(row.weight)
-            source = leaders.get(row.input)
-            found[row.node] = bias_params(
-                _data(model, row.tensor), row, source or _NOTHING, weight or _NOTHING
-            )
-    return found
-
-
-_NOTHING = QParams(np.float32(1.0), np.int8(0), None)  # type: ignore[arg-type]
-
-
-def _product_biases(
-    model: ir.Model, plan: Plan, leaders: dict[str, QParams], weights: dict[str, QParams]
-) -> dict[str, QParams]:
-    leader = {t.name: t.leader for t in plan.tensors}
-    return {
-        row.node: bias_params(
-            _data(model, row.tensor), row, leaders[leader[row.input]], weights[row.weight]
-        )
-        for row in plan.biases
-        if isinstance(row.spec, ProductBias)
-    }
-
-
 def _repair(
     model: ir.Model, plan: Plan, leaders: dict[str, QParams], weights: dict[str, QParams]
 ) -> list[Adjustment]:
@@ -107,7 +121,9 @@ def _repair(
         if not isinstance(row.spec, ProductBias):
             continue
         source, weight = leaders[leader[row.input]], weights[row.weight]
-        grown = repaired_weight(_data(model, row.tensor), row, source, weight)
+        grown = repaired_weight(
+            _data(model, row.tensor), row, {row.input: source, row.weight: weight}
+        )
         if grown is not None:
             weights[row.weight] = grown
             adjustments.append(
@@ -122,30 +138,27 @@ def _repair(
 
 
 def _apply_limits(
+    model: ir.Model,
     plan: Plan,
     target: Target,
-    nodes: list[Limited],
     leaders: dict[str, QParams],
     weights: dict[str, QParams],
-    biases: dict[str, QParams],
 ) -> list[Moved]:
-    """Move positions until the datapath's limits hold. Changes the three dicts."""
+    """Move positions until the datapath's limits hold. Changes the two dicts."""
     if target.limits is None:
         return []
-    tables = {"a": leaders, "w": weights, "b": biases}
-    positions = {
-        f"{kind}:{name}": params.position
-        for kind, table in tables.items()
-        for name, params in table.items()
-    }
-    ties = [*components(plan, "lowest"), *components(plan, "merged")]
-    groups = [tuple(f"a:{name}" for name in members) for members in ties]
-    prefer = target.calibrate_arithmetic
-    solved, moved = satisfy(nodes, positions, groups, target.limits, prefer_lowering=prefer)
-    for key, position in solved.items():
-        kind, name = key.split(":", 1)
-        if positions[key] != position:
-            tables[kind][name] = power_of_two_qparams(position, tables[kind][name].format)
+    leader = {t.name: t.leader for t in plan.tensors}
+    nodes = [node.renamed(leader) for node in find_limited(model, plan)]
+    params = leaders | weights
+    positions = {name: p.position for name, p in params.items()}
+    groups = [*components(plan, "lowest"), *components(plan, "merged")]
+    solved, moved = satisfy(
+        nodes, positions, groups, target.limits, prefer_lowering=target.calibrate_arithmetic
+    )
+    for name, position in solved.items():
+        if positions[name] != position:
+            table = weights if name in weights else leaders
+            table[name] = power_of_two_qparams(position, table[name].format)
     return moved
 
 
@@ -167,16 +180,15 @@ def _alignment_costs(
 
 
 def _adjustment(moved: Moved, plan: Plan, stats: Stats) -> Adjustment:
-    kind, name = moved.tensor.split(":", 1)
+    tensor = plan.by_name()[moved.tensor]
     cost = None
-    if kind == "a":
-        spec = plan.by_name()[name].spec
+    if tensor.role == "activation":
         before, after = (
-            power_of_two_qparams(position, spec.format) for position in (moved.before, moved.after)
+            power_of_two_qparams(position, tensor.spec.format)
+            for position in (moved.before, moved.after)
         )
-        cost = _cost(plan, stats, name, before, after)
-    label = f"bias of {name}" if kind == "b" else name
-    return Adjustment(label, 2.0**-moved.before, 2.0**-moved.after, moved.why, cost)
+        cost = _cost(plan, stats, moved.tensor, before, after)
+    return Adjustment(moved.tensor, 2.0**-moved.before, 2.0**-moved.after, moved.why, cost)
 
 
 def _cost(plan: Plan, stats: Stats, name: str, before: QParams, after: QParams) -> float | None:

@@ -1,0 +1,129 @@
+"""The presets: the best recipe known for a target within its constraints, as values.
+
+AMD Quark's own presets, bit for bit, are in ``lowbit.config.quark``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from lowbit.config.config import QuantConfig
+from lowbit.config.methods import MinMax, MinMse
+from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.errors import ConfigError, did_you_mean
+from lowbit.numerics.formats import Format
+
+_MSE = MinMse()
+_WEIGHT = TensorSpec(format=Format.INT8, method=_MSE)
+_PER_CHANNEL = TensorSpec(format=Format.INT8, per_channel=True, method=_MSE)
+_POWER_OF_TWO = TensorSpec(format=Format.INT8, power_of_two=True, method=_MSE)
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """A named configuration and a sentence about it."""
+
+    config: QuantConfig
+    summary: str
+
+    @property
+    def name(self) -> str:
+        """The name it is asked for by."""
+        return self.config.name
+
+
+def _float_scales(
+    name: str, summary: str, activation: TensorSpec, weight: TensorSpec, target: str
+) -> Preset:
+    config = QuantConfig(
+        name=name,
+        activation=activation,
+        weight=weight,
+        bias=ProductBias(),
+        target=target,
+        correct=True,
+    )
+    return Preset(config=config, summary=summary)
+
+
+def _pair(name: str, summary: str, activation: TensorSpec) -> tuple[Preset, Preset]:
+    """Return a preset for any runtime, with one weight scale a tensor and one a channel."""
+    return (
+        _float_scales(name, summary, activation, _WEIGHT, "onnxruntime"),
+        _float_scales(
+            f"{name}_PERCHANNEL",
+            f"{summary}; one weight scale a channel",
+            activation,
+            _PER_CHANNEL,
+            "onnxruntime",
+        ),
+    )
+
+
+_ALL = (
+    _float_scales(
+        "A8W8",
+        "Ryzen AI: symmetric int8 activations and weights, int32 bias, float scales",
+        TensorSpec(format=Format.INT8, method=_MSE),
+        _WEIGHT,
+        "ryzen-ai",
+    ),
+    _float_scales(
+        "A16W8",
+        "Ryzen AI: symmetric int16 activations, int8 weights, int32 bias, float scales",
+        TensorSpec(format=Format.INT16, method=MinMax()),
+        _WEIGHT,
+        "ryzen-ai",
+    ),
+    Preset(
+        config=QuantConfig(
+            name="XINT8",
+            activation=_POWER_OF_TWO,
+            weight=_POWER_OF_TWO,
+            bias=_POWER_OF_TWO,
+            target="ryzen-ai-cnn",
+            correct=True,
+        ),
+        summary="Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
+    ),
+    *_pair(
+        "U8S8",
+        "any runtime: asymmetric uint8 activations, symmetric int8 weights",
+        TensorSpec(format=Format.UINT8, symmetric=False, method=_MSE),
+    ),
+    *_pair(
+        "S8S8",
+        "any runtime: asymmetric int8 activations, symmetric int8 weights",
+        TensorSpec(format=Format.INT8, symmetric=False, method=_MSE),
+    ),
+    *_pair(
+        "U16S8",
+        "any runtime: asymmetric uint16 activations, symmetric int8 weights",
+        TensorSpec(format=Format.UINT16, symmetric=False, method=MinMax()),
+    ),
+    Preset(
+        config=QuantConfig(
+            name="VINT8",
+            activation=_POWER_OF_TWO,
+            weight=_POWER_OF_TWO,
+            bias=_POWER_OF_TWO,
+            target="quark-vint8",
+            correct=True,
+        ),
+        summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
+    ),
+)
+
+PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
+
+
+def find_preset(name: str) -> QuantConfig:
+    """Return the configuration of a preset."""
+    preset = PRESETS.get(name.upper())
+    if preset is None:
+        raise ConfigError(
+            f"unknown preset {name!r}{did_you_mean(name, PRESETS)} (known: {', '.join(PRESETS)})"
+        )
+    return preset.config

@@ -1,0 +1,23 @@
+"""Is a written file valid ONNX, and does onnxruntime load it?"""
+
+from __future__ import annotations
+
+import pathlib
+
+from lowbit.errors import ModelError, VerificationError
+from lowbit.graph.session import Session
+
+
+def check_file(path: pathlib.Path) -> None:
+    """Raise unless the file passes ``onnx.checker`` and loads at every optimisation level."""
+    import onnx.checker
+
+    try:
+        onnx.checker.check_model(str(path), full_check=path.stat().st_size < 1 << 30)
+    except Exception as error:  # the checker's exceptions share no public base
+        raise VerificationError(f"{path} is not valid ONNX: {str(error)[:600]}") from error
+    for level in ("none", "all"):
+        try:
+            Session(path, threads=1, optimise=level, name=str(path))
+        except ModelError as error:
+            raise VerificationError(f"at optimisation level {level!r}: {error}") from error

@@ -1,0 +1,1 @@
+"""Win back accuracy after the scales are fixed, by changing weights and biases only."""

@@ -1,0 +1,76 @@
+"""Bias correction from the statistics of calibration, at no further pass over the data.
+
+Rounding the weights W to W' shifts the mean output of channel o by
+sum_c (sum_k W'[o,c,k] - W[o,c,k]) E[x_c], with E[x_c] the mean of input channel c, which
+calibration has measured. Taking the shift off the bias leaves each layer's mean output where the
+float model has it. (Borders of padded convolutions see slightly smaller means; that is neglected.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.calibrate.stats import Stats
+from lowbit.graph.constants import constant
+from lowbit.numerics.formats import Floats
+from lowbit.numerics.qparams import dequantize
+from lowbit.plan.plan import BiasPlan, Plan
+from lowbit.resolve.integers import Weights
+from lowbit.resolve.params import Params
+
+
+def corrected_biases(
+    model: ir.Model, plan: Plan, params: Params, stats: Stats, weights: Weights
+) -> dict[str, Floats]:
+    """Return the corrected float bias of every node whose input means are known."""
+    nodes = {node.name: node for node in model.graph}
+    corrected = {}
+    for row in plan.biases:
+        means = stats.tensors[row.input].channels if row.input in stats.tensors else None
+        node = nodes[row.node]
+        if means is None or row.weight not in weights.tensors or node.op_type not in _SHIFTS:
+            continue
+        weight = np.asarray(constant(model.graph.initializers[row.weight]), np.float32)
+        rounded = dequantize(weights.tensors[row.weight](), params.tensors[row.weight])
+        bias = np.asarray(constant(model.graph.initializers[row.tensor]), np.float32)
+        shift = _SHIFTS[node.op_type](node, (rounded - weight).astype(np.float64), means)
+        corrected[row.node] = _take_off(bias, row, shift)
+    return corrected
+
+
+def _take_off(bias: Floats, row: BiasPlan, shift: NDArray[np.float64]) -> Floats:
+    factor = row.factor or 1.0
+    return (bias - (shift / factor).reshape(bias.shape[-1:])).astype(np.float32)
+
+
+def _conv_shift(
+    node: ir.Node, error: NDArray[np.float64], means: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Weights are [out, in / group, ...]: each output sees the channels of its group."""
+    group = node.attributes.get_int("group", 1)
+    sums = error.reshape(*error.shape[:2], -1).sum(axis=2)
+    seen = np.repeat(means.reshape(group, -1), error.shape[0] // group, axis=0)
+    return np.asarray((sums * seen).sum(axis=1))
+
+
+def _transposed_shift(
+    node: ir.Node, error: NDArray[np.float64], means: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Weights are [in, out / group, ...]; with a stride each output sees part of the kernel."""
+    group = node.attributes.get_int("group", 1)
+    strides = node.attributes.get_ints("strides", (1,))
+    sums = error.reshape(*error.shape[:2], -1).sum(axis=2) / float(np.prod(strides))
+    parts = (sums * means[:, None]).reshape(group, -1, error.shape[1])
+    return np.asarray(parts.sum(axis=1).reshape(-1))
+
+
+def _gemm_shift(
+    node: ir.Node, error: NDArray[np.float64], means: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    matrix = error if node.attributes.get_int("transB", 0) else error.T
+    return np.asarray(matrix @ means * node.attributes.get_float("alpha", 1.0))
+
+
+_SHIFTS = {"Conv": _conv_shift, "ConvTranspose": _transposed_shift, "Gemm": _gemm_shift}

@@ -1,0 +1,1 @@
+"""Is the result well formed, and how far is it from the original? Repairs nothing."""

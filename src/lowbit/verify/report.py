@@ -1,0 +1,124 @@
+"""What a run did, what it cost in accuracy, and how long it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from lowbit.numerics.metrics import Closeness
+from lowbit.resolve.params import Adjustment
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How close one tensor of the quantized model is to the float one."""
+
+    tensor: str
+    snr_db: float
+    cosine: float
+    max_error: float
+
+    @classmethod
+    def of(cls, tensor: str, closeness: Closeness) -> Score:
+        """Return the figures of a closeness."""
+        return cls(
+            tensor=tensor,
+            snr_db=closeness.snr_db,
+            cosine=closeness.cosine,
+            max_error=closeness.max_error,
+        )
+
+
+class FloatPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that stays in float, and why."""
+
+    node: str
+    op_type: str
+    why: str
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """A scale that a constraint moved, and what that cost."""
+
+    tensor: str
+    before: float
+    after: float
+    why: str
+    cost_db: float | None
+
+    @classmethod
+    def of(cls, adjustment: Adjustment) -> Moved:
+        """Return the row of an adjustment."""
+        return cls(
+            tensor=adjustment.tensor,
+            before=adjustment.before,
+            after=adjustment.after,
+            why=adjustment.why,
+            cost_db=adjustment.cost_db,
+        )
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a run; ``outputs`` are against the model as it was loaded."""
+
+    preset: str
+    target: str
+    version: str
+    data: str
+    calibration_samples: int
+    verification_samples: int
+    held_out: bool
+    outputs: tuple[Score, ...]
+    layers: tuple[Score, ...] = ()
+    quantized: dict[str, int] = {}
+    float_nodes: tuple[FloatPart, ...] = ()
+    adjustments: tuple[Moved, ...] = ()
+    notes: tuple[str, ...] = ()
+    size_before: int = 0
+    size_after: int = 0
+    seconds: dict[str, float] = {}
+
+    @property
+    def snr_db(self) -> float:
+        """The signal-to-noise ratio of the worst output."""
+        return min((score.snr_db for score in self.outputs), default=math.nan)
+
+    def worst_layers(self, count: int = 5) -> tuple[Score, ...]:
+        """Return the layers with the lowest signal-to-noise ratio."""
+        return tuple(sorted(self.layers, key=lambda score: score.snr_db)[:count])
+
+    def steepest_drops(self, count: int = 5) -> tuple[Score, ...]:
+        """Return the layers at which the signal-to-noise ratio falls most from the one before."""
+        drops = [
+            (after.snr_db - before.snr_db, after)
+            for before, after in zip(self.layers, self.layers[1:], strict=False)
+        ]
+        return tuple(score for _, score in sorted(drops, key=lambda pair: pair[0])[:count])
+
+    def to_json(self) -> bytes:
+        """Return the report as JSON; an infinite ratio is null."""
+        return msgspec.json.encode(_finite(msgspec.to_builtins(self)))
+
+
+def scores(closenesses: dict[str, Closeness]) -> tuple[Score, ...]:
+    """Return the figures of many tensors, in their order."""
+    return tuple(Score.of(name, closeness) for name, closeness in closenesses.items())
+
+
+def count_formats(formats: Iterable[str]) -> dict[str, int]:
+    """Return how often each word comes."""
+    counts: dict[str, int] = {}
+    for word in formats:
+        counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
