@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +30,12 @@ from lowbit.graph.passes.require_opset import require_opset
 from lowbit.graph.session import input_dtype
 from lowbit.plan import Plan, make_plan
 from lowbit.plan.fit import check_fit
+from lowbit.plan.head import find_head
 from lowbit.refine.bias_correction import corrected_biases
 from lowbit.resolve.integers import Weights, nearest
 from lowbit.resolve.params import Params
 from lowbit.resolve.resolve import resolve, settle_biases
+from lowbit.resolve.unlike import unlike_joins
 from lowbit.samples import Split, split
 from lowbit.targets import Target, find_target
 from lowbit.verify.compare import compare_outputs, compare_tensors, layer_pairs
@@ -107,7 +110,9 @@ def prepare(model: ir.Model, config: QuantConfig, sample: Any = None) -> Prepare
         start = require_opset(model, _FOUR_BIT_OPSET)
     normal = normalise(start, sample)
     shaped = adapt(normal, target.transforms, config.without)
-    adapted = adapt(shaped, target.arithmetic, config.without)
+    # What stays in float does not run on the device: it keeps its own arithmetic.
+    kept = {node.node for node in make_plan(shaped, config, target).float_nodes}
+    adapted = adapt(shaped, target.arithmetic, config.without, kept)
     observed = adapted if target.calibrate_arithmetic else shaped
     return Prepared(model, observed, adapted, config, target)
 
@@ -170,13 +175,17 @@ def quantize(
         chosen = plan or make_plan(ready.adapted, config, ready.target)
         check_fit(chosen, ready.adapted)
     with clock.stage("calibrate"):
-        known = stats or collect(
-            ready.observed,
-            chosen,
-            samples.calibration(),
+        gather = functools.partial(
+            collect,
             everything=keep_histograms,
             progress=lambda done: progress("calibrate", done, samples.calibration_count),
         )
+        known = stats or gather(ready.observed, chosen, samples.calibration())
+        if plan is None and stats is None and _destroys_head(ready, chosen, known):
+            config = msgspec.structs.replace(config, head="float")
+            ready = prepare(loaded, config, samples.first())
+            chosen = make_plan(ready.adapted, config, ready.target)
+            known = gather(ready.observed, chosen, samples.calibration())
     with clock.stage("resolve"):
         params = resolve(ready.adapted, chosen, known, ready.target)
         weights = nearest(ready.adapted, chosen, params)
@@ -246,6 +255,14 @@ def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfi
     if preset is not None and config is not None:
         raise ConfigError("give a preset or a config, not both")
     return config if config is not None else find_preset(preset or "A8W8")
+
+
+def _destroys_head(ready: Prepared, plan: Plan, stats: Stats) -> bool:
+    """Whether the tail of the graph joins ranges so unlike that one scale ruins the smaller."""
+    if ready.config.head != "auto":
+        return False
+    tail = set(find_head(ready.adapted.graph).nodes)
+    return any(join.node in tail for join in unlike_joins(plan, stats))
 
 
 def _emit(ready: Prepared, plan: Plan, params: Params, weights: Weights, data: Data) -> ir.Model:

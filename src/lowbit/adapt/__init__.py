@@ -6,12 +6,13 @@ in as nodes, so that what is calibrated, corrected and measured is what the devi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 
 import onnx_ir as ir
 
 from lowbit.adapt import arithmetic, transforms
+from lowbit.adapt.splice import KEPT
 from lowbit.errors import ConfigError, did_you_mean
 
 Rewrite = Callable[[ir.Graph], None]
@@ -32,9 +33,20 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
 )
 
 
-def adapt(model: ir.Model, names: Sequence[str], without: Sequence[str] = ()) -> ir.Model:
-    """Return a copy of ``model`` with the named rewrites done, except those in ``without``."""
+def adapt(
+    model: ir.Model,
+    names: Sequence[str],
+    without: Sequence[str] = (),
+    keep: Container[str] = (),
+) -> ir.Model:
+    """Return a copy of ``model`` with the named rewrites done, except those in ``without``.
+
+    Nodes whose names are in ``keep`` stay as they are: what computes in float does not run on
+    the device, so it does not get the device's arithmetic.
+    """
     model = model.clone()
+    for node in model.graph:
+        node.meta[KEPT] = node.name in keep
     for name in (*names, *without):
         if name not in REWRITES:
             raise ConfigError(

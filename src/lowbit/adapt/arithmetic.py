@@ -11,7 +11,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.adapt.splice import append_factor, replace_node
+from lowbit.adapt.splice import append_factor, candidates, replace_node
 from lowbit.adapt.transforms import reduced_axes, spatial_size
 from lowbit.graph.constants import add_constant
 from lowbit.graph.names import tensor_name
@@ -26,7 +26,7 @@ _POOL_FACTORS = {3: 63 / 64, 5: 250 / 256, 6: 252 / 256, 7: 1029 / 1024, 14: 411
 
 def leaky_relu_slope(graph: ir.Graph) -> None:
     """Round the slope of LeakyRelu to a multiple of 1/256."""
-    for node in graph:
+    for node in candidates(graph):
         if node.op_type == "LeakyRelu":
             slope = round(node.attributes.get_float("alpha", 0.01) * 256) / 256
             node.attributes["alpha"] = ir.AttrFloat32("alpha", slope)
@@ -34,7 +34,7 @@ def leaky_relu_slope(graph: ir.Graph) -> None:
 
 def sigmoid_to_hardsigmoid(graph: ir.Graph) -> None:
     """Sigmoid becomes HardSigmoid(1/6, 1/2), the only gate there is."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         if node.op_type == "Sigmoid" and node.inputs[0] is not None:
             gate = ir.node("HardSigmoid", [node.inputs[0]], {"alpha": 1 / 6, "beta": 0.5})
             replace_node(graph, node, [gate])
@@ -42,7 +42,7 @@ def sigmoid_to_hardsigmoid(graph: ir.Graph) -> None:
 
 def hardsigmoid_factor(graph: ir.Graph) -> None:
     """Scale HardSigmoid by what the fixed-point slope differs from 1/6."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         traits = traits_of(node)
         if node.op_type == "HardSigmoid" and traits is not None and traits.applies(node):
             _multiply(graph, node, HARDSIGMOID_FACTOR)
@@ -50,7 +50,7 @@ def hardsigmoid_factor(graph: ir.Graph) -> None:
 
 def average_pool_factor(graph: ir.Graph) -> None:
     """Scale average pools of square kernels by what their fixed-point reciprocal differs."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         kernel = _pool_kernel(node)
         if kernel is not None and kernel[0] == kernel[1]:
             _multiply(graph, node, pool_factor(*kernel))
@@ -58,7 +58,7 @@ def average_pool_factor(graph: ir.Graph) -> None:
 
 def reduce_mean_factor(graph: ir.Graph) -> None:
     """Scale ReduceMean by what its fixed-point reciprocal differs."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         if node.op_type != "ReduceMean":
             continue
         source, axes = node.inputs[0], reduced_axes(node)
@@ -72,7 +72,7 @@ def reduce_mean_factor(graph: ir.Graph) -> None:
 
 def clip_to_relu(graph: ir.Graph) -> None:
     """Clip from zero becomes Relu: the upper bound is left to the quantizer's range."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         if node.op_type == "Clip" and node.inputs[0] is not None:
             low, _ = clip_bounds(node)
             if low is not None and low >= 0:

@@ -10,6 +10,15 @@ from lowbit.graph.names import absorb, tensor_name
 from lowbit.plan.placement import ARITHMETIC
 
 
+KEPT = "lowbit.kept"
+"""Mark of nodes that no rewrite may touch."""
+
+
+def candidates(graph: ir.Graph) -> tuple[ir.Node, ...]:
+    """Return the nodes that may be rewritten, in order."""
+    return tuple(node for node in graph if not node.meta.get(KEPT))
+
+
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
     """Let the last of ``new`` write what ``old`` wrote, under the same tensor names."""
     graph.insert_before(old, list(new))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.adapt.splice import replace_node
+from lowbit.adapt.splice import candidates, replace_node
 from lowbit.graph.constants import add_constant, constant
 from lowbit.graph.names import tensor_name
 
@@ -17,7 +17,7 @@ _LARGEST_POOL = 512
 
 def reduce_mean_to_pool(graph: ir.Graph) -> None:
     """ReduceMean over height and width, dimensions kept, becomes GlobalAveragePool."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         if node.op_type != "ReduceMean" or not node.attributes.get_int("keepdims", 1):
             continue
         source, axes = node.inputs[0], reduced_axes(node)
@@ -29,7 +29,7 @@ def reduce_mean_to_pool(graph: ir.Graph) -> None:
 
 def split_large_pool(graph: ir.Graph) -> None:
     """GlobalAveragePool over more than 512 elements is done in two steps."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         source = node.inputs[0] if node.inputs else None
         if node.op_type != "GlobalAveragePool" or source is None:
             continue
@@ -57,7 +57,7 @@ def split_large_pool(graph: ir.Graph) -> None:
 
 def split_to_slice(graph: ir.Graph) -> None:
     """Split becomes one Slice for each part."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         source = node.inputs[0] if node.inputs else None
         if node.op_type != "Split" or source is None:
             continue
@@ -85,7 +85,7 @@ def split_to_slice(graph: ir.Graph) -> None:
 
 def batchnorm_to_conv(graph: ir.Graph) -> None:
     """A BatchNormalization nothing could absorb becomes a depthwise convolution."""
-    for node in tuple(graph):
+    for node in candidates(graph):
         source = node.inputs[0] if node.inputs else None
         if node.op_type != "BatchNormalization" or source is None or source.shape is None:
             continue

@@ -12,7 +12,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.errors import CalibrationError
 from lowbit.numerics.formats import Floats
+
+# Bins are as wide as the first sample makes them; this many more take 64 MB.
+_MOST_BINS = 1 << 23
 
 Span = Literal["absolute", "symmetric", "signed"]
 """What is counted: |x|; x between -t and t; x between its own smallest and largest."""
@@ -60,6 +64,7 @@ class GrowingHistogram:
         edges, top = self.edges, x.max()
         if top > edges[-1]:
             width = edges[1] - edges[0]
+            self._refuse_too_many((top - edges[-1]) / width)
             more = np.arange(edges[-1] + width, top + width, width)
             edges = np.hstack((edges, more))
         counts, edges = np.histogram(x, bins=edges)
@@ -69,10 +74,15 @@ class GrowingHistogram:
     def _extend_both(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
         old_top = self.edges[-1]
         new_top = np.maximum(np.abs(x.min()), np.abs(x.max()))
+        if self.low == self.high == 0.0:
+            # The first samples were all zeros, so their bins have no width to continue.
+            counts, edges = np.histogram(x, len(self.counts), range=(-new_top, new_top))
+            return counts + self.counts, edges
         if new_top <= old_top:
             counts, _ = np.histogram(x, len(self.counts), range=(-old_top, old_top))
             return counts + self.counts, self.edges
         width = 2 * old_top / len(self.counts)
+        self._refuse_too_many((new_top - old_top) / width)
         extra = int((new_top - old_top) // width + 1)
         top = extra * width + old_top
         counts, edges = np.histogram(x, len(self.counts) + 2 * extra, range=(-top, top))
@@ -82,6 +92,7 @@ class GrowingHistogram:
     def _extend_either(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
         edges, low, high = self.edges, float(x.min()), float(x.max())
         width = (edges[-1] - edges[0]) / len(self.counts)
+        self._refuse_too_many(max(edges[0] - low, high - edges[-1]) / width)
         below = int(np.ceil((edges[0] - low) / width)) if low < edges[0] else 0
         above = int(np.ceil((high - edges[-1]) / width)) if high > edges[-1] else 0
         if below or above:
@@ -93,3 +104,11 @@ class GrowingHistogram:
         counts, _ = np.histogram(x.astype(np.float64), bins=edges)
         counts[below : below + len(self.counts)] += self.counts
         return counts, edges
+
+    def _refuse_too_many(self, more: float) -> None:
+        if more > _MOST_BINS:
+            raise CalibrationError(
+                f"a sample's values are {more / len(self.counts):.0f} times as wide as the first "
+                "sample's, which sets the width of all bins; put a typical sample first, or take "
+                "a method with a 'log' histogram"
+            )

@@ -75,19 +75,19 @@ class TensorStats:
             raise CalibrationError("moving averages depend on the order of samples: not mergeable")
         if self.count == 0 or other.count == 0:
             full, empty = (other, self) if self.count == 0 else (self, other)
-            return dataclasses.replace(full, not_finite=full.not_finite + empty.not_finite)
-        both = self.counts is not None and other.counts is not None
-        return (
-            TensorStats(
-                min(self.low, other.low),
-                max(self.high, other.high),
-                self.count + other.count,
-                self.not_finite + other.not_finite,
-                self.counts + other.counts if both else None,  # type: ignore[operator]
-            )
-            .with_channels(self)
-            .with_channels(other)
+            not_finite = full.not_finite + empty.not_finite
+            return dataclasses.replace(full, not_finite=not_finite).with_channels(empty)
+        counts = None
+        if self.counts is not None and other.counts is not None:
+            counts = self.counts + other.counts
+        merged = TensorStats(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.count + other.count,
+            self.not_finite + other.not_finite,
+            counts,
         )
+        return merged.with_channels(self).with_channels(other)
 
     def with_channels(self, other: TensorStats) -> TensorStats:
         """Return these statistics with the channel means of ``other`` averaged in."""
@@ -101,9 +101,11 @@ class TensorStats:
 
 
 def channel_means(x: Floats, axis: int) -> TensorStats:
-    """Return nothing but the mean of each channel along ``axis``."""
+    """Return nothing but the mean of each channel along ``axis``; not even that if it is none."""
     others = tuple(i for i in range(x.ndim) if i != axis % x.ndim)
     positions = x.size // max(x.shape[axis], 1)
+    if x.size == 0 or not np.isfinite(x).all():
+        return TensorStats(0.0, 0.0, 0)
     return TensorStats(0.0, 0.0, 0, channels=x.mean(others).astype(np.float64), positions=positions)
 
 

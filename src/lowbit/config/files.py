@@ -45,10 +45,8 @@ def _parse(path: pathlib.Path) -> dict[str, object]:
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     try:
-        if path.suffix == ".toml":
-            parsed = msgspec.toml.decode(text)
-        else:
-            parsed = msgspec.json.decode(text)
+        decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
+        parsed = decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"configuration {path} cannot be parsed: {error}") from error
     if not isinstance(parsed, dict):

@@ -17,6 +17,7 @@ from lowbit.graph.constants import add_constant, free_name
 from lowbit.graph.names import tensor_name
 from lowbit.numerics.formats import Format
 from lowbit.numerics.qparams import QParams
+from lowbit.ops import Kind, traits_of
 from lowbit.plan.plan import BiasPlan, Plan
 from lowbit.resolve.integers import Weights
 from lowbit.resolve.params import Params
@@ -30,7 +31,8 @@ def emit_qdq(
     model: ir.Model, plan: Plan, params: Params, weights: Weights, *, domain: Domain = "auto"
 ) -> ir.Model:
     """Return a copy of ``model`` in which every planned tensor passes through Q and DQ."""
-    writer = _Writer(model.clone(), domain)
+    planned = frozenset(tensor.name for tensor in plan.activations())
+    writer = _Writer(model.clone(), domain, planned)
     for tensor in plan.activations():
         writer.activation(tensor.name, tensor.leader, params.tensors[tensor.name])
     for row in plan.biases:
@@ -43,8 +45,9 @@ def emit_qdq(
 class _Writer:
     """Inserts nodes into one model, which it owns."""
 
-    def __init__(self, model: ir.Model, domain: Domain) -> None:
+    def __init__(self, model: ir.Model, domain: Domain, planned: frozenset[str]) -> None:
         self._model = model
+        self._planned = planned
         self._graph = model.graph
         self._domain = domain
         self._opset = model.opset_imports[""]
@@ -58,9 +61,12 @@ class _Writer:
         scale, zero_point = self._parameters(leader, params)
         uses = tuple(value.uses())
         is_output = value.is_graph_output()
-        quantizer = self._node("QuantizeLinear", [value, scale, zero_point], name, params)
+        domain = self._domain_of(params.format)
+        if self._domain == "auto" and self._trips_onnxruntime(value, params.format):
+            domain = _MICROSOFT
+        quantizer = self._node("QuantizeLinear", [value, scale, zero_point], name, params, domain)
         dequantizer = self._node(
-            "DequantizeLinear", [quantizer.outputs[0], scale, zero_point], name, params
+            "DequantizeLinear", [quantizer.outputs[0], scale, zero_point], name, params, domain
         )
         result = dequantizer.outputs[0]
         result.type, result.shape = value.type, value.shape
@@ -121,9 +127,16 @@ class _Writer:
         for node, index in uses:
             node.replace_input_with(index, dequantizer.outputs[0])
 
-    def _node(self, op: str, inputs: list[ir.Value], name: str, params: QParams) -> ir.Node:
+    def _node(
+        self,
+        op: str,
+        inputs: list[ir.Value],
+        name: str,
+        params: QParams,
+        domain: str | None = None,
+    ) -> ir.Node:
         attributes = {} if params.axis is None else {"axis": params.axis}
-        domain = self._domain_of(params.format)
+        domain = self._domain_of(params.format) if domain is None else domain
         if domain:
             self._model.opset_imports.setdefault(domain, 1)
         node = ir.node(op, inputs, attributes, domain=domain, name=f"{name}_{op}")
@@ -135,6 +148,17 @@ class _Writer:
             wide = fmt.bits not in (8, 32)
             return _MICROSOFT if wide and self._opset < _WIDE_OPSET else ""
         return "" if self._domain == "ai.onnx" else self._domain
+
+    def _trips_onnxruntime(self, value: ir.Value, fmt: Format) -> bool:
+        """Whether onnxruntime's optimizer would make an invalid graph of a standard pair here.
+
+        Up to 1.31 it moves a DequantizeLinear over a float Reshape, Transpose and the like; from
+        opset 21 on the QuantizeLinear it leaves behind gets a zero point of the wrong type for
+        signed formats, and the model no longer loads. It leaves pairs of its own domain alone.
+        """
+        if self._opset < _WIDE_OPSET or not fmt.signed:
+            return False
+        return any(_moves_in_float(node, self._planned) for node in value.consumers())
 
     def _parameters(self, leader: str, params: QParams) -> tuple[ir.Value, ir.Value]:
         if leader not in self._scales:
@@ -169,6 +193,13 @@ class _Writer:
                 self._graph.outputs[index] = result
         value.name = f"{name}_QuantizeLinear_Input"
         result.name = name
+
+
+def _moves_in_float(node: ir.Node, planned: frozenset[str]) -> bool:
+    traits = traits_of(node)
+    if traits is None or traits.kind is not Kind.MOVES:
+        return False
+    return not any(output.name in planned for output in node.outputs)
 
 
 _DTYPES = {

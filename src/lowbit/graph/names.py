@@ -14,11 +14,15 @@ def names_of(node: ir.Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*own, *node.meta.get(_KEY, ()), *outputs)))
 
 
+def answer_to(node: ir.Node, *names: str | None) -> None:
+    """Let ``node`` answer to further names as well. Changes ``node``."""
+    given = (name for name in names if name)
+    node.meta[_KEY] = tuple(dict.fromkeys((*node.meta.get(_KEY, ()), *given)))
+
+
 def absorb(survivor: ir.Node, gone: ir.Node) -> None:
     """Let ``survivor`` answer to the names of ``gone`` as well. Changes ``survivor``."""
-    survivor.meta[_KEY] = tuple(
-        dict.fromkeys((*survivor.meta.get(_KEY, ()), *names_of(survivor)[:1], *names_of(gone)))
-    )
+    answer_to(survivor, *names_of(survivor)[:1], *names_of(gone))
 
 
 def tensor_name(value: ir.Value) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Above this many values single precision is enough: sums are pairwise.
+# Above this many values single precision is enough, as sums are pairwise, unless they overflow.
 _LARGE = 1 << 14
 
 
@@ -26,18 +26,26 @@ class Closeness:
     @classmethod
     def of(cls, want: NDArray[Any], got: NDArray[Any]) -> Closeness:
         """Compare one pair of arrays."""
+        a, b = np.ravel(want), np.ravel(got)
+        if want.size > _LARGE:
+            with np.errstate(over="ignore", invalid="ignore"):
+                quick = cls._sums(a.astype(np.float32), b.astype(np.float32))
+            if math.isfinite(quick.signal + quick.other + quick.noise):
+                return quick
+        return cls._sums(a.astype(np.float64), b.astype(np.float64))
+
+    @classmethod
+    def _sums(cls, a: NDArray[np.floating], b: NDArray[np.floating]) -> Closeness:
         # Elementwise products and pairwise sums, not dot products: a threaded BLAS called from
         # several threads at once spends its time waiting.
-        kind = np.float32 if want.size > _LARGE else np.float64
-        a, b = np.ravel(want).astype(kind), np.ravel(got).astype(kind)
-        error = a - b
-        peak = float(np.abs(error).max(initial=0.0))
+        with np.errstate(invalid="ignore"):
+            error = a - b
         return cls(
             signal=float(np.sum(a * a)),
             noise=float(np.sum(error * error)),
             other=float(np.sum(b * b)),
             product=float(np.sum(a * b)),
-            max_error=peak,
+            max_error=float(np.abs(error).max(initial=0.0)),
         )
 
     def __or__(self, more: Closeness) -> Closeness:

@@ -16,6 +16,7 @@ from lowbit.numerics.formats import Floats, Format, Ints
 
 _TINY = float(np.finfo(np.float32).tiny)
 _WIDEST = float(np.finfo(np.float32).max) / 2
+_FINEST_POSITION, _COARSEST_POSITION = 126, -120
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,7 +68,11 @@ def choose_qparams(
 
 
 def power_of_two_qparams(position: int, fmt: Format) -> QParams:
-    """Return symmetric parameters with the scale ``2 ** -position``."""
+    """Return symmetric parameters with the scale ``2 ** -position``.
+
+    The position is kept where the scale is a normal float and its largest code is finite.
+    """
+    position = min(max(position, _COARSEST_POSITION), _FINEST_POSITION)
     zero_point = 0 if fmt.signed else (fmt.high + 1) // 2
     return QParams(np.asarray(2.0**-position, np.float32), np.asarray(zero_point, fmt.dtype), fmt)
 
@@ -76,7 +81,9 @@ def quantize(x: NDArray[Any], params: QParams, limits: tuple[int, int] | None = 
     """Round ``x`` to the nearest integers of the format, ties to even, saturating."""
     scale, zero_point = params.broadcast(x.ndim)
     low, high = limits or (params.format.low, params.format.high)
-    rounded = np.rint(x / scale) + zero_point
+    # The limits of 32 bits are not single-precision numbers.
+    kind = np.float64 if params.format.bits == 32 else np.float32
+    rounded = np.rint(x / scale) + zero_point.astype(kind)
     return np.asarray(np.clip(rounded, low, high), params.format.dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -11,6 +12,8 @@ from lowbit.config.specs import TensorOverride, TensorSpec
 from lowbit.errors import ConfigError, PlanError, did_you_mean
 from lowbit.graph.constants import is_constant
 from lowbit.graph.names import tensor_name
+from lowbit.ops import Kind, traits_of
+from lowbit.plan.head import find_head
 from lowbit.plan.placement import Draft, Wish, drop_fused, place
 from lowbit.plan.plan import BiasPlan, FloatNode, Plan, TensorPlan
 from lowbit.plan.rules import Scheme, choose_schemes
@@ -22,7 +25,7 @@ def make_plan(model: ir.Model, config: QuantConfig, target: Target) -> Plan:
     """Decide the spec of every tensor of a normalised model."""
     _check_formats(config, target)
     graph = model.graph
-    schemes = choose_schemes(graph, config)
+    schemes = _protect_head(choose_schemes(graph, config), graph, config)
     draft = place(graph, schemes, target)
     drop_fused(graph, draft, target)
     _override(draft, graph, config.tensors)
@@ -38,6 +41,32 @@ def make_plan(model: ir.Model, config: QuantConfig, target: Target) -> Plan:
             for node, why in draft.float_why.items()
         ),
     )
+
+
+def _protect_head(
+    schemes: Mapping[ir.Node, Scheme], graph: ir.Graph, config: QuantConfig
+) -> Mapping[ir.Node, Scheme]:
+    """Keep a detection head in float, except where a rule spoke of the node."""
+    head = find_head(graph)
+    if config.head == "int8" or (config.head == "auto" and not head.evidence):
+        return schemes
+    why = "behind the last learned layers"
+    if head.evidence:
+        why = f"decodes detections: {head.evidence[0]}"
+    # Data movement behind a quantized tensor may follow it at no loss, so it is not held back.
+    names = set(head.nodes)
+    protected = {n for n in graph if n.name in names and not _moves(n)}
+    return {
+        node: dataclasses.replace(scheme, excluded=why)
+        if node in protected and scheme.priority == 0 and scheme.excluded is None
+        else scheme
+        for node, scheme in schemes.items()
+    }
+
+
+def _moves(node: ir.Node) -> bool:
+    traits = traits_of(node)
+    return traits is not None and traits.kind is Kind.MOVES
 
 
 def _check_formats(config: QuantConfig, target: Target) -> None:

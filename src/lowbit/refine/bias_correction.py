@@ -13,12 +13,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.calibrate.stats import Stats
-from lowbit.graph.constants import constant
 from lowbit.numerics.formats import Floats
 from lowbit.numerics.qparams import dequantize
-from lowbit.plan.plan import BiasPlan, Plan
+from lowbit.plan.plan import Plan
 from lowbit.resolve.integers import Weights
 from lowbit.resolve.params import Params
+from lowbit.resolve.values import bias_values, constant_values
 
 
 def corrected_biases(
@@ -32,17 +32,11 @@ def corrected_biases(
         node = nodes[row.node]
         if means is None or row.weight not in weights.tensors or node.op_type not in _SHIFTS:
             continue
-        weight = np.asarray(constant(model.graph.initializers[row.weight]), np.float32)
+        weight = constant_values(model, row.weight)
         rounded = dequantize(weights.tensors[row.weight](), params.tensors[row.weight])
-        bias = np.asarray(constant(model.graph.initializers[row.tensor]), np.float32)
         shift = _SHIFTS[node.op_type](node, (rounded - weight).astype(np.float64), means)
-        corrected[row.node] = _take_off(bias, row, shift)
+        corrected[row.node] = (bias_values(model, row) - shift).astype(np.float32)
     return corrected
-
-
-def _take_off(bias: Floats, row: BiasPlan, shift: NDArray[np.float64]) -> Floats:
-    factor = row.factor or 1.0
-    return (bias - (shift / factor).reshape(bias.shape[-1:])).astype(np.float32)
 
 
 def _conv_shift(

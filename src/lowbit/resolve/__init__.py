@@ -1,3 +1,5 @@
-"""From statistics to parameters: scales and zero points, solved on numbers before anything is
-quantized, so that stored integers always match their scale.
+"""From statistics to parameters.
+
+Scales and zero points are solved on numbers before anything is quantized, so that stored integers
+always match their scale.
 """

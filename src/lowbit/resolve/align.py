@@ -14,7 +14,7 @@ from lowbit.config.specs import TensorSpec
 from lowbit.numerics.qparams import QParams, choose_qparams, power_of_two_qparams
 from lowbit.plan.plan import Plan, TensorPlan
 from lowbit.resolve.density import Density, Doubles
-from lowbit.resolve.ranges import params_of
+from lowbit.resolve.ranges import params_of, params_of_range
 from lowbit.resolve.search import power_of_two_candidates, power_of_two_errors
 
 _ROUNDS = 5
@@ -83,6 +83,10 @@ def _copy_along_nodes(plan: Plan, params: OwnParams) -> None:
 def _merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
     members = list(members)
     spec = members[0].spec
+    fixed = [m.range for m in members if m.range is not None]
+    if fixed:
+        # A range somebody asked for holds for all that must agree with it.
+        return params_of_range((min(r[0] for r in fixed), max(r[1] for r in fixed)), spec)
     measured = [stats[m.observe] for m in members]
     if isinstance(spec.method, MinMse) and spec.symmetric and spec.method.histogram == "log":
         return _least_relative_error(measured, spec)
@@ -97,13 +101,18 @@ def _least_relative_error(measured: list[TensorStats], spec: TensorSpec) -> QPar
     low, high = min(s.low for s in measured), max(s.high for s in measured)
     densities = [Density.of(s) for s in measured if s.count]
     top = max(abs(low), abs(high))
-    if top == 0 or not densities:
-        return params_of(measured[0], spec, "an empty group")
+    if not any(d.weight.any() for d in densities):
+        return params_of_range((low, high), spec)
     if spec.power_of_two:
         positions = power_of_two_candidates(low, high, spec)
         errors = _relative(densities, lambda d: power_of_two_errors(d, positions, spec))
         return power_of_two_qparams(positions[int(np.argmin(errors))], spec.format)
-    tried = [choose_qparams(-top * r, top * r, spec.format, symmetric=True) for r in _RATIOS]
+    tried = [
+        choose_qparams(
+            -top * r, top * r, spec.format, symmetric=True, reduce_range=spec.reduce_range
+        )
+        for r in _RATIOS
+    ]
     qmin, qmax = spec.format.limits(symmetric=True, reduce_range=spec.reduce_range)
     scale = np.array([float(p.scale) for p in tried])
     zero = int(tried[0].zero_point)

@@ -46,6 +46,8 @@ class Density:
         if absolute:
             negative, positive = np.zeros_like(negative), negative + positive
             low, high = 0.0, max(abs(low), abs(high))
+        # Whatever is beyond the last bin is counted in it.
+        edges[-1] = max(edges[-1], abs(low), abs(high))
         at, minus = np.flatnonzero(positive), np.flatnonzero(negative)[::-1]
         start = np.concatenate((-edges[minus + 1], edges[at]))
         end = np.concatenate((-edges[minus], edges[at + 1]))
@@ -66,9 +68,7 @@ class Density:
     def squared_error(self, scale: Doubles, low: Doubles, high: Doubles) -> Doubles:
         """Return the mean squared error for each candidate.
 
-        Args:
-            scale: The steps to try.
-            low: The value of the smallest code of each; ``high`` of the largest.
+        A candidate is a step and the values of its smallest and its largest code.
         """
         scale, low, high = (np.asarray(v, np.float64)[:, None] for v in (scale, low, high))
         width = np.maximum(self.end - self.start, 1e-300)

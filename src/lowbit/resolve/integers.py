@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.graph.constants import constant
 from lowbit.plan.plan import Plan, TensorPlan
 from lowbit.resolve.bias import bias_integers
 from lowbit.resolve.params import Params
+from lowbit.resolve.values import bias_values, constant_values
 from lowbit.resolve.weights import integers
 
 Integers = NDArray[np.integer]
@@ -34,7 +34,7 @@ def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
     """Return the nearest integers for every planned constant and bias."""
     biases = {
         row.node: bias_integers(
-            params.bias_values.get(row.node, _floats(model, row.tensor)),
+            params.bias_values.get(row.node, bias_values(model, row)),
             row,
             params.biases[row.node],
             params.biases_before.get(row.node),
@@ -45,8 +45,6 @@ def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
 
 
 def _maker(model: ir.Model, tensor: TensorPlan, params: Params) -> Callable[[], Integers]:
-    return lambda: integers(_floats(model, tensor.name), params.tensors[tensor.name], tensor.spec)
-
-
-def _floats(model: ir.Model, name: str) -> NDArray[np.float32]:
-    return np.asarray(constant(model.graph.initializers[name]), np.float32)
+    return lambda: integers(
+        constant_values(model, tensor.name), params.tensors[tensor.name], tensor.spec
+    )

@@ -27,7 +27,7 @@ class Adjustment:
 class Params:
     """Scales and zero points, by tensor; those of biases by node.
 
-    ``bias_values`` are the float biases, where they are no longer the model's own.
+    ``bias_values`` are the float biases as added, where they are no longer the model's own.
     ``biases_before`` are those of product biases before an alignment moved their input's scale.
     """
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowbit.calibrate.growing import GrowingHistogram
 from lowbit.calibrate.stats import TensorStats
@@ -85,9 +87,17 @@ def percentile_range(stats: TensorStats, percent: float, *, symmetric: bool, nam
     """Return the range that holds ``percent`` percent of the values."""
     if symmetric:
         top = Density.of(stats, name, absolute=True).quantile(percent / 100)
-        return max(-top, stats.low), min(top, stats.high)
+        return _not_empty(stats, max(-top, stats.low), min(top, stats.high))
     density, cut = Density.of(stats, name), (100 - percent) / 200
-    return density.quantile(cut), density.quantile(1 - cut)
+    return _not_empty(stats, density.quantile(cut), density.quantile(1 - cut))
+
+
+def _not_empty(stats: TensorStats, low: float, high: float) -> Range:
+    """Return the range, or all that was seen if it holds nothing but zero.
+
+    That happens where more than the percentile is zero, or all of it too small for the histogram.
+    """
+    return (stats.low, stats.high) if low == high == 0.0 else (low, high)
 
 
 def _layerwise(
@@ -98,7 +108,7 @@ def _layerwise(
         histogram = _growing(stats, name)
         ranges = [_growing_percentile(histogram, p, symmetric=True) for p in method.candidates]
         centres = (histogram.edges[1:] + histogram.edges[:-1]) / 2
-        weights = histogram.counts
+        weights = histogram.counts.astype(np.float64)
     else:
         ranges = [
             percentile_range(stats, p, symmetric=spec.symmetric, name=name)
@@ -120,18 +130,16 @@ def _distribution(stats: TensorStats, deviations: float, name: str) -> Range:
     total = max(density.total, 1.0)
     mean = float((density.weight * (density.start + density.end) / 2).sum()) / total
     spread = math.sqrt(max(density.power() - mean * mean, 0.0))
-    return (
-        max(stats.low, mean - deviations * spread),
-        min(stats.high, mean + deviations * spread),
-    )
+    reach = deviations * spread
+    return _not_empty(stats, max(stats.low, mean - reach), min(stats.high, mean + reach))
 
 
 def _entropy(stats: TensorStats, bins: int, levels: int, name: str) -> Range:
-    top = max(abs(stats.low), abs(stats.high))
-    if top == 0:
-        return 0.0, 0.0
+    top, density = max(abs(stats.low), abs(stats.high)), Density.of(stats, name)
+    if not density.weight.any():
+        return stats.low, stats.high
     edges = np.linspace(-top, top, bins + 1)
-    counts = np.rint(Density.of(stats, name).linear(edges)).astype(np.int64)
+    counts = np.rint(density.linear(edges)).astype(np.int64)
     start, end = entropy_window(counts, levels)
     return max(float(edges[start]), stats.low), min(float(edges[end]), stats.high)
 
@@ -172,7 +180,11 @@ def _best_at_centres(h: GrowingHistogram, spec: TensorSpec) -> QParams:
 
 
 def _centre_error(
-    centres: np.ndarray, weights: np.ndarray, params: QParams, spec: TensorSpec, power: int
+    centres: NDArray[np.floating],
+    weights: NDArray[Any],
+    params: QParams,
+    spec: TensorSpec,
+    power: int,
 ) -> float:
     low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
     scale, zero = float(params.scale), int(params.zero_point)

@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from lowbit.calibrate.stats import Stats
 from lowbit.config.specs import ProductBias
-from lowbit.graph.constants import constant
 from lowbit.numerics.formats import Floats
 from lowbit.numerics.qparams import QParams, power_of_two_qparams
 from lowbit.plan.plan import Plan
@@ -27,6 +26,7 @@ from lowbit.resolve.limits import Limited, Moved, bounded_bias, satisfy
 from lowbit.resolve.params import Adjustment, Params
 from lowbit.resolve.ranges import params_of, params_of_range
 from lowbit.resolve.search import error_of
+from lowbit.resolve.values import bias_values, constant_values
 from lowbit.resolve.weights import weight_params
 from lowbit.targets.target import ShiftLimits, Target
 
@@ -36,15 +36,17 @@ def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params
     own = _own(plan, stats)
     leaders = align(plan, own, stats)
     adjustments = _alignment_costs(plan, stats, own, leaders)
-    weights = {t.name: weight_params(_data(model, t.name), t.spec, t.axis) for t in plan.weights()}
-    if target.limits is not None:
-        moved = _apply_limits(model, plan, target, leaders, weights)
-        adjustments += [_adjustment(m, plan, stats) for m in moved]
+    weights = {
+        t.name: weight_params(constant_values(model, t.name), t.spec, t.axis)
+        for t in plan.weights()
+    }
+    moved = _apply_limits(model, plan, target, leaders, weights)
+    adjustments += [_adjustment(m, plan, stats) for m in moved]
     adjustments += _repair(model, plan, leaders, weights)
     tensors = {t.name: leaders[t.leader] for t in plan.activations()} | weights
     unaligned = {t.name: own[t.leader] for t in plan.activations()} | weights
     before = {
-        row.node: bias_params(_data(model, row.tensor), row, unaligned)
+        row.node: bias_params(bias_values(model, row), row, unaligned)
         for row in plan.biases
         if isinstance(row.spec, ProductBias)
     }
@@ -57,10 +59,10 @@ def settle_biases(
 ) -> Params:
     """Return ``params`` with the parameters of all biases.
 
-    ``values`` are float biases, by node, that replace the model's own.
+    ``values`` are float biases, by node, that replace the model's own (``bias_values``).
     """
     biases = {
-        row.node: bias_params(values.get(row.node, _data(model, row.tensor)), row, params.tensors)
+        row.node: bias_params(values.get(row.node, bias_values(model, row)), row, params.tensors)
         for row in plan.biases
     }
     adjustments = [a for a in params.adjustments if not a.tensor.startswith(_BIAS_OF)]
@@ -104,25 +106,22 @@ def _own(plan: Plan, stats: Stats) -> dict[str, QParams]:
     return own
 
 
-def _data(model: ir.Model, name: str) -> Floats:
-    data = constant(model.graph.initializers[name])
-    if data is None:
-        raise ValueError(f"the plan lists {name!r} as a constant, but it has no data")
-    return np.asarray(data, np.float32)
-
-
 def _repair(
     model: ir.Model, plan: Plan, leaders: dict[str, QParams], weights: dict[str, QParams]
 ) -> list[Adjustment]:
     """Enlarge weight scales where a bias would overflow. Changes ``weights``."""
     leader = {t.name: t.leader for t in plan.tensors}
+    specs = plan.by_name()
     adjustments = []
     for row in plan.biases:
         if not isinstance(row.spec, ProductBias):
             continue
         source, weight = leaders[leader[row.input]], weights[row.weight]
         grown = repaired_weight(
-            _data(model, row.tensor), row, {row.input: source, row.weight: weight}
+            bias_values(model, row),
+            row,
+            {row.input: source, row.weight: weight},
+            power_of_two=specs[row.weight].spec.power_of_two,
         )
         if grown is not None:
             weights[row.weight] = grown

@@ -12,6 +12,7 @@ from lowbit.resolve.density import Density, Doubles
 
 _COARSE = np.geomspace(0.08, 1.0, 24)
 _OCTAVES = 6
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 def code_range(params: QParams, spec: TensorSpec) -> tuple[float, float]:
@@ -33,7 +34,8 @@ def best_params(density: Density, low: float, high: float, spec: TensorSpec) -> 
     """Return the parameters of least squared error for values between ``low`` and ``high``."""
     if spec.power_of_two:
         return _best_power_of_two(density, low, high, spec)
-    if max(abs(low), abs(high)) == 0:
+    if not density.weight.any():
+        # Nothing but values too small for the histogram, which cannot price a smaller range.
         return _params(low, high, spec)
     if spec.symmetric:
         top = max(abs(low), abs(high))
@@ -46,7 +48,7 @@ def power_of_two_candidates(low: float, high: float, spec: TensorSpec) -> list[i
     """Return the positions worth trying: from holding all of the range to 2**-5 of it."""
     qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
     top = max(abs(low), abs(high))
-    if top == 0:
+    if top < _TINY:
         return [0]
     first = int(np.floor(np.log2((qmax - qmin) / 2 / top)))
     return list(range(first, first + _OCTAVES))

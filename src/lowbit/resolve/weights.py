@@ -32,9 +32,9 @@ def weight_params(data: Floats, spec: TensorSpec, axis: int | None) -> QParams:
         return _per_tensor(data, spec)
     rows = np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
     match spec.method:
-        case MinMax():
+        case MinMax() if not spec.power_of_two:
             params = _per_row(rows, np.ones(1, np.float32), spec)
-        case MinMse():
+        case MinMse() if not spec.power_of_two:
             params = _per_row(rows, _RATIOS.astype(np.float32), spec)
         case _:
             each = [_per_tensor(row, spec) for row in rows]

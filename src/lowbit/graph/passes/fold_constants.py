@@ -5,12 +5,14 @@ Weights that reach their operator through Cast, Transpose, Reshape or arithmetic
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.constants import is_constant
 from lowbit.graph.names import tensor_name
-from lowbit.graph.session import session
+from lowbit.graph.session import Array, session
 
+# Random, quantizing, or larger than what they are made from.
 _NEVER = frozenset(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli "
     "QuantizeLinear DequantizeLinear ConstantOfShape Range Expand Tile".split()
@@ -19,28 +21,17 @@ _NEVER = frozenset(
 
 def fold_constants(model: ir.Model) -> None:
     """Replace every node of constant inputs by its result. Changes ``model``."""
-    nodes = _constant_nodes(model.graph)
-    if not nodes:
+    graph = model.graph
+    nodes = _constant_nodes(graph)
+    wanted = _results(nodes)
+    if not wanted:
         return
-    known = {id(value) for node in nodes for value in node.outputs}
-    wanted = [
-        value
-        for node in nodes
-        for value in node.outputs
-        if value.is_graph_output()
-        or any(user.name not in _names(nodes) for user, _ in value.uses())
-    ]
-    results = _evaluate(model, nodes, [tensor_name(value) for value in wanted])
-    for value, data in zip(wanted, results, strict=True):
-        _make_constant(model.graph, value, data)
+    for value, array in zip(wanted, _evaluate(model, wanted), strict=True):
+        if _is_numeric(array):
+            _make_constant(graph, value, array)
     for node in reversed(nodes):
         if not any(output.uses() or output.is_graph_output() for output in node.outputs):
-            model.graph.remove(node, safe=True)
-    del known
-
-
-def _names(nodes: list[ir.Node]) -> set[str | None]:
-    return {node.name for node in nodes}
+            graph.remove(node, safe=True)
 
 
 def _constant_nodes(graph: ir.Graph) -> list[ir.Node]:
@@ -62,29 +53,36 @@ def _has_subgraph(node: ir.Node) -> bool:
     )
 
 
-def _evaluate(model: ir.Model, nodes: list[ir.Node], wanted: list[str]) -> list[ir.TensorProtocol]:
-    clone = model.clone()
-    values = ir.convenience.create_value_mapping(clone.graph)
-    keep = _names(nodes)
-    clone.graph.outputs.clear()
-    clone.graph.outputs.extend(values[name] for name in wanted)
-    for node in reversed(tuple(clone.graph)):
-        if node.name not in keep:
-            clone.graph.remove(node, safe=True)
-    clone.graph.inputs.clear()
-    for name, value in tuple(clone.graph.initializers.items()):
-        if not value.uses():
-            del clone.graph.initializers[name]
-    with session(clone, name="the constant part of the model") as running:
-        arrays = running.run(wanted, {})
-    return [ir.tensor(array, name=name) for name, array in zip(wanted, arrays, strict=True)]
+def _results(nodes: list[ir.Node]) -> list[ir.Value]:
+    """Return the values by which the rest of the graph depends on ``nodes``.
+
+    A graph output has to be written by a node, so what writes one stays.
+    """
+    inside = set(nodes)
+    return [
+        value
+        for node in nodes
+        for value in node.outputs
+        if not value.is_graph_output() and any(user not in inside for user, _ in value.uses())
+    ]
 
 
-def _make_constant(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol) -> None:
+def _evaluate(model: ir.Model, wanted: list[ir.Value]) -> list[Array]:
+    part = ir.convenience.extract(model.graph, (), wanted)
+    with session(
+        ir.Model(part, ir_version=model.ir_version), name="the constant part of the model"
+    ) as running:
+        return running.run([tensor_name(value) for value in wanted], {})
+
+
+def _is_numeric(array: object) -> bool:
+    """Whether this is a tensor of numbers: sequences and strings stay with their nodes."""
+    return isinstance(array, np.ndarray) and array.dtype.kind not in "OSU"
+
+
+def _make_constant(graph: ir.Graph, value: ir.Value, data: Array) -> None:
     name = tensor_name(value)
-    if value.is_graph_output():
-        return
-    new = ir.val(f"{name}_folded", const_value=tensor)
+    new = ir.val(f"{name}_folded", const_value=ir.tensor(data, name=name))
     value.replace_all_uses_with(new)
     value.name = f"{name}_unused"
     new.name = name

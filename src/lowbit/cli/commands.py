@@ -1,0 +1,241 @@
+"""Which commands and options there are. Imports nothing heavy.
+
+The words of choices are repeated here, because the modules that define them import NumPy; a test
+holds them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import lowbit
+from lowbit.cli import values
+from lowbit.cli.parser import Parser, one_of
+
+METHODS = ("minmax", "percentile", "entropy", "mse", "nonoverflow", "distribution", "layerwise")
+WEIGHT_METHODS = ("minmax", "mse")
+HEADS = ("auto", "float", "int8")
+DOMAINS = ("auto", "ai.onnx", "com.microsoft")
+PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
+LAYOUTS = ("auto", "NCHW", "NHWC")
+CHANNEL_ORDERS = ("RGB", "BGR")
+DEFAULT_PRESET = "A8W8"
+
+_EPILOG = """\
+examples:
+  lowbit quantize model.onnx int8.onnx --preset XINT8 --data pictures/ --preprocess imagenet
+  lowbit plan model.onnx --preset XINT8          what would be quantized, and what not and why
+  lowbit compare model.onnx int8.onnx --data pictures/ --preprocess imagenet
+
+`lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
+2 something was wrong (one line on stderr says what), 130 interrupted.
+"""
+
+
+def make_parser() -> Parser:
+    """Return the parser of the whole command line."""
+    parser = Parser(
+        prog="lowbit",
+        description="Quantize ONNX models after training, for AMD Ryzen AI NPUs and every target "
+        "that reads Q/DQ.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"lowbit {lowbit.__version__}")
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", parser_class=Parser
+    )
+    for name, summary, add_options in _COMMANDS:
+        command = commands.add_parser(
+            name, prog=f"lowbit {name}", help=summary, description=f"{summary.capitalize()}."
+        )
+        add_options(command)
+    parser.commands = commands.choices
+    return parser
+
+
+def _quantize(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the float model, an .onnx file")
+    parser.add_argument("output", metavar="OUTPUT", help="where the quantized model is written")
+    _add_data(parser, "calibrate on")
+    _add_scheme(parser)
+    _add_images(parser)
+    more = parser.add_argument_group("stages")
+    more.add_argument("--no-correct", action="store_true", help="leave out bias correction")
+    for stage, what in (("equalise", "equalisation"), ("reconstruct", "reconstruction")):
+        more.add_argument(
+            f"--no-{stage}",
+            action="store_true",
+            help=f"(nothing to leave out yet: {what} is not part of this version)",
+        )
+    more.add_argument(
+        "--domain",
+        type=one_of(DOMAINS),
+        metavar="NAME",
+        help="operator domain of the Q/DQ nodes: auto, ai.onnx or com.microsoft",
+    )
+    files = parser.add_argument_group("decisions and statistics, kept and reused")
+    files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")
+    files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, to be edited")
+    files.add_argument("--stats", metavar="FILE", help="use saved statistics: no calibration run")
+    files.add_argument(
+        "--save-stats", metavar="FILE", help="write statistics (.npz) that serve every method"
+    )
+    out = parser.add_argument_group("result")
+    out.add_argument(
+        "--min-snr",
+        type=values.decibels,
+        metavar="DB",
+        help="fail, and write nothing, if the worst output has a lower signal-to-noise ratio",
+    )
+    out.add_argument("--report", metavar="FILE", help="write the report as JSON")
+    out.add_argument("--json", action="store_true", help="print the report as JSON, nothing else")
+    out.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _plan(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the float model, an .onnx file")
+    _add_scheme(parser)
+    out = parser.add_argument_group("result")
+    out.add_argument("--output", metavar="FILE", help="write the plan as JSON, for quantize --plan")
+    out.add_argument("--json", action="store_true", help="print the plan as JSON, nothing else")
+    out.add_argument("--all", action="store_true", help="list every node that stays in float")
+
+
+def _compare(parser: Parser) -> None:
+    parser.add_argument("reference", metavar="REFERENCE", help="the float model")
+    parser.add_argument("quantized", metavar="QUANTIZED", help="the quantized model")
+    _add_data(parser, "compare on")
+    _add_images(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _presets(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print whole configurations as JSON")
+
+
+def _targets(parser: Parser) -> None:
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="print this target as JSON, a start for a file of your own (quantize --target FILE)",
+    )
+    parser.add_argument("--json", action="store_true", help="print all of them as JSON")
+
+
+_COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
+    ("quantize", "quantize a model, verify it and write it", _quantize),
+    ("plan", "show what would be quantized to what, without any data", _plan),
+    ("compare", "measure how far a quantized model is from its float model", _compare),
+    ("presets", "list the presets", _presets),
+    ("targets", "list the targets, or print one as JSON", _targets),
+)
+
+
+def _add_data(parser: Parser, verb: str) -> None:
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="PATH",
+        help="a folder of images or .npy files, an .npz, an .npy, or the word random",
+    )
+    parser.add_argument(
+        "--limit", type=values.count, metavar="N", help=f"how many samples to {verb} (default all)"
+    )
+
+
+def _add_scheme(parser: Parser) -> None:
+    """Add the options that decide the plan."""
+    group = parser.add_argument_group(
+        "what is quantized to what",
+        "PATTERN is a glob on names of nodes or of their outputs, or re: and a regular expression.",
+    )
+    group.add_argument(
+        "--preset", metavar="NAME", help=f"see `lowbit presets` (default {DEFAULT_PRESET})"
+    )
+    group.add_argument(
+        "--config", metavar="FILE", help="a .json or .toml, whole or what differs from the preset"
+    )
+    group.add_argument(
+        "--target", metavar="NAME|FILE", help="see `lowbit targets` (default the preset's)"
+    )
+    group.add_argument(
+        "--calibration",
+        type=one_of(METHODS),
+        metavar="METHOD",
+        help=f"how activation ranges are found: {', '.join(METHODS)}",
+    )
+    group.add_argument(
+        "--percentile",
+        type=values.percent,
+        metavar="P",
+        help="percent of the values kept in range, for --calibration percentile",
+    )
+    group.add_argument(
+        "--weights",
+        type=one_of(WEIGHT_METHODS),
+        metavar="METHOD",
+        help=f"how weight ranges are found: {', '.join(WEIGHT_METHODS)}",
+    )
+    for option, what in (
+        ("--include", "quantize only nodes that match (repeatable)"),
+        ("--exclude", "keep nodes that match in float (repeatable)"),
+    ):
+        group.add_argument(
+            option,
+            action="append",
+            default=[],
+            type=values.pattern,
+            metavar="PATTERN",
+            help=what,
+        )
+    group.add_argument(
+        "--exclude-op",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="keep operators of this type in float (repeatable)",
+    )
+    group.add_argument(
+        "--head",
+        type=one_of(HEADS),
+        metavar="KIND",
+        help="a detection head's decoding: auto (float where needed), float or int8",
+    )
+    group.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="REWRITE",
+        help="leave out one of the target's graph rewrites (repeatable)",
+    )
+
+
+def _add_images(parser: Parser) -> None:
+    """Add the options that say how images become inputs."""
+    group = parser.add_argument_group(
+        "images", "Input values are (pixel * scale - mean) / std, after resize and crop."
+    )
+    group.add_argument(
+        "--preprocess",
+        type=one_of(PREPROCESSINGS),
+        metavar="NAME",
+        help=f"{', '.join(PREPROCESSINGS)}; the options below override parts of it",
+    )
+    group.add_argument(
+        "--mean", type=values.channels, metavar="R,G,B", help="one number or three (--mean=-1)"
+    )
+    group.add_argument("--std", type=values.channels, metavar="R,G,B", help="one number or three")
+    group.add_argument("--scale", type=values.factor, metavar="X", help="default 1/255")
+    group.add_argument(
+        "--resize", type=values.size, metavar="S|H,W", help="shorter side, or height,width"
+    )
+    group.add_argument("--crop", type=values.size, metavar="S|H,W", help="from the centre")
+    group.add_argument("--layout", type=one_of(LAYOUTS), metavar="NAME", help=", ".join(LAYOUTS))
+    group.add_argument(
+        "--channel-order",
+        type=one_of(CHANNEL_ORDERS),
+        metavar="NAME",
+        help="what the model wants: RGB or BGR",
+    )

@@ -1,0 +1,120 @@
+"""From options to a configuration: preset, then file, then what single options change."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from lowbit.cli.commands import DEFAULT_PRESET
+from lowbit.config.config import QuantConfig
+from lowbit.config.files import read_config
+from lowbit.config.methods import BY_NAME, Method, Percentile
+from lowbit.config.presets import PRESETS, find_preset
+from lowbit.config.specs import Rule
+from lowbit.errors import ConfigError, did_you_mean
+from lowbit.plan import Plan
+from lowbit.targets import find_target
+
+_DECIDE_THE_PLAN = (
+    ("calibration", "--calibration"),
+    ("percentile", "--percentile"),
+    ("weights", "--weights"),
+    ("include", "--include"),
+    ("exclude", "--exclude"),
+    ("exclude_op", "--exclude-op"),
+    ("head", "--head"),
+)
+
+
+def make_config(args: argparse.Namespace, plan: Plan | None = None) -> QuantConfig:
+    """Return the configuration that the options ask for.
+
+    Options that would change a plan that is already made are refused.
+    """
+    if plan is not None:
+        _refuse_decisions(args)
+    config = _change(_start(args, plan), args)
+    _check_target(config, args, plan)
+    return config
+
+
+def _start(args: argparse.Namespace, plan: Plan | None) -> QuantConfig:
+    if args.config is not None:
+        return read_config(args.config, args.preset)
+    if args.preset is not None or plan is None:
+        return find_preset(args.preset or DEFAULT_PRESET)
+    if plan.preset not in PRESETS:
+        raise ConfigError(
+            f"the plan was made from {plan.preset!r}, which is no preset; "
+            "give the --config or --preset it was made with"
+        )
+    return find_preset(plan.preset)
+
+
+def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
+    config = _change_methods(config, args)
+    return msgspec.structs.replace(
+        config,
+        target=args.target or config.target,
+        rules=(*config.rules, *(Rule(op_type=word, exclude=True) for word in args.exclude_op)),
+        include=(*config.include, *args.include),
+        exclude=(*config.exclude, *args.exclude),
+        head=args.head or config.head,
+        without=(*config.without, *args.without),
+        domain=getattr(args, "domain", None) or config.domain,
+        correct=config.correct and not getattr(args, "no_correct", False),
+    )
+
+
+def _change_methods(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
+    method = _method(args)
+    if method is not None:
+        if config.activation is None:
+            raise ConfigError("--calibration is given, but only weights are quantized")
+        config = config.with_method(method)
+    if args.weights is not None:
+        if config.weight is None:
+            raise ConfigError("--weights is given, but no weights are quantized")
+        weight = msgspec.structs.replace(config.weight, method=BY_NAME[args.weights]())
+        config = msgspec.structs.replace(config, weight=weight)
+    return config
+
+
+def _method(args: argparse.Namespace) -> Method | None:
+    if args.percentile is not None:
+        if args.calibration not in (None, "percentile"):
+            raise ConfigError(
+                f"--percentile {args.percentile:g} goes with --calibration percentile, "
+                f"not {args.calibration}"
+            )
+        return Percentile(percentile=args.percentile)
+    if args.calibration is None:
+        return None
+    return BY_NAME[args.calibration]()  # type: ignore[return-value]  # all are members of the union
+
+
+def _refuse_decisions(args: argparse.Namespace) -> None:
+    for name, option in _DECIDE_THE_PLAN:
+        if getattr(args, name):
+            raise ConfigError(
+                f"{option} decides the plan, but --plan gives one already made: leave out one of "
+                "the two, or edit the plan's file"
+            )
+
+
+def _check_target(config: QuantConfig, args: argparse.Namespace, plan: Plan | None) -> None:
+    target = find_target(config.target)
+    if plan is not None and plan.target != target.name:
+        raise ConfigError(
+            f"the plan was made for target {plan.target}, but {config.name} is for {target.name}; "
+            f"give the --preset or --target it was made with"
+        )
+    rewrites = (*target.transforms, *target.arithmetic)
+    for word in args.without:
+        if word not in rewrites:
+            known = ", ".join(rewrites) or "none at all"
+            raise ConfigError(
+                f"target {target.name} has no rewrite {word!r} to leave out"
+                f"{did_you_mean(word, rewrites)} (it has {known})"
+            )

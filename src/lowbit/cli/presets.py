@@ -1,0 +1,28 @@
+"""``lowbit presets``: the presets by name."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from lowbit.config.presets import PRESETS
+from lowbit.terminal.consoles import stdout
+from lowbit.terminal.listings import show_presets
+
+
+def run(args: argparse.Namespace) -> None:
+    """List the presets."""
+    if args.json:
+        rows = [
+            {
+                "name": preset.name,
+                "summary": preset.summary,
+                "config": msgspec.to_builtins(preset.config),
+            }
+            for preset in PRESETS.values()
+        ]
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(rows)).decode() + "\n")
+    else:
+        show_presets(stdout(), list(PRESETS.values()))

@@ -1,0 +1,94 @@
+"""``lowbit quantize``: the whole pipeline, its files and its result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+from typing import Any
+
+import msgspec
+
+from lowbit.calibrate.stats import Stats, load_stats, save_stats
+from lowbit.cli.configuration import make_config
+from lowbit.cli.images import make_preprocessing
+from lowbit.cli.saving import Writer, check_outputs, writing
+from lowbit.errors import ConfigError
+from lowbit.pipeline import Result, quantize
+from lowbit.plan.plan import load_plan, save_plan
+from lowbit.terminal.consoles import stdout
+from lowbit.terminal.progress import show_stages
+from lowbit.terminal.report import show_result
+from lowbit.verify.report import Report
+
+
+def run(args: argparse.Namespace) -> None:
+    """Quantize, verify, write, and show how good it is."""
+    check_outputs(
+        {
+            "OUTPUT": args.output,
+            "--save-plan": args.save_plan,
+            "--save-stats": args.save_stats,
+            "--report": args.report,
+        },
+        [path for path in (args.model, args.plan, args.stats, args.config) if path],
+    )
+    if args.stats and args.save_stats:
+        raise ConfigError("--stats reads statistics and --save-stats writes them: leave one out")
+    preprocessing = make_preprocessing(args)
+    plan = load_plan(args.plan) if args.plan else None
+    config = make_config(args, plan)
+    stats = load_stats(args.stats) if args.stats else None
+    with show_stages(quiet=args.quiet or args.json) as progress:
+        result = quantize(
+            args.model,
+            data=args.data,
+            config=config,
+            plan=plan,
+            stats=stats,
+            limit=args.limit,
+            preprocessing=preprocessing,
+            min_snr=args.min_snr,
+            keep_histograms=args.save_stats is not None,
+            progress=progress,
+        )
+    report = _with_origin(result.report, stats, args.stats)
+    document = _document(report, args)
+    with writing(_side_files(result, document, args)):
+        result.save(args.output)
+    if args.json:
+        sys.stdout.write(document)
+    elif not args.quiet:
+        show_result(stdout(), report, args.output)
+
+
+def _with_origin(report: Report, stats: Stats | None, path: str | None) -> Report:
+    """Return the report with what was really calibrated on, when that was not the data."""
+    if stats is None:
+        return report
+    return msgspec.structs.replace(
+        report,
+        calibration_samples=stats.samples,
+        notes=(f"calibrated from saved statistics {path}", *report.notes),
+    )
+
+
+def _document(report: Report, args: argparse.Namespace) -> str:
+    fields: dict[str, Any] = json.loads(report.to_json())
+    worst = report.snr_db if math.isfinite(report.snr_db) else None
+    whole = {"model": args.model, "output": args.output, "snr_db": worst, **fields}
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def _side_files(result: Result, document: str, args: argparse.Namespace) -> dict[str, Writer]:
+    def write_report(path: pathlib.Path) -> None:
+        path.write_text(document, encoding="utf-8")
+
+    wanted: tuple[tuple[str | None, Writer], ...] = (
+        (args.save_plan, lambda path: save_plan(result.plan, path)),
+        (args.save_stats, lambda path: save_stats(result.stats, path)),
+        (args.report, write_report),
+    )
+    return {path: write for path, write in wanted if path is not None}

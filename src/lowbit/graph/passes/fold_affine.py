@@ -1,0 +1,203 @@
+"""Fold what scales and shifts channels into the Conv, ConvTranspose or Gemm before it.
+
+BatchNormalization, and Mul, Div, Add and Sub by a constant that is one number or one number per
+channel, are all y = f x + o. Behind x = W v + b that is W' = W f (per output channel) and
+b' = b f + o. For BatchNormalization f = gamma / sqrt(var + eps) and o = beta - mean f.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.graph.constants import add_constant, constant
+from lowbit.graph.names import absorb
+
+Doubles = NDArray[np.float64]
+
+_ABSORBS = ("Conv", "ConvTranspose", "Gemm")
+_ARITHMETIC = ("Mul", "Div", "Add", "Sub")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Affine:
+    """Factor and offset of each channel; ``factor`` is ``None`` where there is only an offset."""
+
+    factor: Doubles | None
+    offset: Doubles
+
+
+def fold_affine(model: ir.Model) -> None:
+    """Fold every such node whose input has no other use. Changes ``model``.
+
+    A chain folds in one sweep: what was folded writes the folded node's output.
+    """
+    for node in tuple(model.graph):
+        if node.domain == "" and node.op_type in (*_ARITHMETIC, "BatchNormalization"):
+            _fold(model.graph, node)
+
+
+def normalisation(node: ir.Node) -> Affine | None:
+    """Return what a BatchNormalization does, or ``None`` if it trains or its inputs vary."""
+    extra = any(value.name or value.uses() for value in node.outputs[1:])
+    if extra or node.attributes.get_int("training_mode", 0):
+        return None
+    parameters = [_doubles(value) for value in node.inputs[1:5]]
+    if len(parameters) < 4 or any(p is None for p in parameters):
+        return None
+    gamma, beta, mean, var = (np.asarray(p) for p in parameters)
+    factor = gamma / np.sqrt(var + np.float64(node.attributes.get_float("epsilon", 1e-5)))
+    return Affine(factor, beta - mean * factor)
+
+
+def _fold(graph: ir.Graph, node: ir.Node) -> None:
+    source = _data_input(node)
+    compute = source.producer() if source is not None else None
+    if source is None or compute is None or not _can_absorb(graph, compute, source):
+        return
+    weight, bias = _doubles(compute.inputs[1]), _bias(compute)
+    if weight is None or bias is None:
+        return
+    channels = _channels(compute, weight)
+    affine = (
+        normalisation(node)
+        if node.op_type == "BatchNormalization"
+        else _arithmetic(node, source, channels, weight.ndim)
+    )
+    if affine is None or not _is_finite(affine):
+        return
+    if affine.factor is not None:
+        factor = _per_channel(compute, affine.factor, weight)
+        _replace_input(graph, compute, 1, weight * factor)
+        bias = bias * affine.factor
+    _replace_input(graph, compute, 2, bias + affine.offset)
+    if compute.op_type == "Gemm":
+        compute.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
+    _take_output(graph, compute, node)
+
+
+def _data_input(node: ir.Node) -> ir.Value | None:
+    """Return the input that is not a constant, if there is exactly one candidate."""
+    if node.op_type == "BatchNormalization":
+        return node.inputs[0]
+    varying = [value for value in node.inputs if constant_shape(value) is None]
+    return varying[0] if len(varying) == 1 and len(node.inputs) == 2 else None
+
+
+def constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the shape of a constant without reading it, or ``None`` for anything else."""
+    if value is None or not value.is_initializer() or value.is_graph_input():
+        return None
+    return None if value.const_value is None else tuple(value.const_value.shape.numpy())
+
+
+def _can_absorb(graph: ir.Graph, compute: ir.Node, source: ir.Value) -> bool:
+    if compute.op_type not in _ABSORBS or compute.domain != "" or compute.graph is not graph:
+        return False
+    return len(source.uses()) == 1 and not source.is_graph_output()
+
+
+def _bias(compute: ir.Node) -> Doubles | None:
+    """Return the bias as it is added (zero if there is none), or ``None`` if it varies."""
+    value = compute.inputs[2] if len(compute.inputs) > 2 else None
+    if value is None:
+        return np.zeros(1)
+    bias = _doubles(value)
+    if bias is None or compute.op_type != "Gemm":
+        return bias
+    return bias * compute.attributes.get_float("beta", 1.0)
+
+
+def _channels(compute: ir.Node, weight: Doubles) -> int:
+    if compute.op_type == "ConvTranspose":
+        return int(weight.shape[1]) * compute.attributes.get_int("group", 1)
+    return int(weight.shape[_channel_axis(compute)])
+
+
+def _channel_axis(compute: ir.Node) -> int:
+    return 1 if compute.op_type == "Gemm" and not compute.attributes.get_int("transB", 0) else 0
+
+
+def _arithmetic(node: ir.Node, source: ir.Value, channels: int, rank: int) -> Affine | None:
+    """Return what Mul, Div, Add or Sub by a constant does to each channel of ``source``."""
+    first = node.inputs[0] is source
+    other = node.inputs[1 if first else 0]
+    shape = constant_shape(other)
+    if shape is None or len(shape) > rank:
+        return None
+    aligned = (1,) * (rank - len(shape)) + shape
+    if aligned[1] not in (1, channels) or any(n != 1 for i, n in enumerate(aligned) if i != 1):
+        return None
+    data = _doubles(other)
+    if data is None:
+        return None
+    number = np.broadcast_to(data.reshape(-1), channels)
+    match node.op_type, first:
+        case "Add", _:
+            return Affine(None, number)
+        case "Sub", True:
+            return Affine(None, -number)
+        case "Sub", False:
+            return Affine(np.full(channels, -1.0), number)
+        case "Mul", _:
+            return Affine(number, np.zeros(channels))
+        case "Div", True if np.all(number != 0):
+            return Affine(1.0 / number, np.zeros(channels))
+    return None
+
+
+def _is_finite(affine: Affine) -> bool:
+    factor = affine.offset if affine.factor is None else affine.factor
+    return bool(np.isfinite(factor).all() and np.isfinite(affine.offset).all())
+
+
+def _per_channel(node: ir.Node, factor: Doubles, weight: Doubles) -> Doubles:
+    """Return ``factor`` shaped to multiply the output channels of the weight."""
+    if node.op_type == "ConvTranspose":
+        # Weights are [in, out/group, ...]: the channel of group g lies in rows of group g.
+        group = node.attributes.get_int("group", 1)
+        per_row = np.repeat(factor.reshape(group, -1), weight.shape[0] // group, axis=0)
+        return per_row.reshape(*per_row.shape, *[1] * (weight.ndim - 2))
+    shape = [1] * weight.ndim
+    shape[_channel_axis(node)] = -1
+    return factor.reshape(shape)
+
+
+def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: Doubles) -> None:
+    """Give the node its own constant, so that others sharing the old one keep it."""
+    old = node.inputs[index] if index < len(node.inputs) else None
+    role = ("", "weight", "bias")[index]
+    name = f"{node.outputs[0].name if old is None else node.name}_{role}"
+    if old is not None and len(old.uses()) == 1 and not old.is_graph_output():
+        name = str(old.name)
+        node.replace_input_with(index, None)
+        del graph.initializers[name]
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, add_constant(graph, name, _single(data, index)))
+
+
+def _single(data: Doubles, index: int) -> NDArray[np.float32]:
+    """Return what is stored; a Gemm's bias of shape [1, C] as [C], like every other bias."""
+    is_row = index == 2 and data.ndim > 1 and data.size == data.shape[-1]
+    return (data.reshape(-1) if is_row else data).astype(np.float32)
+
+
+def _take_output(graph: ir.Graph, compute: ir.Node, gone: ir.Node) -> None:
+    """Let ``compute`` write what ``gone`` wrote, under that tensor's name."""
+    absorb(compute, gone)
+    old, new = compute.outputs[0], gone.outputs[0]
+    ir.convenience.replace_all_uses_with(new, old, replace_graph_outputs=True)
+    name = new.name
+    old.shape, old.type = new.shape or old.shape, new.type or old.type
+    graph.remove(gone, safe=True)
+    old.name = name
+
+
+def _doubles(value: ir.Value | None) -> Doubles | None:
+    data: NDArray[Any] | None = constant(value)
+    return None if data is None or data.dtype.kind != "f" else data.astype(np.float64)

@@ -1,0 +1,1 @@
+"""What people see: tables and progress, by rich. Nothing here decides or measures anything."""

@@ -1,0 +1,123 @@
+"""The result of a run and of a comparison, as compact tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from lowbit.terminal.figures import cosine, counted, decibels, number, seconds, size
+from lowbit.terminal.floats import reasons_table
+from lowbit.terminal.layout import make_facts, make_table, show
+from lowbit.terminal.names import Name
+from lowbit.verify.report import Moved, Report, Score
+
+_FEW = 5
+
+
+def show_result(console: Console, report: Report, output: str) -> None:
+    """Print what was done, how good it is and what it took."""
+    facts = make_facts()
+    facts.add_row("preset", f"{report.preset} for {report.target}")
+    facts.add_row("output", Name(output))
+    facts.add_row("quantized", _listed(report.quantized))
+    facts.add_row("calibrated", f"on {counted(report.calibration_samples, 'sample')}")
+    facts.add_row("verified", f"on {counted(report.verification_samples, 'sample')}{_held(report)}")
+    facts.add_row("data", report.data)
+    facts.add_row("constants", _sizes(report))
+    facts.add_row("time", _times(report.seconds))
+    show(console, facts)
+    nodes = counted(len(report.float_nodes), "node stays", "nodes stay")
+    show(console, reasons_table(report.float_nodes, f"{nodes} in float", most=_FEW))
+    show(console, _adjustments(report.adjustments))
+    _show_scores(console, report)
+    _show_notes(console, report.notes)
+
+
+def show_comparison(console: Console, report: Report) -> None:
+    """Print how close two models are."""
+    facts = make_facts()
+    facts.add_row("preset", f"{report.preset} for {report.target}")
+    facts.add_row("compared", f"on {counted(report.verification_samples, 'sample')}")
+    facts.add_row("data", report.data)
+    facts.add_row("constants", _sizes(report))
+    facts.add_row("time", _times(report.seconds))
+    show(console, facts)
+    _show_scores(console, report)
+    _show_notes(console, report.notes)
+
+
+def _show_scores(console: Console, report: Report) -> None:
+    show(console, _scores("outputs, against the float model", report.outputs))
+    show(console, _drops(report))
+    show(console, _scores("worst layers", report.worst_layers(_FEW)))
+
+
+def _show_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+
+
+def _scores(title: str, scores: Iterable[Score]) -> Table:
+    table = make_table(title, "tensor", "SNR dB", "cosine", "max error", figures=3)
+    for score in scores:
+        table.add_row(
+            Name(score.tensor),
+            decibels(score.snr_db),
+            cosine(score.cosine),
+            number(score.max_error),
+        )
+    return table
+
+
+def _drops(report: Report) -> Table:
+    """Return the layers at which the ratio falls most, with what it was before and after."""
+    table = make_table("SNR falls most at", "tensor", "from dB", "to dB", "fall", figures=3)
+    before = dict(zip((s.tensor for s in report.layers[1:]), report.layers, strict=False))
+    for score in report.steepest_drops(_FEW):
+        last = before[score.tensor].snr_db
+        if score.snr_db < last:
+            fall = last - score.snr_db
+            table.add_row(Name(score.tensor), decibels(last), decibels(score.snr_db), f"{fall:.2f}")
+    return table
+
+
+def _adjustments(moved: Sequence[Moved]) -> Table:
+    title = f"{counted(len(moved), 'scale')} moved by the target's constraints"
+    if len(moved) > _FEW:
+        title += f", the {_FEW} costliest"
+    table = make_table(title, "tensor, and why", "from", "to", "cost dB", figures=3)
+    for row in sorted(moved, key=_cost, reverse=True)[:_FEW]:
+        cost = "" if row.cost_db is None else f"{row.cost_db:.2f}"
+        reason = Group(Name(row.tensor), Name(f"  {row.why}", style="dim"))
+        table.add_row(reason, number(row.before), number(row.after), cost)
+    return table
+
+
+def _cost(moved: Moved) -> float:
+    return -math.inf if moved.cost_db is None else moved.cost_db
+
+
+def _listed(counts: dict[str, int]) -> str:
+    """Return one line a kind of tensor: ``53 activation int8 sym mse``."""
+    width = max((len(str(count)) for count in counts.values()), default=0)
+    ranked = sorted(counts.items(), key=lambda pair: -pair[1])
+    return "\n".join(f"{count:>{width}} x {kind}" for kind, count in ranked) or "nothing"
+
+
+def _held(report: Report) -> str:
+    return " not calibrated on" if report.held_out else ", also calibrated on"
+
+
+def _sizes(report: Report) -> str:
+    ratio = report.size_before / report.size_after if report.size_after else math.nan
+    change = f" ({ratio:.2f} times smaller)" if ratio > 1 else ""
+    return f"{size(report.size_before)} -> {size(report.size_after)}{change}"
+
+
+def _times(stages: dict[str, float]) -> str:
+    parts = ", ".join(f"{name} {seconds(value)}" for name, value in stages.items() if value > 0.005)
+    return f"{seconds(sum(stages.values()))}" + (f" ({parts})" if len(stages) > 1 else "")
