@@ -9,14 +9,13 @@ import onnx_ir as ir
 from lowbit.graph.names import absorb, tensor_name
 from lowbit.plan.placement import ARITHMETIC
 
-
 KEPT = "lowbit.kept"
 """Mark of nodes that no rewrite may touch."""
 
 
 def candidates(graph: ir.Graph) -> tuple[ir.Node, ...]:
-    """Return the nodes that may be rewritten, in order."""
-    return tuple(node for node in graph if not node.meta.get(KEPT))
+    """Return the standard operators' nodes that may be rewritten, in order."""
+    return tuple(node for node in graph if node.domain == "" and not node.meta.get(KEPT))
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
@@ -24,9 +23,9 @@ def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
     graph.insert_before(old, list(new))
     for before, after in zip(old.outputs, new[-1].outputs, strict=True):
         take_over(before, after)
+    new[-1].name = old.name
     for node in new:
         absorb(node, old)
-    new[-1].name = old.name
     graph.remove(old, safe=True)
 
 

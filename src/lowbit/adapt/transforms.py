@@ -7,9 +7,10 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.adapt.splice import candidates, replace_node
+from lowbit.adapt.splice import candidates, replace_node, take_over
 from lowbit.graph.constants import add_constant, constant
-from lowbit.graph.names import tensor_name
+from lowbit.graph.names import answer_to, names_of, tensor_name
+from lowbit.graph.passes.fold_affine import normalisation
 
 # Average pools of more elements than this do not fit the accumulator.
 _LARGEST_POOL = 512
@@ -23,7 +24,7 @@ def reduce_mean_to_pool(graph: ir.Graph) -> None:
         source, axes = node.inputs[0], reduced_axes(node)
         if source is None or source.shape is None or len(source.shape) != 4 or axes is None:
             continue
-        if sorted(axis % 4 for axis in axes) == [2, 3]:
+        if source.dtype == ir.DataType.FLOAT and sorted(axis % 4 for axis in axes) == [2, 3]:
             replace_node(graph, node, [ir.node("GlobalAveragePool", [source])])
 
 
@@ -61,25 +62,14 @@ def split_to_slice(graph: ir.Graph) -> None:
         source = node.inputs[0] if node.inputs else None
         if node.op_type != "Split" or source is None:
             continue
-        axis, sizes = node.attributes.get_int("axis", 0), _split_sizes(node, source)
-        if sizes is None:
+        sizes = _split_sizes(node, source)
+        if sizes is None or len(sizes) != len(node.outputs) or min(sizes) < 0:
             continue
         ends = np.cumsum(sizes)
-        for index, (output, end) in enumerate(zip(node.outputs, ends, strict=True)):
-            name = tensor_name(output)
-            bounds = (("starts", end - sizes[index]), ("ends", end), ("axes", axis), ("steps", 1))
-            inputs = [
-                add_constant(graph, f"{name}_{what}", np.array([value], np.int64))
-                for what, value in bounds
-            ]
-            part = ir.node("Slice", [source, *inputs], name=f"{node.name}_{index}")
-            graph.insert_before(node, part)
-            part.outputs[0].type, part.outputs[0].shape = output.type, output.shape
-            part.meta["lowbit.aliases"] = (node.name or "",)
-            ir.convenience.replace_all_uses_with(
-                output, part.outputs[0], replace_graph_outputs=True
-            )
-            output.name, part.outputs[0].name = f"{name}_replaced", name
+        for index, output in enumerate(node.outputs):
+            if output.uses() or output.is_graph_output():
+                part = _slice(graph, node, index, (ends[index] - sizes[index], ends[index]))
+                take_over(output, part.outputs[0])
         graph.remove(node, safe=True)
 
 
@@ -89,20 +79,17 @@ def batchnorm_to_conv(graph: ir.Graph) -> None:
         source = node.inputs[0] if node.inputs else None
         if node.op_type != "BatchNormalization" or source is None or source.shape is None:
             continue
-        parameters = [constant(value) for value in node.inputs[1:5]]
-        if len(source.shape) != 4 or any(p is None for p in parameters):
+        parameters = normalisation(node)
+        if len(source.shape) != 4 or len(node.outputs) != 1 or parameters is None:
             continue
-        gamma, beta, mean, var = (np.asarray(p) for p in parameters)
-        factor = gamma / np.sqrt(var + np.float32(node.attributes.get_float("epsilon", 1e-5)))
+        factor, offset = (p.astype(np.float32) for p in parameters)
         name = tensor_name(node.outputs[0])
-        weight = factor.reshape(-1, 1, 1, 1).astype(np.float32)
-        bias = (beta - mean * factor).astype(np.float32)
         conv = ir.node(
             "Conv",
             [
                 source,
-                add_constant(graph, f"{name}_weight", weight),
-                add_constant(graph, f"{name}_bias", bias),
+                add_constant(graph, f"{name}_weight", factor.reshape(-1, 1, 1, 1)),
+                add_constant(graph, f"{name}_bias", offset),
             ],
             {
                 "kernel_shape": [1, 1],
@@ -135,6 +122,20 @@ def spatial_size(value: ir.Value) -> tuple[int, int] | None:
 
 def _divisor_below_root(n: int) -> int:
     return next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
+
+
+def _slice(graph: ir.Graph, node: ir.Node, index: int, bounds: tuple[int, int]) -> ir.Node:
+    """Insert the Slice that gives one part of a Split, and return it."""
+    name, axis = tensor_name(node.outputs[index]), node.attributes.get_int("axis", 0)
+    numbers = {"starts": bounds[0], "ends": bounds[1], "axes": axis, "steps": 1}
+    inputs = [
+        add_constant(graph, f"{name}_{what}", np.array([number], np.int64))
+        for what, number in numbers.items()
+    ]
+    part = ir.node("Slice", [node.inputs[0], *inputs], name=f"{node.name}_{index}")
+    answer_to(part, *names_of(node)[:1])
+    graph.insert_before(node, part)
+    return part
 
 
 def _split_sizes(node: ir.Node, source: ir.Value) -> list[int] | None:

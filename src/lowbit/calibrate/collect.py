@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
+_NOTHING = TensorStats(0.0, 0.0, 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +56,20 @@ class Need:
     def ordered(self) -> bool:
         """Whether the result depends on the order of samples."""
         return self.growing is not None or self.average is not None
+
+    def __or__(self, other: Need) -> Need:
+        """Return the need of both; of two kinds of growing histogram only one can be had."""
+        if self.growing and other.growing and self.growing != other.growing:
+            raise CalibrationError(
+                f"one tensor is asked for two growing histograms, {self.growing} and "
+                f"{other.growing}; give the tensors that share it the same method"
+            )
+        return Need(
+            histogram=self.histogram or other.histogram,
+            growing=self.growing or other.growing,
+            average=other.average if self.average is None else self.average,
+            channel_axis=other.channel_axis if self.channel_axis is None else self.channel_axis,
+        )
 
 
 def need_of(method: Method) -> Need:
@@ -110,21 +125,19 @@ def collect(
 
 def _needs(plan: Plan, *, everything: bool) -> dict[str, Need]:
     needs: dict[str, Need] = {}
+
+    def want(name: str, need: Need) -> None:
+        needs[name] = needs.get(name, Need()) | need
+
     for tensor in plan.activations():
         if tensor.leader != tensor.name or tensor.range is not None:
             continue
-        need = need_of(tensor.spec.method)
-        known = needs.get(tensor.observe)
-        if known is not None and known != need:
-            need = dataclasses.replace(need, histogram=need.histogram or known.histogram)
-        needs[tensor.observe] = need
+        want(tensor.observe, need_of(tensor.spec.method))
     if everything:
-        extra = {t.name: Need(histogram=True) for t in plan.activations()}
-        needs = {**extra, **{n: dataclasses.replace(v, histogram=True) for n, v in needs.items()}}
+        for name in (*needs, *(t.name for t in plan.activations())):
+            want(name, Need(histogram=True))
     for row in plan.biases:
-        needs[row.input] = dataclasses.replace(
-            needs.get(row.input, Need()), channel_axis=row.channel_axis
-        )
+        want(row.input, Need(channel_axis=row.channel_axis))
     return needs
 
 
@@ -144,9 +157,8 @@ class _Measure:
             self._stats[name] = new if old is None else _merge_in_place(old, new)
 
     def result(self) -> dict[str, TensorStats]:
-        nothing = TensorStats(0.0, 0.0, 0)
         return {
-            name: self._stats[name].with_channels(self.channels.get(name, nothing))
+            name: self._stats[name].with_channels(self.channels.get(name, _NOTHING))
             for name in self._needs
         }
 
@@ -160,35 +172,30 @@ def _merge_in_place(old: TensorStats, new: TensorStats) -> TensorStats:
     return dataclasses.replace(merged, counts=total)
 
 
-class _OrderedMeasure:
+class _OrderedMeasure(_Measure):
     """Statistics that depend on the order of samples; fed by one thread."""
-
-    def __init__(self, needs: Mapping[str, Need]) -> None:
-        self._needs = needs
-        self._stats: dict[str, TensorStats] = {}
-        self.channels: dict[str, TensorStats] = {}
 
     def add(self, name: str, x: Floats) -> None:
         need = self._needs[name]
-        x = _without_infinities(x)
-        new = TensorStats.of(x, histogram=need.histogram)
-        old = self._stats.get(name)
-        growing, average = (old.growing, old.average) if old else (None, None)
+        finite = _without_infinities(x)
+        new = TensorStats.of(finite, histogram=need.histogram)
+        if finite is not x:
+            new = dataclasses.replace(new, not_finite=int((~np.isfinite(x)).sum()))
+        old = self._stats.get(name, _NOTHING)
+        if x.size == 0:
+            self._stats[name] = old
+            return
+        growing, average = old.growing, old.average
         if need.growing is not None:
             bins, span = need.growing
-            growing = growing.add(x) if growing else GrowingHistogram.first(x, bins, span)
+            if growing is None:
+                growing = GrowingHistogram.first(finite, bins, span)
+            else:
+                growing = growing.add(finite)
         if need.average is not None:
             average = _follow(average, (new.low, new.high), need.average)
-        if old is not None:
-            new = dataclasses.replace(old, growing=None, average=None) | new
+        new = dataclasses.replace(old, growing=None, average=None) | new
         self._stats[name] = dataclasses.replace(new, growing=growing, average=average)
-
-    def result(self) -> dict[str, TensorStats]:
-        nothing = TensorStats(0.0, 0.0, 0)
-        return {
-            name: self._stats[name].with_channels(self.channels.get(name, nothing))
-            for name in self._needs
-        }
 
 
 def _follow(
@@ -211,7 +218,7 @@ def _run_all(
     running: Session,
     needs: Mapping[str, Need],
     data: Iterable[Feed],
-    measure: _Measure | _OrderedMeasure,
+    measure: _Measure,
     progress: Progress,
     *,
     parallel: bool,
@@ -241,9 +248,6 @@ def _run_all(
             measure.channels[name] = measure.channels.get(name, _NOTHING).with_channels(part)
         progress(samples := samples + 1)
     return samples
-
-
-_NOTHING = TensorStats(0.0, 0.0, 0)
 
 
 def _channel_means(

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import zipfile
 from collections.abc import Mapping
 
 import numpy as np
@@ -161,7 +162,7 @@ def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
 def load_stats(path: str | os.PathLike[str]) -> Stats:
     """Read statistics back."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with pathlib.Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
             if header["format"] != _FORMAT:
                 raise CalibrationError(f"statistics {path} are of another format")
@@ -180,6 +181,6 @@ def load_stats(path: str | os.PathLike[str]) -> Stats:
                     channels=file[f"{index}_channels"] if row["positions"] else None,
                     positions=row["positions"],
                 )
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
     return Stats(tensors, header["samples"])

@@ -223,9 +223,7 @@ def _add_images(parser: Parser) -> None:
         metavar="NAME",
         help=f"{', '.join(PREPROCESSINGS)}; the options below override parts of it",
     )
-    group.add_argument(
-        "--mean", type=values.channels, metavar="R,G,B", help="one number or three (--mean=-1)"
-    )
+    group.add_argument("--mean", type=values.channels, metavar="R,G,B", help="one number or three")
     group.add_argument("--std", type=values.channels, metavar="R,G,B", help="one number or three")
     group.add_argument("--scale", type=values.factor, metavar="X", help="default 1/255")
     group.add_argument(

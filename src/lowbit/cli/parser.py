@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.check_options([word for word in words[:1] if word.startswith("-")])
         if words and not words[0].startswith("-"):
             self._find_command(words[0]).check_options(words[1:])
-        return self.parse_args(words)
+        return self.parse_args(_joined(words))
 
     def check_options(self, words: Sequence[str]) -> None:
         """Refuse an unknown option before argparse misses an argument because of it."""
@@ -48,9 +48,23 @@ class Parser(argparse.ArgumentParser):
 
     def _find_command(self, word: str) -> Parser:
         if word not in self.commands:
-            known = ", ".join(self.commands)
-            self.error(f"unknown command {word!r}{did_you_mean(word, self.commands)}: {known}")
+            near = did_you_mean(word, self.commands, 1)
+            self.error(f"unknown command {word!r}{near} (known: {', '.join(self.commands)})")
         return self.commands[word]
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Return the words with negative values tied to their options: ``--mean=-1,-1,-1``.
+
+    argparse takes a list that starts with a minus for an option.
+    """
+    joined: list[str] = []
+    for word in words:
+        if joined and _NUMBER.match(word) and joined[-1].startswith("--") and joined[-1] != "--":
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

@@ -20,9 +20,11 @@ def read_config(path: str | os.PathLike[str], preset: str | None = None) -> Quan
     """
     path = pathlib.Path(path)
     fields = _parse(path)
-    base = fields.pop("preset", preset)
-    if base is not None:
-        start = msgspec.to_builtins(find_preset(str(base)))
+    base = str(fields.pop("preset", preset or ""))
+    if preset is not None and base.upper() != preset.upper():
+        raise ConfigError(f"{path} starts from preset {base!r}, but {preset!r} is asked for")
+    if base:
+        start = msgspec.to_builtins(find_preset(base))
         fields = {**start, **fields}
     unknown = [name for name in fields if name not in QuantConfig.__struct_fields__]
     if unknown:
@@ -47,7 +49,7 @@ def _parse(path: pathlib.Path) -> dict[str, object]:
     try:
         decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
         parsed = decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {path} cannot be parsed: {error}") from error
     if not isinstance(parsed, dict):
         raise ConfigError(f"configuration {path} holds {type(parsed).__name__}, not options")

@@ -6,14 +6,14 @@ Names are those onnxruntime's tools look for: ``T_scale``, ``T_QuantizeLinear_Ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.config.config import Domain
-from lowbit.graph.constants import add_constant, free_name
+from lowbit.graph.constants import add_constant
 from lowbit.graph.names import tensor_name
 from lowbit.numerics.formats import Format
 from lowbit.numerics.qparams import QParams
@@ -54,13 +54,15 @@ class _Writer:
         self._values = ir.convenience.create_value_mapping(self._graph)
         self._nodes = {node.name: node for node in self._graph}
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
+        self._taken = {*self._values, *self._nodes}
 
     def activation(self, name: str, leader: str, params: QParams) -> None:
         """Let all readers of an activation read it through a Q/DQ pair."""
         value = self._values[name]
         scale, zero_point = self._parameters(leader, params)
         uses = tuple(value.uses())
-        is_output = value.is_graph_output()
+        # An input that is an output as well stays what it is: both have the same name.
+        is_output = value.is_graph_output() and value.producer() is not None
         domain = self._domain_of(params.format)
         if self._domain == "auto" and self._trips_onnxruntime(value, params.format):
             domain = _MICROSOFT
@@ -97,10 +99,11 @@ class _Writer:
         scale = self._constant(f"{name}_quantized_scale", params.scale)
         zero_point = self._constant(f"{name}_quantized_zero_point", params.zero_point)
         if row.factor != 1.0:
-            # The factor is in the scale, so that integers and scale agree with s_in * s_w.
+            # The integers stand for the bias times this factor.
             node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
         uses = ((node, row.index),)
-        self._read_through(value, uses, stored, scale, zero_point, params, name)
+        result = self._read_through(value, uses, stored, scale, zero_point, params, name)
+        result.shape = ir.Shape(codes.shape)
 
     def finish(self) -> ir.Model:
         """Sort, drop what is no longer read, and return the model."""
@@ -113,19 +116,20 @@ class _Writer:
     def _read_through(
         self,
         value: ir.Value,
-        uses: tuple[ir.Usage, ...] | tuple[tuple[ir.Node, int], ...],
+        uses: Iterable[tuple[ir.Node, int]],
         stored: ir.Value,
         scale: ir.Value,
         zero_point: ir.Value,
         params: QParams,
         name: str,
-    ) -> None:
+    ) -> ir.Value:
         dequantizer = self._node("DequantizeLinear", [stored, scale, zero_point], name, params)
         dequantizer.outputs[0].type = value.type
         dequantizer.outputs[0].shape = value.shape
         self._graph.insert_before(self._graph[0], dequantizer)
         for node, index in uses:
             node.replace_input_with(index, dequantizer.outputs[0])
+        return dequantizer.outputs[0]
 
     def _node(
         self,
@@ -139,9 +143,18 @@ class _Writer:
         domain = self._domain_of(params.format) if domain is None else domain
         if domain:
             self._model.opset_imports.setdefault(domain, 1)
-        node = ir.node(op, inputs, attributes, domain=domain, name=f"{name}_{op}")
-        node.outputs[0].name = f"{name}_{op}_Output"
+        node = ir.node(op, inputs, attributes, domain=domain, name=self._free(f"{name}_{op}"))
+        node.outputs[0].name = self._free(f"{name}_{op}_Output")
         return node
+
+    def _free(self, name: str) -> str:
+        """Return a name that nothing in the graph has, and take it."""
+        candidate, count = name, 0
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{name}_{count}"
+        self._taken.add(candidate)
+        return candidate
 
     def _domain_of(self, fmt: Format) -> str:
         if self._domain == "auto":
@@ -169,9 +182,10 @@ class _Writer:
         return self._scales[leader]
 
     def _constant(self, name: str, data: NDArray[np.generic]) -> ir.Value:
-        return add_constant(self._graph, name, np.asarray(data))
+        return add_constant(self._graph, self._free(name), np.asarray(data))
 
     def _integer_constant(self, name: str, data: NDArray[np.integer], fmt: Format) -> ir.Value:
+        name = self._free(name)
         return add_constant(self._graph, name, _tensor(data, fmt, name))
 
     def _lazy(
@@ -179,7 +193,7 @@ class _Writer:
     ) -> ir.Value:
         if like.shape is None:
             raise ValueError(f"constant {like.name!r} has no shape")
-        name = free_name(self._graph, name)
+        name = self._free(name)
         lazy = ir.LazyTensor(
             lambda: _tensor(make(), fmt, name), dtype=_DTYPES[fmt], shape=like.shape, name=name
         )
@@ -191,7 +205,7 @@ class _Writer:
         for index, output in enumerate(self._graph.outputs):
             if output is value:
                 self._graph.outputs[index] = result
-        value.name = f"{name}_QuantizeLinear_Input"
+        value.name = self._free(f"{name}_QuantizeLinear_Input")
         result.name = name
 
 
@@ -213,7 +227,7 @@ _DTYPES = {
 }
 
 
-def _tensor(data: NDArray[np.integer], fmt: Format, name: str) -> ir.Tensor:
+def _tensor(data: NDArray[np.integer], fmt: Format, name: str) -> ir.TensorProtocol:
     if fmt.bits == 4:
         import ml_dtypes
 

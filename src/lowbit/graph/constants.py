@@ -21,6 +21,13 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     return value.const_value.numpy()
 
 
+def constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the shape of a constant without reading it, or ``None`` for anything else."""
+    if value is None or not is_constant(value) or value.const_value is None:
+        return None
+    return tuple(value.const_value.shape.numpy())
+
+
 def scalar(value: ir.Value | None) -> float | None:
     """Return a constant of one element as a number, or ``None``."""
     data = constant(value)

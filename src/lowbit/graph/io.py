@@ -28,13 +28,13 @@ EXTERNAL_DATA_FROM = 1_500_000_000
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model) -> ir.Model:
     """Return the model behind a path, the bytes of a file, or a loaded model (copied)."""
     if isinstance(source, ir.Model):
-        return source.clone()
-    if isinstance(source, bytes):
-        return _parse(source, "the given bytes")
+        return _checked(source.clone(), "the given model")
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _parse(bytes(source), "the given bytes")
     if isinstance(source, (str, os.PathLike)):
         return _load_file(pathlib.Path(source))
-    if hasattr(source, "SerializeToString"):
-        return _checked(ir.serde.deserialize_model(source), "the given ModelProto")
+    if hasattr(source, "SerializeToString") and hasattr(source, "graph"):
+        return _from_proto(source, "the given ModelProto", "")
     raise ModelError(
         f"cannot load a model from {type(source).__name__}; give a path, bytes or a ModelProto"
     )
@@ -44,17 +44,20 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     """Write ``model`` to ``path``, with its weights beside it when they exceed one file."""
     path = pathlib.Path(path)
     check_writable(path)
-    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
+    size = sum(tensor.nbytes for tensor in _tensors(model))
     data = f"{path.name}.data" if size > EXTERNAL_DATA_FROM else None
+    if data is not None:
+        _map_before_replacing(model, path.parent / data)
+    model = _portable(model, one_file=data is None)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
         target = pathlib.Path(folder, path.name)
         try:
             ir.save(model, target, external_data=data)
+            if data is not None:
+                os.replace(pathlib.Path(folder, data), path.parent / data)
+            os.replace(target, path)
         except OSError as error:
-            raise OutputError(f"cannot write {path}: {error}") from error
-        if data is not None:
-            os.replace(pathlib.Path(folder, data), path.parent / data)
-        os.replace(target, path)
+            raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -83,7 +86,13 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
     folder = tempfile.mkdtemp(prefix="lowbit-")
     try:
         path = pathlib.Path(folder, "model.onnx")
-        ir.save(model, path, external_data="weights.bin")
+        try:
+            ir.save(_portable(model, one_file=False), path, external_data="weights.bin")
+        except OSError as error:
+            raise OutputError(
+                f"cannot write a temporary copy of the model to {folder}: "
+                f"{error.strerror or error}; set TMPDIR to a folder with more room"
+            ) from error
         yield path
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -91,10 +100,12 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as protobuf, weights included."""
-    return ir.to_proto(model)
+    return ir.to_proto(_portable(model, one_file=True))
 
 
 def _load_file(path: pathlib.Path) -> ir.Model:
+    import onnx
+
     if path.is_dir():
         raise ModelError(f"{path} is a folder; give the .onnx file in it")
     if not path.exists():
@@ -103,15 +114,12 @@ def _load_file(path: pathlib.Path) -> ir.Model:
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty (0 bytes); is the download or export complete?")
     try:
-        model = ir.load(path)
+        proto = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # protobuf raises its own, undocumented kinds
-        raise ModelError(
-            f"{path} is not a readable ONNX model ({_first_line(error)}); "
-            "it may be truncated, or another kind of file"
-        ) from error
-    model = _checked(model, str(path))
-    _check_external(model, path)
-    return model
+        raise ModelError(_unreadable(f"{path} is", error)) from error
+    return _from_proto(proto, str(path), str(path.parent))
 
 
 def _parse(data: bytes, name: str) -> ir.Model:
@@ -122,40 +130,157 @@ def _parse(data: bytes, name: str) -> ir.Model:
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
-        return _checked(ir.serde.deserialize_model(proto), name)
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{name} are not a readable ONNX model: {_first_line(error)}") from error
+    except Exception as error:  # protobuf raises its own, undocumented kinds
+        raise ModelError(_unreadable(f"{name} are", error)) from error
+    return _from_proto(proto, name, "")
+
+
+def _from_proto(proto: onnx.ModelProto, name: str, folder: str) -> ir.Model:
+    if not proto.HasField("graph"):
+        raise ModelError(f"{name}: not an ONNX model (no graph in it); is it another kind of file?")
+    _refuse_sparse(proto.graph, name)
+    try:
+        model = ir.serde.deserialize_model(proto)
+    except Exception as error:  # whatever a malformed message makes the reader trip over
+        raise ModelError(_unreadable(f"{name} is", error.__cause__ or error)) from error
+    ir.external_data.set_base_dir(model.graph, folder)
+    model = _checked(model, name)
+    _check_external(model, name)
+    return model
+
+
+def _refuse_sparse(graph: onnx.GraphProto, name: str) -> None:
+    """Raise for sparse weights: onnx-ir would leave them out without a word."""
+    found = [sparse.values.name for sparse in graph.sparse_initializer]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("sparse_tensor"):
+                found.append(node.name or node.output[0])
+            if attribute.HasField("g"):
+                _refuse_sparse(attribute.g, name)
+    if found:
+        raise ModelError(
+            f"{name}: the weight {found[0]!r} is a sparse tensor, which cannot be quantized; "
+            "export the model with dense weights"
+        )
 
 
 def _checked(model: ir.Model, name: str) -> ir.Model:
     graph = model.graph
-    if graph is None or (not graph.outputs and not graph.inputs and graph.num_nodes() == 0):
-        raise ModelError(f"{name}: not an ONNX model (no graph in it)")
     if not graph.outputs:
         raise ModelError(f"{name}: the graph has no outputs, so there is nothing to compute")
-    if "" not in model.opset_imports and "ai.onnx" not in model.opset_imports:
+    # Both names mean the standard operators; nodes are read with the shorter one.
+    if "ai.onnx" in graph.opset_imports:
+        version = graph.opset_imports.pop("ai.onnx")
+        graph.opset_imports.setdefault("", version)
+    if "" not in graph.opset_imports:
         raise ModelError(f"{name}: the model imports no standard operator set")
     return model
 
 
-def _check_external(model: ir.Model, path: pathlib.Path) -> None:
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
-            file = pathlib.Path(tensor.path)
-            if not file.exists():
-                raise ModelError(
-                    f"{path}: the weights file {file.name} is missing; it belongs beside the model"
-                )
-            end = (tensor.offset or 0) + (tensor.length or 0)
-            if file.stat().st_size < end:
-                raise ModelError(
-                    f"{path}: the weights file {file.name} ends at byte {file.stat().st_size}, "
-                    f"but tensor {value.name!r} reaches to {end}; it is truncated"
-                )
+def _check_external(model: ir.Model, name: str) -> None:
+    readable: set[str] = set()
+    for tensor in _tensors(model):
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        file = pathlib.Path(tensor.path)
+        if not file.is_file():
+            raise ModelError(
+                f"{name}: the weights file {file.name} is missing; it belongs beside the model"
+            )
+        size, end = file.stat().st_size, (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        if size < end:
+            raise ModelError(
+                f"{name}: the weights file {file.name} ends at byte {size}, "
+                f"but tensor {tensor.name!r} reaches to {end}; it is truncated"
+            )
+        if str(file) not in readable:
+            _check_readable(tensor, name)
+            readable.add(str(file))
 
 
-def _first_line(error: Exception) -> str:
+def _check_readable(tensor: ir.ExternalTensor, name: str) -> None:
+    """Raise if the weights file may not be read: onnx-ir refuses links out of the folder."""
+    try:
+        tensor.numpy()
+        tensor.release()
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{name}: the weights file {pathlib.Path(tensor.path).name} cannot be read "
+            f"({_first_line(error)}); put a plain copy of it beside the model"
+        ) from error
+
+
+def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Yield every tensor of the model: initializers and attributes, subgraphs included."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value.const_value
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                yield attribute.value
+
+
+def _portable(model: ir.Model, *, one_file: bool) -> ir.Model:
+    """Return ``model``, or a copy of it that onnx-ir writes as it should.
+
+    External tensors of attributes, and those of initializers if there is to be one file, would be
+    written as references to the file they came from. Strings would be written as external data,
+    which they cannot be.
+    """
+    if not any(_is_awkward(tensor) for tensor in _tensors(model)):
+        return model
+    model = model.clone()
+    for graph in tuple(model.graphs()):
+        for value in tuple(graph.initializers.values()):
+            if isinstance(value.const_value, ir.StringTensor):
+                _make_node(graph, value, value.const_value)
+            elif one_file and isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _read(value.const_value)
+    for node in model.graph.all_nodes():
+        for attribute in tuple(node.attributes.values()):
+            if isinstance(attribute.value, ir.ExternalTensor):
+                tensor = _read(attribute.value)
+                node.attributes[attribute.name] = ir.AttrTensor(attribute.name, tensor)
+    return model
+
+
+def _is_awkward(tensor: ir.TensorProtocol) -> bool:
+    return isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING
+
+
+def _make_node(graph: ir.Graph, value: ir.Value, tensor: ir.StringTensor) -> None:
+    """Turn an initializer into a Constant, whose data is always written into the graph."""
+    name = str(value.name)
+    if value.is_graph_input() or not graph.num_nodes():
+        return
+    node = ir.node("Constant", [], {"value": tensor})
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    graph.insert_before(graph[0], node)
+    ir.convenience.replace_all_uses_with(value, node.outputs[0], replace_graph_outputs=True)
+    del graph.initializers[name]
+    node.outputs[0].name = name
+
+
+def _read(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    return ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+
+
+def _map_before_replacing(model: ir.Model, file: pathlib.Path) -> None:
+    """Map the tensors that live in ``file``, so that they outlast its replacement."""
+    for tensor in _tensors(model):
+        if isinstance(tensor, ir.ExternalTensor) and pathlib.Path(tensor.path) == file:
+            tensor.numpy()
+
+
+def _unreadable(subject: str, error: BaseException) -> str:
+    return (
+        f"{subject} not a readable ONNX model ({_first_line(error)}); "
+        "it may be truncated, or another kind of file"
+    )
+
+
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

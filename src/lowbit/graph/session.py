@@ -5,18 +5,32 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.errors import ModelError
+from lowbit.errors import ModelError, did_you_mean
 from lowbit.graph import io
+from lowbit.graph.passes.name_everything import name_everything
 
 Array = NDArray[Any]
 Feed = Mapping[str, Array]
 Optimise = Literal["none", "all"]
+
+# onnxruntime's names of the types that inputs commonly have.
+_NUMPY_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        f"tensor({name})": np.dtype(dtype)
+        for name, dtype in (
+            ("float", "float32"),
+            ("double", "float64"),
+            *((same, same) for same in "float16 int8 int16 int32 int64 uint8 bool".split()),
+        )
+    }
+)
 
 
 class Session:
@@ -47,8 +61,30 @@ class Session:
         """Return the named outputs for one feed."""
         try:
             return list(self._session.run(list(outputs), dict(feed)))
-        except Exception as error:
-            raise ModelError(f"onnxruntime cannot run {self._name}: {_reason(error)}") from error
+        except Exception as error:  # onnxruntime's exceptions share no public base
+            reason = self._wrong_feed(feed) or self._wrong_outputs(outputs) or _reason(error)
+            raise ModelError(f"onnxruntime cannot run {self._name}: {reason}") from error
+
+    def _wrong_feed(self, feed: Feed) -> str:
+        """Return what is wrong with a feed, which onnxruntime says without the input's name."""
+        wanted = {value.name: value for value in self._session.get_inputs()}
+        for name in feed:
+            if name not in wanted:
+                return f"it has no input {name!r}{did_you_mean(name, wanted)}"
+        for name, value in wanted.items():
+            if name not in feed:
+                return f"its input {name!r} is missing from the feed (given: {', '.join(feed)})"
+            dtype = np.asarray(feed[name]).dtype
+            if _NUMPY_TYPES.get(value.type, dtype) != dtype:
+                return f"its input {name!r} is of type {dtype}; expected {_NUMPY_TYPES[value.type]}"
+        return ""
+
+    def _wrong_outputs(self, outputs: Sequence[str]) -> str:
+        known = self.outputs
+        unknown = [name for name in outputs if name not in known]
+        return (
+            f"it has no output {unknown[0]!r}{did_you_mean(unknown[0], known)}" if unknown else ""
+        )
 
     @property
     def outputs(self) -> list[str]:
@@ -74,9 +110,15 @@ def session(
 def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     """Return a copy of ``model`` whose outputs also include the named values."""
     probe = model.clone()
-    values = ir.convenience.create_value_mapping(probe.graph)
+    # onnxruntime refuses two nodes of one name, which files do have.
+    name_everything(probe)
+    values = ir.convenience.create_value_mapping(probe.graph, include_subgraphs=False)
     present = {value.name for value in probe.graph.outputs}
-    probe.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name not in present)
+    for name in dict.fromkeys(names):
+        if name not in values:
+            raise ModelError(f"the model has no tensor {name!r}{did_you_mean(name, values)}")
+        if name not in present:
+            probe.graph.outputs.append(values[name])
     return probe
 
 

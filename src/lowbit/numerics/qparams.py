@@ -83,7 +83,8 @@ def quantize(x: NDArray[Any], params: QParams, limits: tuple[int, int] | None = 
     low, high = limits or (params.format.low, params.format.high)
     # The limits of 32 bits are not single-precision numbers.
     kind = np.float64 if params.format.bits == 32 else np.float32
-    rounded = np.rint(x / scale) + zero_point.astype(kind)
+    with np.errstate(over="ignore"):  # an infinite quotient saturates like any other
+        rounded = np.rint(x / scale) + zero_point.astype(kind)
     return np.asarray(np.clip(rounded, low, high), params.format.dtype)
 
 

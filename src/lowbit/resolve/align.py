@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -90,6 +91,8 @@ def _merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
     measured = [stats[m.observe] for m in members]
     if isinstance(spec.method, MinMse) and spec.symmetric and spec.method.histogram == "log":
         return _least_relative_error(measured, spec)
+    # Channel means are a tensor's own: those of different tensors have nothing in common.
+    measured = [dataclasses.replace(s, channels=None, positions=0) for s in measured]
     return params_of(functools.reduce(operator.or_, measured), spec, members[0].name)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.numerics.formats import Floats
+
 _EPSILON = 1e-4
 
 
@@ -34,8 +36,9 @@ def _divergence(counts: NDArray[np.int64], start: int, end: int, levels: int) ->
     p, q = _smooth(reference), _smooth(quantized)
     if p is None or q is None:
         return np.inf
+    # In single precision, as onnxruntime does: the choice between near ties depends on it.
     p, q = p / p.sum(), q / q.sum()
-    return float(np.float32((p * np.log(p / q)).sum()))
+    return float((p * np.log(p / q)).sum())
 
 
 def _requantized(
@@ -53,7 +56,7 @@ def _requantized(
     return spread
 
 
-def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
+def _smooth(counts: NDArray[np.int64]) -> Floats | None:
     """Give empty bins a little weight, taken from the others; ``None`` if that is impossible."""
     empty = counts == 0
     occupied = len(counts) - int(empty.sum())
@@ -62,5 +65,6 @@ def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
     taken = _EPSILON * float(empty.sum()) / occupied
     if taken >= 1.0:
         return None
-    smoothed = counts.astype(np.float32) + _EPSILON * empty + (-taken) * ~empty
-    return np.asarray(smoothed) if (smoothed > 0).all() else None
+    smoothed = counts.astype(np.float32)
+    smoothed += np.where(empty, np.float32(_EPSILON), np.float32(-taken))
+    return smoothed if (smoothed > 0).all() else None

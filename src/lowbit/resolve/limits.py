@@ -5,11 +5,13 @@ differences of positions p; a shifter's width bounds them. Everything here happe
 before any weight or bias is quantized.
 
 Positions are lowered (scales coarsened) rather than raised wherever there is a choice: a coarser
-scale costs precision, a finer one clips.
+scale costs precision, a finer one clips. Where lowering alone cannot do it, because a gate's input
+must not be coarse, say, positions are pulled together.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 
@@ -17,6 +19,8 @@ from lowbit.errors import CalibrationError
 from lowbit.targets.target import ShiftLimits
 
 _ROUNDS = 64
+_MEETING = 7
+"""Where every bound holds at once, if all positions are there."""
 
 Positions = dict[str, int]
 Move = Callable[[str, int, str], None]
@@ -59,6 +63,15 @@ class Moved:
     why: str
 
 
+@dataclasses.dataclass(slots=True)
+class _Island:
+    """Nodes and groups that share tensors, so that their positions are solved together."""
+
+    names: set[str]
+    nodes: list[Limited] = dataclasses.field(default_factory=list)
+    groups: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+
+
 def satisfy(
     nodes: Iterable[Limited],
     positions: Positions,
@@ -67,24 +80,62 @@ def satisfy(
     *,
     prefer_lowering: bool = True,
 ) -> tuple[Positions, list[Moved]]:
-    """Return positions that meet every bound and keep every group equal, and what was moved."""
-    nodes, groups = list(nodes), list(groups)
-    attempts = (True, False) if prefer_lowering else (False,)
-    for lowering in attempts:
-        trial = dict(positions)
-        reasons: dict[str, str] = {}
-        for _ in range(_ROUNDS):
-            before = dict(trial)
-            _sweep(nodes, trial, groups, limits, reasons, lowering=lowering)
-            if trial == before:
-                break
-        if not (broken := violations(nodes, trial, limits)):
-            moved = [
-                Moved(name, positions[name], trial[name], reasons.get(name, "kept equal"))
-                for name in positions
-                if trial[name] != positions[name]
-            ]
-            return trial, moved
+    """Return positions that meet every bound and keep every group equal, and what was moved.
+
+    A convolution with a weight of its own ties nothing together, as the weight's position makes
+    up for any difference of input and output: it comes last.
+    """
+    nodes = list(nodes)
+    sharing = collections.Counter(n.weight for n in nodes if n.weight)
+    last = [n for n in nodes if n.weight is not None and sharing[n.weight] == 1]
+    solved, reasons = dict(positions), dict[str, str]()
+    for island in _islands([n for n in nodes if n not in last], groups):
+        start = {name: positions[name] for name in positions if name in island.names}
+        for name, position, why in _solve(island, start, limits, prefer_lowering=prefer_lowering):
+            solved[name], reasons[name] = position, why
+    for node in last:
+        _cut(node, solved, limits, _recording(solved, reasons))
+    moved = [
+        Moved(name, positions[name], solved[name], reasons[name])
+        for name in positions
+        if solved[name] != positions[name]
+    ]
+    return solved, moved
+
+
+def _islands(nodes: list[Limited], groups: Iterable[tuple[str, ...]]) -> list[_Island]:
+    parts = [_Island(set(n.tensors()), nodes=[n]) for n in nodes]
+    parts += [_Island(set(members), groups=[members]) for members in groups]
+    islands: list[_Island] = []
+    for part in parts:
+        touching = [island for island in islands if island.names & part.names]
+        islands = [island for island in islands if island not in touching]
+        islands.append(
+            _Island(
+                set().union(part.names, *(island.names for island in touching)),
+                [n for island in (*touching, part) for n in island.nodes],
+                [g for island in (*touching, part) for g in island.groups],
+            )
+        )
+    return islands
+
+
+def _solve(
+    island: _Island, positions: Positions, limits: ShiftLimits, *, prefer_lowering: bool
+) -> list[tuple[str, int, str]]:
+    """Return what must move, where to and why."""
+    starts = [(positions, True)] if prefer_lowering else []
+    starts.append((positions, False))
+    starts += [(pulled, True) for pulled in _pulled(positions)]
+    broken: list[tuple[str, str]] = []
+    for start, lowering in starts:
+        trial, reasons = _settle(island, start, limits, lowering=lowering)
+        now_broken = violations(island.nodes, trial, limits) + _apart(island, trial)
+        if not now_broken:
+            why = "pulled towards {!r}: its {}".format(*broken[0]) if broken else ""
+            moved = [name for name in positions if trial[name] != positions[name]]
+            return [(name, trial[name], reasons.get(name, why)) for name in moved]
+        broken = broken or now_broken
     node, why = broken[0]
     raise CalibrationError(
         f"no scales satisfy the datapath at node {node!r} ({why}); keep it in float with "
@@ -92,26 +143,53 @@ def satisfy(
     )
 
 
-def _sweep(
-    nodes: list[Limited],
-    positions: Positions,
-    groups: list[tuple[str, ...]],
-    limits: ShiftLimits,
-    reasons: dict[str, str],
-    *,
-    lowering: bool,
-) -> None:
+def _settle(
+    island: _Island, start: Positions, limits: ShiftLimits, *, lowering: bool
+) -> tuple[Positions, dict[str, str]]:
+    """Return the positions after sweeping until nothing moves, and why each moved."""
+    trial, reasons = dict(start), dict[str, str]()
+    for _ in range(_ROUNDS):
+        before = dict(trial)
+        _sweep(island, trial, limits, _recording(trial, reasons), lowering=lowering)
+        if trial == before:
+            break
+    return trial, reasons
+
+
+def _recording(positions: Positions, reasons: dict[str, str]) -> Move:
     def move(name: str, position: int, why: str) -> None:
         if positions[name] != position:
-            positions[name] = position
-            reasons[name] = why
+            positions[name], reasons[name] = position, why
 
-    for members in groups:
+    return move
+
+
+def _pulled(positions: Positions) -> Iterable[Positions]:
+    """Yield the positions ever closer to where they all meet, so that one of them must do."""
+    widest = max(abs(position - _MEETING) for position in positions.values())
+    for reach in range(widest - 1, -1, -1):
+        low, high = _MEETING - reach, _MEETING + reach
+        yield {name: min(max(p, low), high) for name, p in positions.items()}
+
+
+def _apart(island: _Island, positions: Positions) -> list[tuple[str, str]]:
+    """Return the groups whose members differ, as a member and a description."""
+    return [
+        (members[0], f"position differs from that of {', '.join(members[1:])}")
+        for members in island.groups
+        if len({positions[name] for name in members}) > 1
+    ]
+
+
+def _sweep(
+    island: _Island, positions: Positions, limits: ShiftLimits, move: Move, *, lowering: bool
+) -> None:
+    for members in island.groups:
         common = min(positions[name] for name in members)
         for name in members:
             move(name, common, "kept equal with the tensors it is joined to")
     for bound in (_read, _write, _cut, _hardsigmoid, _swish):
-        for node in nodes:
+        for node in island.nodes:
             bound(node, positions, limits, move, lowering=lowering)
 
 

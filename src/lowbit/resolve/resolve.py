@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.stats import Stats

@@ -10,7 +10,7 @@ from lowbit.config.specs import TensorSpec
 from lowbit.numerics.qparams import QParams, choose_qparams, power_of_two_qparams
 from lowbit.resolve.density import Density, Doubles
 
-_COARSE = np.geomspace(0.08, 1.0, 24)
+_COARSE = np.geomspace(0.01, 1.0, 43)
 _OCTAVES = 6
 _TINY = float(np.finfo(np.float32).tiny)
 

@@ -53,9 +53,7 @@ def _show(
         first, *between, last = names
         table = make_table(title, first, f"{last}; {' / '.join(between)}")
         for name, *properties, summary in rows:
-            # A property is not torn apart at its own spaces.
-            line = " / ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in properties)
-            table.add_row(name, Text.assemble(summary, "\n", (line, "dim")))
+            table.add_row(name, Text.assemble(summary, "\n", (" / ".join(properties), "dim")))
     for column in table.columns[:-1]:
         column.no_wrap = True
     show(console, table)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from lowbit.config.specs import BiasSpec, TensorSpec
@@ -14,6 +15,9 @@ from lowbit.terminal.figures import counted
 from lowbit.terminal.floats import nodes_table, reasons_table
 from lowbit.terminal.layout import make_facts, make_table, show
 from lowbit.terminal.names import Name
+
+_WIDE = 132
+"""Columns from which on a tensor and its reason fit into one line."""
 
 
 def show_plan(
@@ -28,10 +32,11 @@ def show_plan(
         f"{counted(len(plan.weights()), 'weight')}, {counted(len(plan.biases), 'bias', 'biases')}",
     )
     facts.add_row("in float", f"{len(plan.float_nodes)} of {counted(nodes, 'node')}")
+    if plan.groups:
+        facts.add_row("kept equal", f"{counted(len(plan.groups), 'group')} of tensors")
     show(console, facts)
-    show(console, _activations(plan.activations()))
-    show(console, _weights(plan.weights()))
-    show(console, _biases(plan))
+    for heading, rows in _sections(plan):
+        show(console, _decisions(heading, rows, wide=console.width >= _WIDE))
     title = f"stays in float, on {target.fallback}"
     show(console, reasons_table(plan.float_nodes, title))
     if everything:
@@ -47,31 +52,44 @@ def describe_bias(spec: BiasSpec | None) -> str:
     return f"{spec.format.value} product"
 
 
-def _activations(rows: Sequence[TensorPlan]) -> Table:
-    table = make_table("activations", "tensor", "format", "shares with", "why")
-    for row in rows:
-        shares = "" if row.leader == row.name else row.leader
-        why = row.why.split("; same numbers as ")[0]
-        table.add_row(Name(row.name), _format(row), Name(shares), Name(why))
-    return _kept_whole(table)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """One decision, as it is shown."""
+
+    tensor: str
+    format: str
+    shares: str
+    why: str
 
 
-def _weights(rows: Sequence[TensorPlan]) -> Table:
-    table = make_table("weights", "tensor", "format", "why")
-    for row in rows:
-        table.add_row(Name(row.name), _format(row), Name(row.why))
-    return _kept_whole(table)
+def _sections(plan: Plan) -> Iterator[tuple[str, list[_Row]]]:
+    for heading, tensors in (("activations", plan.activations()), ("weights", plan.weights())):
+        yield heading, [_row_of(tensor) for tensor in tensors]
+    yield "biases", [_Row(b.tensor, describe_bias(b.spec), "", b.why) for b in plan.biases]
 
 
-def _biases(plan: Plan) -> Table:
-    table = make_table("biases", "tensor", "format", "why")
-    for row in plan.biases:
-        table.add_row(Name(row.tensor), describe_bias(row.spec), Name(row.why))
-    return _kept_whole(table)
+def _row_of(tensor: TensorPlan) -> _Row:
+    shares = "" if tensor.leader == tensor.name else tensor.leader
+    return _Row(tensor.name, _format(tensor), shares, tensor.why.split("; same numbers as ")[0])
 
 
-def _kept_whole(table: Table) -> Table:
-    """Return the table with its formats never wrapped: the names give way. Changes ``table``."""
+def _decisions(heading: str, rows: Sequence[_Row], *, wide: bool) -> Table:
+    """Return a line a tensor or, where that is too narrow, its reason on a line of its own."""
+    if not wide:
+        table = make_table(heading, "tensor, and why", "format")
+        for row in rows:
+            shares = f"; shares with {row.shares}" if row.shares else ""
+            reason = Name(f"  {row.why}{shares}", style="dim")
+            table.add_row(Group(Name(row.tensor), reason), row.format)
+    elif any(row.shares for row in rows):
+        table = make_table(heading, "tensor", "format", "shares with", "why")
+        for row in rows:
+            table.add_row(Name(row.tensor), row.format, Name(row.shares), Name(row.why))
+    else:
+        table = make_table(heading, "tensor", "format", "why")
+        for row in rows:
+            table.add_row(Name(row.tensor), row.format, Name(row.why))
+    # Names give way, formats do not.
     table.columns[1].no_wrap = True
     return table
 

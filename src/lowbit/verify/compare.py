@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from lowbit.calibrate.collect import bounded_map
+from lowbit.errors import ModelError, did_you_mean
 from lowbit.graph.names import tensor_name
 from lowbit.graph.session import Array, Feed, session
 from lowbit.numerics.metrics import Closeness
@@ -20,6 +21,13 @@ def compare_outputs(
 ) -> Closenesses:
     """Return the closeness of every output of the two models."""
     names = [tensor_name(value) for value in reference.graph.outputs]
+    have = [tensor_name(value) for value in quantized.graph.outputs]
+    for name in names:
+        if name not in have:
+            raise ModelError(
+                f"the quantized model has no output {name!r}{did_you_mean(name, have)} "
+                f"(it has {', '.join(have)}); is it made from this float model?"
+            )
     pairs = {name: name for name in names}
     return compare_tensors(reference, quantized, pairs, feeds, threads=threads)
 
@@ -33,6 +41,8 @@ def compare_tensors(
     threads: int,
 ) -> Closenesses:
     """Return the closeness of tensors, given by name in the reference: name in the other."""
+    if not pairs:  # onnxruntime takes an empty list of names for all outputs
+        return {}
     wanted, others = list(pairs), list(pairs.values())
     total: Closenesses = {}
     lock = threading.Lock()

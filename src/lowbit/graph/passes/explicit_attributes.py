@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import onnx_ir as ir
 
+from lowbit.graph.constants import constant_shape
+
 _WINDOWED = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")
+
+# The operator sets that gave pools dilations; convolutions always had them.
+_DILATIONS_FROM: Mapping[str, int] = MappingProxyType(
+    {"MaxPool": 10, "LpPool": 18, "AveragePool": 19}
+)
 
 
 def explicit_attributes(model: ir.Model) -> None:
@@ -19,21 +29,20 @@ def _complete(node: ir.Node, opset: int) -> None:
     if kernel is None:
         return
     rank = len(kernel)
-    convolves = node.op_type in ("Conv", "ConvTranspose")
     defaults: dict[str, list[int]] = {"kernel_shape": kernel, "strides": [1] * rank}
-    has_dilations = {"AveragePool": opset >= 19, "MaxPool": opset >= 10, "LpPool": opset >= 18}
-    if has_dilations.get(node.op_type, True):
+    if opset >= _DILATIONS_FROM.get(node.op_type, 1):
         defaults["dilations"] = [1] * rank
     auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
-    fixed_output = "output_shape" in node.attributes
-    if auto_pad in ("NOTSET", "VALID") and not fixed_output:
+    if "output_shape" not in node.attributes and auto_pad in ("NOTSET", "VALID"):
         defaults["pads"] = [0] * 2 * rank
+        if auto_pad == "VALID":
+            # VALID overrules pads, so both go before the zeros are written.
+            for name in ("auto_pad", "pads"):
+                node.attributes.pop(name, None)
     for name, value in defaults.items():
         if name not in node.attributes:
             node.attributes[name] = ir.AttrInt64s(name, value)
-    if auto_pad == "VALID" and not fixed_output:
-        del node.attributes["auto_pad"]
-    if convolves and "group" not in node.attributes:
+    if node.op_type in ("Conv", "ConvTranspose") and "group" not in node.attributes:
         node.attributes["group"] = ir.AttrInt64("group", 1)
 
 
@@ -41,7 +50,8 @@ def _kernel_shape(node: ir.Node) -> list[int] | None:
     if "kernel_shape" in node.attributes:
         return list(node.attributes.get_ints("kernel_shape", ()))
     weight = node.inputs[1] if len(node.inputs) > 1 else None
-    if weight is None or weight.shape is None:
+    if weight is None:
         return None
-    dims = list(weight.shape)[2:]
-    return [int(d) for d in dims] if all(isinstance(d, int) for d in dims) else None
+    shape = constant_shape(weight) or weight.shape
+    dims = [] if shape is None else [d for d in tuple(shape)[2:] if isinstance(d, int)]
+    return dims if shape is not None and len(dims) == len(shape) - 2 else None

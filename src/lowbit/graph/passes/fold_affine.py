@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.graph.constants import add_constant, constant
-from lowbit.graph.names import absorb
+from lowbit.graph.constants import add_constant, constant, constant_shape
+from lowbit.graph.names import absorb, answer_to
 
 Doubles = NDArray[np.float64]
 
@@ -41,17 +41,17 @@ def fold_affine(model: ir.Model) -> None:
             _fold(model.graph, node)
 
 
-def normalisation(node: ir.Node) -> Affine | None:
-    """Return what a BatchNormalization does, or ``None`` if it trains or its inputs vary."""
+def normalisation(node: ir.Node) -> tuple[Doubles, Doubles] | None:
+    """Return factor and offset of a BatchNormalization, or ``None`` if it trains or they vary."""
     extra = any(value.name or value.uses() for value in node.outputs[1:])
-    if extra or node.attributes.get_int("training_mode", 0):
+    if extra or node.attributes.get_int("training_mode", 0) != 0:
         return None
     parameters = [_doubles(value) for value in node.inputs[1:5]]
     if len(parameters) < 4 or any(p is None for p in parameters):
         return None
     gamma, beta, mean, var = (np.asarray(p) for p in parameters)
     factor = gamma / np.sqrt(var + np.float64(node.attributes.get_float("epsilon", 1e-5)))
-    return Affine(factor, beta - mean * factor)
+    return factor, beta - mean * factor
 
 
 def _fold(graph: ir.Graph, node: ir.Node) -> None:
@@ -62,21 +62,17 @@ def _fold(graph: ir.Graph, node: ir.Node) -> None:
     weight, bias = _doubles(compute.inputs[1]), _bias(compute)
     if weight is None or bias is None:
         return
-    channels = _channels(compute, weight)
-    affine = (
-        normalisation(node)
-        if node.op_type == "BatchNormalization"
-        else _arithmetic(node, source, channels, weight.ndim)
-    )
+    affine = _affine(node, source, _channels(compute, weight), weight.ndim)
     if affine is None or not _is_finite(affine):
         return
     if affine.factor is not None:
         factor = _per_channel(compute, affine.factor, weight)
         _replace_input(graph, compute, 1, weight * factor)
         bias = bias * affine.factor
-    _replace_input(graph, compute, 2, bias + affine.offset)
-    if compute.op_type == "Gemm":
-        compute.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
+    if bias.any() or affine.offset.any():
+        _replace_input(graph, compute, 2, bias + affine.offset)
+        if compute.op_type == "Gemm":
+            compute.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
     _take_output(graph, compute, node)
 
 
@@ -86,13 +82,6 @@ def _data_input(node: ir.Node) -> ir.Value | None:
         return node.inputs[0]
     varying = [value for value in node.inputs if constant_shape(value) is None]
     return varying[0] if len(varying) == 1 and len(node.inputs) == 2 else None
-
-
-def constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a constant without reading it, or ``None`` for anything else."""
-    if value is None or not value.is_initializer() or value.is_graph_input():
-        return None
-    return None if value.const_value is None else tuple(value.const_value.shape.numpy())
 
 
 def _can_absorb(graph: ir.Graph, compute: ir.Node, source: ir.Value) -> bool:
@@ -122,32 +111,43 @@ def _channel_axis(compute: ir.Node) -> int:
     return 1 if compute.op_type == "Gemm" and not compute.attributes.get_int("transB", 0) else 0
 
 
-def _arithmetic(node: ir.Node, source: ir.Value, channels: int, rank: int) -> Affine | None:
-    """Return what Mul, Div, Add or Sub by a constant does to each channel of ``source``."""
+def _affine(node: ir.Node, source: ir.Value, channels: int, rank: int) -> Affine | None:
+    """Return what the node does to each channel of ``source``."""
+    if node.op_type == "BatchNormalization":
+        parameters = normalisation(node)
+        return None if parameters is None else Affine(*parameters)
     first = node.inputs[0] is source
-    other = node.inputs[1 if first else 0]
-    shape = constant_shape(other)
-    if shape is None or len(shape) > rank:
-        return None
-    aligned = (1,) * (rank - len(shape)) + shape
-    if aligned[1] not in (1, channels) or any(n != 1 for i, n in enumerate(aligned) if i != 1):
-        return None
-    data = _doubles(other)
-    if data is None:
-        return None
-    number = np.broadcast_to(data.reshape(-1), channels)
-    match node.op_type, first:
+    number = _channel_numbers(node.inputs[1 if first else 0], channels, rank)
+    return None if number is None else _arithmetic(node.op_type, number, first=first)
+
+
+def _arithmetic(op_type: str, number: Doubles, *, first: bool) -> Affine | None:
+    """Return the effect of an operator whose other input, the first or second, is ``number``."""
+    zero = np.zeros_like(number)
+    match op_type, first:
         case "Add", _:
             return Affine(None, number)
         case "Sub", True:
             return Affine(None, -number)
         case "Sub", False:
-            return Affine(np.full(channels, -1.0), number)
+            return Affine(zero - 1, number)
         case "Mul", _:
-            return Affine(number, np.zeros(channels))
+            return Affine(number, zero)
         case "Div", True if np.all(number != 0):
-            return Affine(1.0 / number, np.zeros(channels))
+            return Affine(1.0 / number, zero)
     return None
+
+
+def _channel_numbers(value: ir.Value | None, channels: int, rank: int) -> Doubles | None:
+    """Return one number per channel, if the constant broadcasts along no other axis."""
+    shape = constant_shape(value)
+    if shape is None or len(shape) > rank:
+        return None
+    aligned = (1,) * (rank - len(shape)) + shape
+    if aligned[1] not in (1, channels) or any(n != 1 for i, n in enumerate(aligned) if i != 1):
+        return None
+    data = _doubles(value)
+    return None if data is None else np.broadcast_to(data.reshape(-1), channels)
 
 
 def _is_finite(affine: Affine) -> bool:
@@ -189,8 +189,9 @@ def _single(data: Doubles, index: int) -> NDArray[np.float32]:
 
 def _take_output(graph: ir.Graph, compute: ir.Node, gone: ir.Node) -> None:
     """Let ``compute`` write what ``gone`` wrote, under that tensor's name."""
-    absorb(compute, gone)
     old, new = compute.outputs[0], gone.outputs[0]
+    absorb(compute, gone)
+    answer_to(compute, old.name)
     ir.convenience.replace_all_uses_with(new, old, replace_graph_outputs=True)
     name = new.name
     old.shape, old.type = new.shape or old.shape, new.type or old.type

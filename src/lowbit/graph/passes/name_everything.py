@@ -6,7 +6,8 @@ shares its name with an earlier one gets a number and still answers to the name 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -22,7 +23,7 @@ def name_everything(model: ir.Model) -> None:
 def _name_nodes(graph: ir.Graph) -> None:
     """Name unnamed nodes after what they write."""
     nodes = tuple(graph.all_nodes())
-    taken = {node.name for node in nodes}
+    taken = _Taken(node.name for node in nodes)
     owners: set[str] = set()
     for node in nodes:
         given = node.name
@@ -30,21 +31,21 @@ def _name_nodes(graph: ir.Graph) -> None:
             owners.add(given)
             continue
         written = (value.name for value in node.outputs if value.name)
-        node.name = _unique(given or next(written, node.op_type), taken)
+        node.name = taken.unique(given or next(written, node.op_type))
         owners.add(node.name)
         answer_to(node, given)
 
 
 def _name_values(graph: ir.Graph) -> None:
     values = tuple(dict.fromkeys(_values(graph)))
-    taken = {value.name for value in values}
+    taken = _Taken(value.name for value in values)
     owners: set[str] = set()
     for value in values:
         name = value.name
         if name and name not in owners:
             owners.add(name)
-        elif _is_asked_for(value):
-            value.name = _unique(name or _description(value), taken)
+        elif not _is_left_out(value):
+            value.name = taken.unique(name or _description(value))
             owners.add(value.name)
 
 
@@ -54,21 +55,16 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     for part in parts:
         yield from (*part.inputs, *part.outputs)
     for part in parts:
-        yield from part.initializers.values()
-    for part in parts:
         for node in part:
             yield from node.outputs
+    # Last, since a constant that a pass made up must not take an activation's name.
+    for part in parts:
+        yield from part.initializers.values()
 
 
-def _is_asked_for(value: ir.Value) -> bool:
-    """Whether an output is computed: one of another domain without a name is left out on purpose.
-
-    A standard operator's is named here; whether it may be left out is known by its schema later.
-    """
-    producer = value.producer()
-    if producer is None or producer.domain == "":
-        return True
-    return bool(value.uses()) or value.is_graph_output()
+def _is_left_out(value: ir.Value) -> bool:
+    """Whether this is an optional output that nobody asked for: its name is empty on purpose."""
+    return value.name == "" and not value.uses() and not value.is_graph_output()
 
 
 def _description(value: ir.Value) -> str:
@@ -78,11 +74,18 @@ def _description(value: ir.Value) -> str:
     return f"{producer.name or producer.op_type}_output"
 
 
-def _unique(name: str, taken: set[str | None]) -> str:
-    """Return ``name`` or a numbered form of it that is not in ``taken``, and put it there."""
-    candidate, count = name, 0
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
-    taken.add(candidate)
-    return candidate
+class _Taken:
+    """Names in use, and how far the numbers behind each have got."""
+
+    def __init__(self, names: Iterable[str | None]) -> None:
+        self._names = set(names)
+        self._numbers: Counter[str] = Counter()
+
+    def unique(self, name: str) -> str:
+        """Return ``name`` or a numbered form of it that was free, and take it."""
+        candidate = name
+        while candidate in self._names:
+            self._numbers[name] += 1
+            candidate = f"{name}_{self._numbers[name]}"
+        self._names.add(candidate)
+        return candidate

@@ -5,9 +5,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from lowbit.graph.constants import is_constant
-from lowbit.graph.names import absorb
+from lowbit.graph.names import absorb, answer_to
 
-_RANDOM = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike".split())
+# Each draws anew, so two of them are not the same.
+_RANDOM = frozenset(
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli "
+    "Dropout".split()
+)
 
 
 def drop_identities(model: ir.Model) -> None:
@@ -25,7 +29,9 @@ def drop_duplicates(model: ir.Model) -> None:
     seen: dict[tuple[object, ...], ir.Node] = {}
     for node in tuple(model.graph):
         key = _signature(node)
-        first = seen.setdefault(key, node) if key is not None else node
+        if key is None:
+            continue
+        first = seen.setdefault(key, node)
         if first is node or any(v.is_graph_output() for v in node.outputs):
             continue
         absorb(first, node)
@@ -57,13 +63,16 @@ def _bypass(graph: ir.Graph, node: ir.Node) -> None:
     if producer is None or source.is_graph_output() or producer.graph is not graph:
         return
     name = result.name
+    answer_to(producer, source.name)
     ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+    source.type, source.shape = result.type or source.type, result.shape or source.shape
     graph.remove(node, safe=True)
     source.name = name
 
 
 def _signature(node: ir.Node) -> tuple[object, ...] | None:
-    if node.op_type in _RANDOM or node.op_type == "Constant":
+    # Operators of other domains may keep state or draw random numbers.
+    if node.domain != "" or node.op_type in _RANDOM or node.op_type == "Constant":
         return None
     attributes: list[object] = []
     for name, attribute in sorted(node.attributes.items()):
@@ -76,7 +85,7 @@ def _signature(node: ir.Node) -> tuple[object, ...] | None:
             return None
         attributes.append((name, repr(attribute.value)))
     inputs = tuple(_identity(v) for v in node.inputs)
-    return node.domain, node.op_type, inputs, tuple(attributes), len(node.outputs)
+    return node.op_type, inputs, tuple(attributes), len(node.outputs)
 
 
 def _identity(value: ir.Value | None) -> object:
@@ -84,6 +93,6 @@ def _identity(value: ir.Value | None) -> object:
     if value is None or not is_constant(value) or value.const_value is None:
         return id(value) if value is not None else None
     tensor = value.const_value
-    if tensor.size > 64:
+    if tensor.size > 64 or tensor.dtype == ir.DataType.STRING:
         return id(value)
     return tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes()

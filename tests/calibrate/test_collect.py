@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from lowbit.calibrate.collect import Need, bounded_map, collect, need_of
+from lowbit.calibrate.stats import TensorStats
+from lowbit.config.config import QuantConfig
+from lowbit.config.methods import (
+    BY_NAME,
+    Entropy,
+    LayerwisePercentile,
+    Method,
+    MinMax,
+    MinMse,
+    Percentile,
+)
+from lowbit.config.specs import ProductBias, TensorOverride, TensorSpec
+from lowbit.errors import CalibrationError
+from lowbit.graph.normalise import normalise
+from lowbit.numerics.formats import Format
+from lowbit.plan import Plan, make_plan
+from lowbit.targets import find_target
+
+_MODEL = """
+<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[1,3,4,4] x) => (float[1,2,4,4] y)
+<float[2,3,1,1] w = {1.0, -2.0, 3.0, 0.5, 0.25, -1.0}, float[2] b = {0.5, -0.5}>
+{
+    c = Conv <kernel_shape = [1, 1]> (x, w, b)
+    y = Relu (c)
+}
+"""
+
+
+def _model() -> ir.Model:
+    return normalise(ir.from_onnx_text(_MODEL))
+
+
+def _config(method: Method, *overrides: TensorOverride) -> QuantConfig:
+    return QuantConfig(
+        activation=TensorSpec(format=Format.INT8, method=method),
+        weight=TensorSpec(format=Format.INT8),
+        bias=ProductBias(),
+        head="int8",
+        tensors=overrides,
+    )
+
+
+def _plan(method: Method, *overrides: TensorOverride) -> Plan:
+    return make_plan(_model(), _config(method, *overrides), find_target("onnxruntime"))
+
+
+def _feeds(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {"x": (rng.normal(size=(1, 3, 4, 4)) * (k + 1)).astype(np.float32)} for k in range(count)
+    ]
+
+
+def test_ranges_are_those_of_all_samples() -> None:
+    feeds = _feeds(9)
+
+    stats = collect(_model(), _plan(MinMax()), feeds)
+
+    everything = np.stack([feed["x"] for feed in feeds])
+    assert stats.samples == 9
+    assert (stats["x"].low, stats["x"].high) == (everything.min(), everything.max())
+    assert stats["x"].counts is None
+
+
+def test_the_histogram_is_that_of_all_samples_whatever_thread_was_first() -> None:
+    feeds = _feeds(20)
+
+    stats = collect(_model(), _plan(MinMse()), feeds)
+
+    whole = TensorStats.of(np.stack([feed["x"] for feed in feeds]), histogram=True)
+    np.testing.assert_array_equal(stats["x"].counts, whole.counts)
+
+
+def test_collecting_in_shards_and_merging_equals_collecting_at_once() -> None:
+    feeds, plan = _feeds(7), _plan(MinMse())
+
+    parts = collect(_model(), plan, feeds[:3]) | collect(_model(), plan, feeds[3:])
+
+    whole = collect(_model(), plan, feeds)
+    for name, tensor in whole.tensors.items():
+        np.testing.assert_array_equal(parts[name].counts, tensor.counts)
+        assert (parts[name].low, parts[name].high) == (tensor.low, tensor.high)
+    assert whole["x"].channels is not None
+    np.testing.assert_allclose(parts["x"].channels, whole["x"].channels, rtol=1e-6)
+
+
+def test_channel_means_of_what_has_a_bias_are_measured() -> None:
+    feeds = _feeds(5)
+
+    stats = collect(_model(), _plan(MinMax()), feeds)
+
+    expected = np.concatenate([feed["x"] for feed in feeds]).mean(axis=(0, 2, 3))
+    np.testing.assert_allclose(stats["x"].channels, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_moving_average_follows_the_samples_in_order() -> None:
+    feeds = _feeds(4)
+
+    stats = collect(_model(), _plan(MinMax(moving_average=0.25)), feeds)
+
+    low, high = float(feeds[0]["x"].min()), float(feeds[0]["x"].max())
+    for feed in feeds[1:]:
+        low += 0.25 * (float(feed["x"].min()) - low)
+        high += 0.25 * (float(feed["x"].max()) - high)
+    assert stats["x"].average == pytest.approx((low, high))
+
+
+def test_growing_histograms_see_infinities_as_the_extremes() -> None:
+    feeds = _feeds(2)
+    feeds[1]["x"][0, 0, 0, 0] = np.inf
+    feeds[1]["x"][0, 0, 0, 1] = np.nan
+
+    stats = collect(_model(), _plan(Percentile(histogram="growing", symmetric_range=True)), feeds)
+
+    growing = stats["x"].growing
+    assert growing is not None
+    finite = feeds[1]["x"][np.isfinite(feeds[1]["x"])]
+    assert growing.high == max(feeds[0]["x"].max(), finite.max())
+    assert stats["x"].not_finite == 2
+
+
+def test_everything_keeps_histograms_for_other_methods() -> None:
+    stats = collect(_model(), _plan(MinMax()), _feeds(2), everything=True)
+
+    assert all(tensor.counts is not None for tensor in stats.tensors.values())
+
+
+def test_fixed_ranges_need_no_statistics() -> None:
+    override = TensorOverride(tensor="y", range=(0.0, 1.0))
+
+    stats = collect(_model(), _plan(MinMax(), override), _feeds(1))
+
+    assert "y" not in stats.tensors
+
+
+def test_progress_is_told_after_each_sample() -> None:
+    told: list[int] = []
+
+    collect(_model(), _plan(MinMax()), _feeds(5), progress=told.append)
+
+    assert told == [1, 2, 3, 4, 5]
+
+
+def test_no_samples_is_an_error() -> None:
+    with pytest.raises(CalibrationError, match="no samples"):
+        collect(_model(), _plan(MinMax()), [])
+
+
+def test_nothing_to_measure_runs_nothing() -> None:
+    empty = Plan(preset="p", target="t", tensors=())
+
+    assert collect(_model(), empty, iter([])).samples == 0
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_method_says_what_it_needs(name: str) -> None:
+    assert isinstance(need_of(BY_NAME[name]()), Need)
+
+
+@pytest.mark.parametrize(
+    ("method", "growing"),
+    [
+        (Percentile(histogram="growing", symmetric_range=True), (2048, "absolute")),
+        (Percentile(histogram="growing", bins=64), (64, "symmetric")),
+        (LayerwisePercentile(histogram="growing"), (2048, "absolute")),
+        (Entropy(histogram="growing", bins=128), (128, "symmetric")),
+        (MinMse(histogram="growing"), (2048, "signed")),
+        (MinMse(), None),
+    ],
+)
+def test_growing_methods_name_their_bins(method: Method, growing: tuple[int, str] | None) -> None:
+    assert need_of(method).growing == growing
+
+
+def test_needs_of_one_tensor_add_up() -> None:
+    growing, average = Need(growing=(8, "signed")), Need(average=0.1, channel_axis=1)
+
+    both = growing | average | Need(histogram=True)
+
+    assert both == Need(histogram=True, growing=(8, "signed"), average=0.1, channel_axis=1)
+    with pytest.raises(CalibrationError, match="two growing histograms"):
+        _ = growing | Need(growing=(16, "signed"))
+
+
+def test_at_most_as_many_feeds_are_read_ahead_as_threads() -> None:
+    read = itertools.count()
+
+    def feeds() -> Iterator[dict]:
+        for _ in range(50):
+            next(read)
+            yield {}
+
+    results = bounded_map(lambda _: 0, feeds(), 2)
+    next(results)
+
+    assert next(read) <= 4
+
+
+def test_results_come_in_the_order_of_the_feeds() -> None:
+    feeds = [{"n": np.array(k)} for k in range(30)]
+
+    assert list(bounded_map(lambda feed: int(feed["n"]), iter(feeds), 3)) == list(range(30))

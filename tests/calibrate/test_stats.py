@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowbit.calibrate.growing import GrowingHistogram
+from lowbit.calibrate.stats import Stats, TensorStats, channel_means, load_stats, save_stats
+from lowbit.errors import CalibrationError
+
+_CALM = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def _assert_same(a: TensorStats, b: TensorStats) -> None:
+    assert (a.low, a.high, a.count, a.not_finite) == (b.low, b.high, b.count, b.not_finite)
+    np.testing.assert_array_equal(a.counts, b.counts)
+
+
+@_CALM
+@given(
+    values=st.lists(st.floats(width=32), min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=5),
+)
+def test_any_split_gives_the_statistics_of_the_whole(values: list[float], cuts: list[int]) -> None:
+    x = np.array(values, np.float32)
+    parts = np.split(x, sorted(min(cut, len(x)) for cut in cuts))
+
+    merged = TensorStats.of(parts[0], histogram=True)
+    for part in parts[1:]:
+        merged = merged | TensorStats.of(part, histogram=True)
+
+    whole = TensorStats.of(x, histogram=True)
+    if whole.count:
+        _assert_same(merged, whole)
+    assert merged.not_finite == whole.not_finite
+
+
+def test_values_that_are_not_finite_are_counted_apart() -> None:
+    stats = TensorStats.of(np.array([1, np.nan, -np.inf, 3, np.inf], np.float32), histogram=True)
+
+    assert (stats.low, stats.high) == (1.0, 3.0)
+    assert (stats.count, stats.not_finite) == (2, 3)
+    assert stats.counts is not None
+    assert stats.counts.sum() == 2
+
+
+def test_a_tensor_of_nothing_finite_has_no_range() -> None:
+    stats = TensorStats.of(np.full(4, np.nan, np.float32), histogram=True)
+
+    assert (stats.count, stats.not_finite) == (0, 4)
+
+
+def test_merging_with_an_empty_tensor_keeps_the_other() -> None:
+    empty = TensorStats.of(np.zeros(0, np.float32), histogram=True)
+    full = TensorStats.of(np.array([-1, 2], np.float32), histogram=True)
+
+    _assert_same(empty | full, full)
+    _assert_same(full | empty, full)
+
+
+def test_channel_means_add_up_over_samples_of_unlike_size() -> None:
+    rng = np.random.default_rng(0)
+    samples = [rng.normal(size=(1, 3, h, h)).astype(np.float32) for h in (2, 5, 7)]
+
+    merged = channel_means(samples[0], 1)
+    for sample in samples[1:]:
+        merged = merged.with_channels(channel_means(sample, 1))
+
+    flat = np.concatenate([s.transpose(1, 0, 2, 3).reshape(3, -1) for s in samples], axis=1)
+    assert merged.channels is not None
+    np.testing.assert_allclose(merged.channels, flat.mean(axis=1), rtol=1e-5, atol=1e-6)
+
+
+def test_samples_that_are_not_finite_do_not_spoil_the_means() -> None:
+    good, bad = np.ones((1, 2, 3), np.float32), np.full((1, 2, 3), np.inf, np.float32)
+
+    merged = channel_means(bad, 1).with_channels(channel_means(good, 1))
+
+    assert merged.channels is not None
+    assert merged.channels.tolist() == [1.0, 1.0]
+
+
+def test_means_survive_merging_with_a_tensor_without_values() -> None:
+    means = channel_means(np.ones((1, 2, 3), np.float32), 1)
+    full = TensorStats.of(np.array([5.0], np.float32), histogram=False)
+
+    assert (means | full).channels is not None
+    assert (full | means).channels is not None
+
+
+def test_what_depends_on_order_cannot_be_merged() -> None:
+    x = np.array([1, 2], np.float32)
+    plain = TensorStats.of(x, histogram=False)
+    growing = dataclasses.replace(plain, growing=GrowingHistogram.first(x, 8, "signed"))
+    average = dataclasses.replace(plain, average=(0.0, 1.0))
+
+    for ordered in (growing, average):
+        with pytest.raises(CalibrationError, match="order"):
+            _ = plain | ordered
+
+
+def test_statistics_of_two_shards_cover_the_tensors_of_both() -> None:
+    a = TensorStats.of(np.array([1, 2], np.float32), histogram=True)
+    b = TensorStats.of(np.array([-3], np.float32), histogram=True)
+
+    both = Stats({"x": a, "y": a}, 2) | Stats({"x": b, "z": b}, 1)
+
+    assert both.samples == 3
+    assert set(both.tensors) == {"x", "y", "z"}
+    assert (both["x"].low, both["x"].high, both["x"].count) == (-3.0, 2.0, 3)
+
+
+def test_missing_statistics_are_named() -> None:
+    with pytest.raises(CalibrationError, match="no statistics of tensor 'q'"):
+        Stats({})["q"]
+
+
+def test_saved_statistics_come_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(1, 3, 5)).astype(np.float32)
+    stats = Stats(
+        {
+            "with/slash:0": TensorStats.of(x, histogram=True).with_channels(channel_means(x, 1)),
+            "range only": TensorStats.of(x * 3, histogram=False),
+            "broken": TensorStats.of(np.array([np.nan, 1], np.float32), histogram=True),
+        },
+        7,
+    )
+
+    save_stats(stats, tmp_path / "stats.npz")
+    back = load_stats(tmp_path / "stats.npz")
+
+    assert back.samples == 7
+    assert list(back.tensors) == list(stats.tensors)
+    for name, tensor in stats.tensors.items():
+        if tensor.counts is None:
+            assert back[name].counts is None
+            assert (back[name].low, back[name].high) == (tensor.low, tensor.high)
+        else:
+            _assert_same(back[name], tensor)
+    np.testing.assert_array_equal(back["with/slash:0"].channels, stats["with/slash:0"].channels)
+
+
+def test_order_dependent_statistics_are_not_saved(tmp_path: Path) -> None:
+    tensor = TensorStats(0.0, 1.0, 1, average=(0.0, 1.0))
+
+    with pytest.raises(CalibrationError, match="default kind"):
+        save_stats(Stats({"x": tensor}), tmp_path / "stats.npz")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_files_that_are_no_statistics_are_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "stats.npz"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(CalibrationError, match=r"stats\.npz"):
+        load_stats(path)
+
+
+def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "stats.npz", x=np.ones(3))
+
+    with pytest.raises(CalibrationError, match="cannot read"):
+        load_stats(tmp_path / "stats.npz")

@@ -1,0 +1,125 @@
+"""Against a dense search on the samples themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lowbit.calibrate.stats import TensorStats
+from lowbit.config.methods import MinMse
+from lowbit.config.specs import TensorSpec
+from lowbit.numerics.formats import Format
+from lowbit.numerics.qparams import QParams, choose_qparams, dequantize, quantize
+from lowbit.resolve.density import Density
+from lowbit.resolve.search import (
+    best_params,
+    code_range,
+    error_of,
+    power_of_two_candidates,
+)
+
+_RNG = np.random.default_rng(7)
+_DATA = {
+    "normal": _RNG.normal(size=50_000),
+    "relu": np.maximum(_RNG.normal(size=50_000), 0),
+    "laplace": _RNG.laplace(size=50_000),
+    "shifted": _RNG.normal(3.0, 1.0, size=50_000),
+    "outliers": np.concatenate([_RNG.normal(size=49_990), _RNG.normal(size=10) * 40]),
+}
+
+
+def _spec(fmt: Format, *, symmetric: bool = True, pow2: bool = False) -> TensorSpec:
+    return TensorSpec(format=fmt, symmetric=symmetric, power_of_two=pow2, method=MinMse())
+
+
+def _error(x: np.ndarray, params: QParams, spec: TensorSpec) -> float:
+    limits = spec.format.limits(symmetric=spec.symmetric)
+    x = x.astype(np.float32)
+    return float(np.mean((x - dequantize(quantize(x, params, limits), params)) ** 2.0))
+
+
+def _best(x: np.ndarray, spec: TensorSpec) -> QParams:
+    stats = TensorStats.of(x.astype(np.float32), histogram=True)
+    return best_params(Density.of(stats), stats.low, stats.high, spec)
+
+
+@pytest.mark.parametrize("name", _DATA)
+@pytest.mark.parametrize("fmt", [Format.INT4, Format.INT8, Format.UINT8])
+def test_symmetric_scales_are_as_good_as_a_dense_search(name: str, fmt: Format) -> None:
+    x, spec = _DATA[name], _spec(fmt)
+    top = float(np.abs(x).max())
+    dense = min(
+        _error(x, choose_qparams(-top * r, top * r, fmt, symmetric=True), spec)
+        for r in np.linspace(0.02, 1.0, 300)
+    )
+
+    assert _error(x, _best(x, spec), spec) <= 1.03 * dense
+
+
+@pytest.mark.parametrize("name", _DATA)
+@pytest.mark.parametrize("fmt", [Format.UINT4, Format.UINT8, Format.INT8])
+def test_asymmetric_ranges_are_as_good_as_a_dense_search(name: str, fmt: Format) -> None:
+    x, spec = _DATA[name], _spec(fmt, symmetric=False)
+    low, high = float(x.min()), float(x.max())
+    ratios = np.linspace(0.05, 1.0, 40)
+    dense = min(
+        _error(x, choose_qparams(low * a, high * b, fmt, symmetric=False), spec)
+        for a in ratios
+        for b in ratios
+    )
+
+    assert _error(x, _best(x, spec), spec) <= 1.1 * dense
+
+
+@pytest.mark.parametrize("name", _DATA)
+@pytest.mark.parametrize("fmt", [Format.INT8, Format.UINT8])
+def test_power_of_two_scales_are_the_best_there_are(name: str, fmt: Format) -> None:
+    x, spec = _DATA[name], _spec(fmt, pow2=True)
+    zero = 0 if fmt.signed else 128
+    everything = {
+        p: _error(x, QParams(np.float32(2.0**-p), np.asarray(zero, fmt.dtype), fmt), spec)
+        for p in range(-12, 20)
+    }
+
+    assert everything[_best(x, spec).position] <= 1.01 * min(everything.values())
+
+
+def test_candidates_start_where_everything_fits() -> None:
+    positions = power_of_two_candidates(-1.0, 3.0, _spec(Format.INT8, pow2=True))
+
+    assert 127 * 2.0 ** -positions[0] >= 3.0 > 127 * 2.0 ** -(positions[0] + 1)
+    assert positions == list(range(positions[0], positions[0] + 6))
+
+
+@pytest.mark.parametrize("pow2", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 1e-12])
+def test_tensors_too_small_for_the_histogram_keep_their_whole_range(
+    pow2: bool, symmetric: bool, value: float
+) -> None:
+    x = np.array([value, -value / 2], np.float32)
+    spec = _spec(Format.INT8, symmetric=symmetric, pow2=pow2)
+
+    params = _best(x, spec)
+
+    assert float(params.scale) > 0
+    if value > 1e-37:
+        _, high = code_range(params, spec)
+        assert high >= value * 0.99
+        assert float(params.scale) <= value / 60
+
+
+def test_values_beyond_the_histogram_are_not_clipped_to_its_end() -> None:
+    x = (np.abs(_RNG.normal(size=2000)) * 1e20).astype(np.float32)
+
+    _, high = code_range(_best(x, _spec(Format.INT8)), _spec(Format.INT8))
+
+    assert high > 0.3 * float(x.max())
+
+
+def test_the_error_of_parameters_is_that_on_the_samples() -> None:
+    x, spec = _DATA["normal"], _spec(Format.UINT8, symmetric=False)
+    params = choose_qparams(-2.0, 3.0, Format.UINT8, symmetric=False)
+    density = Density.of(TensorStats.of(x.astype(np.float32), histogram=True))
+
+    assert error_of(density, params, spec) == pytest.approx(_error(x, params, spec), rel=0.02)
