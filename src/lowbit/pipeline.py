@@ -22,7 +22,7 @@ from lowbit.config.files import config_json
 from lowbit.config.presets import find_preset
 from lowbit.data import Data, InputInfo, Preprocessing, open_data
 from lowbit.emit.qdq import emit_qdq
-from lowbit.errors import ConfigError, VerificationError
+from lowbit.errors import ConfigError, DataError, VerificationError
 from lowbit.graph import io
 from lowbit.graph.check import check_file
 from lowbit.graph.normalise import normalise, refuse_quantized
@@ -38,7 +38,7 @@ from lowbit.resolve.resolve import resolve, settle_biases
 from lowbit.resolve.unlike import unlike_joins
 from lowbit.samples import Split, split
 from lowbit.targets import Target, find_target
-from lowbit.verify.compare import compare_outputs, compare_tensors, layer_pairs
+from lowbit.verify.compare import compare_models, of_layers, of_outputs
 from lowbit.verify.report import FloatPart, Moved, Report, count_formats, scores
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ def quantize(
     """
     if output is not None:
         io.check_writable(output)
+    if limit is not None and limit < 1:
+        raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
     config = _choose_config(preset, config)
     clock = _Clock(progress)
     with clock.stage("load"):
@@ -178,14 +180,16 @@ def quantize(
         gather = functools.partial(
             collect,
             everything=keep_histograms,
+            means=config.correct,
+            optimise="all" if ready.target.calibrate_optimised else "none",
             progress=lambda done: progress("calibrate", done, samples.calibration_count),
         )
         known = stats or gather(ready.observed, chosen, samples.calibration())
-        if plan is None and stats is None and _destroys_head(ready, chosen, known):
+        if plan is None and _destroys_head(ready, chosen, known):
             config = msgspec.structs.replace(config, head="float")
             ready = prepare(loaded, config, samples.first())
             chosen = make_plan(ready.adapted, config, ready.target)
-            known = gather(ready.observed, chosen, samples.calibration())
+            known = stats or gather(ready.observed, chosen, samples.calibration())
     with clock.stage("resolve"):
         params = resolve(ready.adapted, chosen, known, ready.target)
         weights = nearest(ready.adapted, chosen, params)
@@ -198,6 +202,8 @@ def quantize(
         quantized = _emit(ready, chosen, params, weights, samples.data)
     with clock.stage("verify"):
         report = _verify(ready, quantized, chosen, params, samples)
+        if stats is not None:
+            report = _with_reused(report, stats)
     _check_snr(report, min_snr)
     if output is not None:
         io.save(quantized, output)
@@ -217,9 +223,9 @@ def compare(
     float_model, other = io.load(reference), io.load(quantized)
     samples = open_data(data, model_inputs(float_model), preprocessing=preprocessing, limit=limit)
     start = time.perf_counter()
-    outputs = compare_outputs(float_model, other, samples, threads=os.cpu_count() or 1)
-    inner = _common_tensors(float_model, other)
-    layers = compare_tensors(float_model, other, inner, samples, threads=os.cpu_count() or 1)
+    names = [str(v.name) for node in float_model.graph for v in node.outputs if v.name]
+    references = [of_outputs(float_model, other), of_layers(float_model, other, names)]
+    outputs, layers = compare_models(references, other, samples, threads=os.cpu_count() or 1)
     return Report(
         preset=other.metadata_props.get("lowbit.preset", "unknown"),
         target=other.metadata_props.get("lowbit.target", "unknown"),
@@ -261,6 +267,9 @@ def _destroys_head(ready: Prepared, plan: Plan, stats: Stats) -> bool:
     """Whether the tail of the graph joins ranges so unlike that one scale ruins the smaller."""
     if ready.config.head != "auto":
         return False
+    if any(name not in stats.tensors for name in plan.observed()):
+        # Statistics kept from a run that came to this conclusion lack the tail's tensors.
+        return True
     tail = set(find_head(ready.adapted.graph).nodes)
     return any(join.node in tail for join in unlike_joins(plan, stats))
 
@@ -290,11 +299,11 @@ def _verify(
     threads = os.cpu_count() or 1
     with io.as_file(quantized) as path:
         check_file(path)
-    outputs = compare_outputs(ready.reference, quantized, samples.verification(), threads=threads)
-    pairs = layer_pairs(quantized, [t.name for t in plan.activations()])
-    layers = compare_tensors(
-        ready.observed, quantized, pairs, samples.verification(), threads=threads
-    )
+    references = [
+        of_outputs(ready.reference, quantized),
+        of_layers(ready.observed, quantized, [t.name for t in plan.activations()]),
+    ]
+    outputs, layers = compare_models(references, quantized, samples.verification(), threads=threads)
     return Report(
         preset=plan.preset,
         target=plan.target,
@@ -325,15 +334,20 @@ def _notes(samples: Split) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _with_reused(report: Report, stats: Stats) -> Report:
+    """Say that the statistics came from elsewhere; what they were made of is not known here."""
+    note = f"calibrated from saved statistics of {stats.samples} samples"
+    return msgspec.structs.replace(
+        report,
+        calibration_samples=stats.samples,
+        notes=(note, *(n for n in report.notes if not n.startswith("verified on calibration"))),
+    )
+
+
 def _size(model: ir.Model) -> int:
     """Return the bytes of all constants."""
     values = model.graph.initializers.values()
     return sum(v.const_value.nbytes for v in values if v.const_value is not None)
-
-
-def _common_tensors(reference: ir.Model, quantized: ir.Model) -> dict[str, str]:
-    names = [str(v.name) for node in reference.graph for v in node.outputs if v.name]
-    return layer_pairs(quantized, names)
 
 
 def _check_snr(report: Report, lowest: float | None) -> None:

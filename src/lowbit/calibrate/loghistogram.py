@@ -31,14 +31,16 @@ def count(x: Floats) -> tuple[Counts, int]:
     """
     flat = np.ascontiguousarray(x, np.float32).reshape(-1)
     top = flat.view(np.uint16)[1::2]  # the high half of each value on little-endian machines
-    raw = np.bincount(top, minlength=1 << 16)
+    # Without a least length: halves of small positive numbers end long before 65536.
+    raw = np.bincount(top)
     counts = np.zeros(2 * BINS + 1, np.int64)
-    for start, place in ((0, counts[BINS + 1 :]), (_SIGN, counts[:BINS][::-1])):
-        half = raw[start : start + _SIGN]
-        place[:] = half[_FIRST:_LAST]
-        place[-1] += half[_LAST:_NOT_FINITE].sum()
+    not_finite = 0
+    for half, outwards in ((raw[:_SIGN], counts[BINS + 1 :]), (raw[_SIGN:], counts[:BINS][::-1])):
+        body = half[_FIRST:_LAST]
+        outwards[: len(body)] = body
+        outwards[-1] += half[_LAST:_NOT_FINITE].sum()
         counts[BINS] += half[:_FIRST].sum()
-    not_finite = int(raw[_NOT_FINITE:_SIGN].sum() + raw[_SIGN + _NOT_FINITE :].sum())
+        not_finite += int(half[_NOT_FINITE:].sum())
     return counts, not_finite
 
 

@@ -26,9 +26,12 @@ EXTERNAL_DATA_FROM = 1_500_000_000
 
 
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model) -> ir.Model:
-    """Return the model behind a path, the bytes of a file, or a loaded model (copied)."""
+    """Return the model behind a path, the bytes of a file, or a loaded model (copied).
+
+    Its nodes are in order, those of a given ``ir.Model`` as well.
+    """
     if isinstance(source, ir.Model):
-        return _checked(source.clone(), "the given model")
+        return _checked(source, "the given model").clone()
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _parse(bytes(source), "the given bytes")
     if isinstance(source, (str, os.PathLike)):
@@ -175,6 +178,12 @@ def _checked(model: ir.Model, name: str) -> ir.Model:
         graph.opset_imports.setdefault("", version)
     if "" not in graph.opset_imports:
         raise ModelError(f"{name}: the model imports no standard operator set")
+    try:
+        graph.sort()
+    except ValueError as error:
+        raise ModelError(
+            f"{name}: the graph has a cycle, so some node needs its own output; export it again"
+        ) from error
     return model
 
 

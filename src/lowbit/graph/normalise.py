@@ -18,6 +18,7 @@ from lowbit.graph.passes.explicit_attributes import explicit_attributes
 from lowbit.graph.passes.fold_affine import fold_affine
 from lowbit.graph.passes.fold_constants import fold_constants
 from lowbit.graph.passes.infer_types import infer_types
+from lowbit.graph.passes.inline_functions import inline_functions
 from lowbit.graph.passes.name_everything import name_everything
 from lowbit.graph.passes.require_opset import require_opset
 from lowbit.graph.passes.simplify import drop_duplicates, drop_identities
@@ -43,9 +44,12 @@ def normalise(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     ``sample`` is run once when element types cannot be inferred from the graph alone.
     """
     refuse_quantized(model)
-    model = _flatten(model.clone())
-    model = require_opset(model, LOWEST_OPSET)
+    model = model.clone()
+    common.RemoveInitializersFromInputsPass()(model)
     model.ir_version = max(model.ir_version, _LOWEST_IR_VERSION)
+    inline_functions(model)
+    name_everything(model)
+    model = require_opset(model, LOWEST_OPSET)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     name_everything(model)
@@ -71,25 +75,6 @@ def refuse_quantized(model: ir.Model) -> None:
                 f"the model is already quantized (node {node.name!r} is a {node.op_type}); "
                 "start from the float model it was made from"
             )
-
-
-def _flatten(model: ir.Model) -> ir.Model:
-    """Leave one graph of named nodes in order: no functions, no defaults to inputs."""
-    common.RemoveInitializersFromInputsPass()(model)
-    try:
-        common.InlinePass()(model)
-    except (ValueError, ir.passes.PassError) as error:
-        cause = error.__cause__ or error
-        raise ModelError(f"the model's functions cannot be inlined: {cause}") from error
-    model.functions.clear()
-    name_everything(model)
-    try:
-        model.graph.sort()
-    except ValueError as error:
-        raise ModelError(
-            "the graph has a cycle: some node needs its own output. Export the model again"
-        ) from error
-    return model
 
 
 def _know_types(model: ir.Model, sample: Feed | None) -> None:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import BiasSpec, Rule, TensorSpec
-from lowbit.errors import PlanError, did_you_mean
+from lowbit.errors import ConfigError, PlanError, did_you_mean
 from lowbit.graph.names import names_of
 
 
@@ -48,7 +48,11 @@ def choose_schemes(graph: ir.Graph, config: QuantConfig) -> Mapping[ir.Node, Sch
 def matches_name(pattern: str, names: Iterable[str]) -> bool:
     """Whether a glob, or a regular expression after ``re:``, matches one of the names."""
     if pattern.startswith("re:"):
-        return any(re.search(pattern[3:], name) for name in names)
+        try:
+            expression = re.compile(pattern[3:])
+        except re.error as error:
+            raise ConfigError(f"{pattern!r} is not a regular expression: {error}") from error
+        return any(expression.search(name) for name in names)
     return any(name == pattern or fnmatch.fnmatchcase(name, pattern) for name in names)
 
 

@@ -15,11 +15,14 @@ from lowbit.numerics.formats import Floats
 _EPSILON = 1e-4
 
 
-def entropy_window(counts: NDArray[np.int64], levels: int) -> tuple[int, int]:
-    """Return the first and last edge (as indices) of the best window of a signed histogram."""
+def entropy_window(counts: NDArray[np.int64], levels: int, stride: int = 1) -> tuple[int, int]:
+    """Return the first and last edge (as indices) of the best window of a signed histogram.
+
+    ``stride`` tries only every so many windows.
+    """
     middle, half = len(counts) // 2, levels // 2
     best, window = np.inf, (0, len(counts))
-    for reach in range(half, middle + 1):
+    for reach in range(half, middle + 1, stride):
         start, end = middle - reach, min(middle + reach + 1, len(counts))
         divergence = _divergence(counts, start, end, levels)
         if divergence < best:

@@ -140,7 +140,7 @@ def _entropy(stats: TensorStats, bins: int, levels: int, name: str) -> Range:
         return stats.low, stats.high
     edges = np.linspace(-top, top, bins + 1)
     counts = np.rint(density.linear(edges)).astype(np.int64)
-    start, end = entropy_window(counts, levels)
+    start, end = entropy_window(counts, levels, stride=max(1, bins // 256))
     return max(float(edges[start]), stats.low), min(float(edges[end]), stats.high)
 
 

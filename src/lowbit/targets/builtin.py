@@ -113,6 +113,7 @@ QUARK_STANDARD = Target(
         FusedPair(producers=(*_COMPUTE, *_POOLS), consumers=("LeakyRelu", "PRelu")),
         _PADDED_POOLS,
     ),
+    calibrate_optimised=False,
     softmax_range=(0.0, 1.0),
 )
 
@@ -125,6 +126,7 @@ QUARK_STANDARD_SYMMETRIC = Target(
     shares=(*_QUARK_SHARES, "AveragePool", "Split", "Pad"),
     movers="always",
     fuse=_QUARK_FUSE,
+    calibrate_optimised=False,
     softmax_range=(0.0, 1.0),
 )
 
@@ -139,6 +141,7 @@ QUARK_EXTENDED = Target(
     align=(Alignment(operators=("Concat",), rule="output"),),
     fuse=_QUARK_FUSE,
     transforms=_NPU_TRANSFORMS,
+    calibrate_optimised=False,
     softmax_range=(0.0, 1.0),
 )
 
@@ -163,6 +166,7 @@ QUARK_NPU_CNN = Target(
     transforms=_NPU_TRANSFORMS,
     arithmetic=_NPU_ARITHMETIC,
     calibrate_arithmetic=False,
+    calibrate_optimised=False,
     softmax_range=(0.0, 1.0),
 )
 
@@ -179,6 +183,7 @@ QUARK_VINT8 = Target(
     transforms=("batchnorm_to_conv", "split_to_slice"),
     arithmetic=("clip_to_relu",),
     calibrate_arithmetic=False,
+    calibrate_optimised=False,
     softmax_range=(0.0, 1.0),
 )
 

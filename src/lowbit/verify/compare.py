@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from lowbit.calibrate.collect import bounded_map
+from lowbit.calibrate.collect import bounded_map, thinned
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.graph.names import tensor_name
-from lowbit.graph.session import Array, Feed, session
+from lowbit.graph.session import Array, Feed, Session, session
 from lowbit.numerics.metrics import Closeness
 
 Closenesses = dict[str, Closeness]
 
 
-def compare_outputs(
-    reference: ir.Model, quantized: ir.Model, feeds: Iterable[Feed], *, threads: int
-) -> Closenesses:
-    """Return the closeness of every output of the two models."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reference:
+    """A float model, and its tensors by name with what they are called in the quantized one."""
+
+    model: ir.Model
+    pairs: Mapping[str, str]
+
+
+def of_outputs(reference: ir.Model, quantized: ir.Model) -> Reference:
+    """Return the reference for all outputs of a model."""
     names = [tensor_name(value) for value in reference.graph.outputs]
     have = [tensor_name(value) for value in quantized.graph.outputs]
     for name in names:
@@ -28,51 +35,53 @@ def compare_outputs(
                 f"the quantized model has no output {name!r}{did_you_mean(name, have)} "
                 f"(it has {', '.join(have)}); is it made from this float model?"
             )
-    pairs = {name: name for name in names}
-    return compare_tensors(reference, quantized, pairs, feeds, threads=threads)
+    return Reference(reference, {name: name for name in names})
 
 
-def compare_tensors(
-    reference: ir.Model,
-    quantized: ir.Model,
-    pairs: Mapping[str, str],
-    feeds: Iterable[Feed],
-    *,
-    threads: int,
-) -> Closenesses:
-    """Return the closeness of tensors, given by name in the reference: name in the other."""
-    if not pairs:  # onnxruntime takes an empty list of names for all outputs
-        return {}
-    wanted, others = list(pairs), list(pairs.values())
-    total: Closenesses = {}
-    lock = threading.Lock()
-    with (
-        session(reference, wanted, threads=1, name="the float model") as a,
-        session(quantized, others, threads=1, name="the quantized model") as b,
-    ):
-
-        def work(feed: Feed) -> int:
-            found = _measure(wanted, a.run(wanted, feed), b.run(others, feed))
-            with lock:
-                for name, closeness in found.items():
-                    total[name] = total[name] | closeness if name in total else closeness
-            return 0
-
-        for _ in bounded_map(work, iter(feeds), threads):
-            pass
-    return {name: total[name] for name in wanted if name in total}
-
-
-def _measure(names: Sequence[str], want: Sequence[Array], got: Sequence[Array]) -> Closenesses:
-    found = {}
-    for name, x, y in zip(names, want, got, strict=True):
-        if x.dtype.kind == "f" and x.shape == y.shape:
-            found[name] = Closeness.of(x, y)
-    return found
-
-
-def layer_pairs(quantized: ir.Model, names: Iterable[str]) -> dict[str, str]:
-    """Return, for tensors of the float model, where the quantized model has them dequantized."""
+def of_layers(reference: ir.Model, quantized: ir.Model, names: Iterable[str]) -> Reference:
+    """Return the reference for inner tensors that the quantized model has dequantized."""
     have = set(ir.convenience.create_value_mapping(quantized.graph))
-    suffix: Callable[[str], str] = lambda name: f"{name}_DequantizeLinear_Output"  # noqa: E731
-    return {name: suffix(name) for name in names if suffix(name) in have}
+    pairs = {name: f"{name}_DequantizeLinear_Output" for name in names}
+    return Reference(reference, {a: b for a, b in pairs.items() if b in have})
+
+
+def compare_models(
+    references: Sequence[Reference], quantized: ir.Model, feeds: Iterable[Feed], *, threads: int
+) -> list[Closenesses]:
+    """Return the closeness of the tensors of each reference, from one quantized pass."""
+    others = list(dict.fromkeys(b for r in references for b in r.pairs.values()))
+    totals: list[Closenesses] = [{} for _ in references]
+    with contextlib.ExitStack() as stack:
+        floats = [
+            stack.enter_context(
+                session(r.model, list(r.pairs), threads=1, optimise="all", name="the float model")
+            )
+            for r in references
+        ]
+        low = stack.enter_context(session(quantized, others, threads=1, name="the quantized model"))
+
+        def work(feed: Feed) -> list[Closenesses]:
+            got = dict(zip(others, low.run(others, feed), strict=True))
+            return [_measure(r, f, feed, got) for r, f in zip(references, floats, strict=True)]
+
+        for found in bounded_map(work, iter(feeds), threads):
+            for total, part in zip(totals, found, strict=True):
+                for name, closeness in part.items():
+                    total[name] = total[name] | closeness if name in total else closeness
+    return totals
+
+
+def _measure(
+    reference: Reference, floats: Session, feed: Feed, got: Mapping[str, Array]
+) -> Closenesses:
+    found: Closenesses = {}
+    names = list(reference.pairs)
+    if not names:  # onnxruntime takes an empty list of names for all outputs
+        return found
+    for name, want in zip(names, floats.run(names, feed), strict=True):
+        other = got[reference.pairs[name]]
+        if want.dtype.kind in "fiu" and want.shape == other.shape:
+            inner = name != reference.pairs[name]
+            pair = (thinned(want), thinned(other)) if inner else (want, other)
+            found[name] = Closeness.of(*pair)
+    return found

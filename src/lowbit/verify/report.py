@@ -90,15 +90,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def steepest_drops(self, count: int = 5) -> tuple[Score, ...]:
         """Return the layers at which the signal-to-noise ratio falls most from the one before."""
-        drops = [
-            (after.snr_db - before.snr_db, after)
+        falls = [
+            (_fall(before, after), after)
             for before, after in zip(self.layers, self.layers[1:], strict=False)
         ]
-        return tuple(score for _, score in sorted(drops, key=lambda pair: pair[0])[:count])
+        steep = sorted((f for f in falls if f[0] > 0), key=lambda pair: -pair[0])
+        return tuple(score for _, score in steep[:count])
 
     def to_json(self) -> bytes:
         """Return the report as JSON; an infinite ratio is null."""
         return msgspec.json.encode(_finite(msgspec.to_builtins(self)))
+
+
+def _fall(before: Score, after: Score) -> float:
+    """Return by how much the ratio falls; 0 where both are exact."""
+    if before.snr_db == after.snr_db:
+        return 0.0
+    return before.snr_db - after.snr_db
 
 
 def scores(closenesses: dict[str, Closeness]) -> tuple[Score, ...]:
