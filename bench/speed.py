@@ -89,14 +89,12 @@ def in_process(code: str, python: str = sys.executable) -> dict[str, float]:
 
 
 def whole_run(name: str, preset: str, count: int, output: str) -> str:
-    """Return the code of a whole lowbit run, data from memory-mapped arrays on disk."""
+    """Return the code of a whole lowbit run on arrays on disk."""
     return f"""
-import resource, sys, numpy as np
+import resource
 import lowbit
 path, data = {feeds_on_disk(name, count)!r}
-rows = np.load(data, mmap_mode="r")
-name = {input_name(name)!r}
-lowbit.quantize(path, {output!r}, data=({{name: np.array(r[None])}} for r in rows), preset={preset!r})
+lowbit.quantize(path, {output!r}, data=data, preset={preset!r})
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
@@ -104,15 +102,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 def quark_run(name: str, preset: str, count: int, output: str) -> str:
     """Return the code of a whole AMD Quark run on the same arrays."""
     return f"""
-import resource, numpy as np
+import pathlib, resource, numpy as np
 from quark.onnx import ModelQuantizer
 from quark.onnx.quantization.config import Config, get_default_config
 path, data = {feeds_on_disk(name, count)!r}
-rows = iter(np.load(data, mmap_mode="r"))
+files = iter(sorted(pathlib.Path(data).glob("*.npy")))
 class Reader:
     def get_next(self):
-        row = next(rows, None)
-        return None if row is None else {{{input_name(name)!r}: np.array(row[None])}}
+        file = next(files, None)
+        return None if file is None else {{{input_name(name)!r}: np.load(file)}}
 config = get_default_config({preset!r})
 config.include_cle = False
 ModelQuantizer(Config(global_quant_config=config)).quantize_model(path, {output!r}, Reader())
@@ -123,14 +121,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 def onnxsim_run(name: str, preset: str, count: int, output: str) -> str:
     """Return the code of a whole onnxsim run through its Quark-like front on the same arrays."""
     return f"""
-import resource, numpy as np
+import pathlib, resource, numpy as np
 from onnxsim.quark_compat import ModelQuantizer, QConfig
 path, data = {feeds_on_disk(name, count)!r}
-rows = iter(np.load(data, mmap_mode="r"))
+files = iter(sorted(pathlib.Path(data).glob("*.npy")))
 class Reader:
     def get_next(self):
-        row = next(rows, None)
-        return None if row is None else {{{input_name(name)!r}: np.array(row[None])}}
+        file = next(files, None)
+        return None if file is None else {{{input_name(name)!r}: np.load(file)}}
 config = QConfig.get_default_config({preset!r})
 config.algo_config = [a for a in config.algo_config if a.name != "cle"]
 ModelQuantizer(config).quantize_model(path, {output!r}, Reader())
@@ -139,12 +137,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def feeds_on_disk(name: str, count: int) -> tuple[str, str]:
-    """Write the feeds as one array; return the model's path and the array's."""
-    file = pathlib.Path(tempfile.gettempdir()) / f"lowbit-bench-{name}-{count}.npy"
-    path, feeds = load_job(name, count) if not file.exists() else (model_path(name), [])
-    if not file.exists():
-        np.save(file, np.concatenate([next(iter(feed.values())) for feed in feeds]))
-    return path, str(file)
+    """Write one file for each feed; return the model's path and the folder's."""
+    folder = pathlib.Path(tempfile.gettempdir()) / f"lowbit-bench-{name}-{count}"
+    if not folder.exists():
+        _, feeds = load_job(name, count)
+        folder.mkdir()
+        for index, feed in enumerate(feeds):
+            np.save(folder / f"{index:05}.npy", next(iter(feed.values())))
+    return model_path(name), str(folder)
 
 
 def model_path(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -45,7 +44,7 @@ class Split:
 
     def first(self) -> Sample | None:
         """Return one sample."""
-        return next(itertools.chain(self.data, [None]), None)  # type: ignore[list-item]
+        return next(iter(self.data), None)
 
 
 def split(data: Data, limit: int | None, held_out: int) -> Split:

@@ -7,7 +7,15 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.calibrate.collect import Need, bounded_map, collect, need_of
+from lowbit.calibrate.collect import (
+    Need,
+    _Measure,
+    _OrderedMeasure,
+    bounded_map,
+    collect,
+    need_of,
+    thinned,
+)
 from lowbit.calibrate.stats import TensorStats
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import (
@@ -24,6 +32,8 @@ from lowbit.errors import CalibrationError
 from lowbit.graph.normalise import normalise
 from lowbit.numerics.formats import Format
 from lowbit.plan import Plan, make_plan
+from lowbit.resolve.density import Density
+from lowbit.resolve.ranges import params_of
 from lowbit.targets import find_target
 
 _MODEL = """
@@ -142,6 +152,54 @@ def test_fixed_ranges_need_no_statistics() -> None:
     stats = collect(_model(), _plan(MinMax(), override), _feeds(1))
 
     assert "y" not in stats.tensors
+
+
+def test_large_samples_are_thinned_alike_in_any_batch() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 4, 512, 512)).astype(np.float32)
+
+    some = thinned(x)
+
+    assert some.shape[:2] == x.shape[:2]
+    assert 4 <= some.shape[2] < x.shape[2] // 2
+    np.testing.assert_array_equal(some, np.concatenate([thinned(x[k : k + 1]) for k in range(3)]))
+    small = x[:, :, :16, :16]
+    assert thinned(small) is small
+
+
+def test_thinning_leaves_the_range_and_the_shape_of_the_distribution() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 8, 256, 256)).astype(np.float32)
+    x[0, 3, 100, 7] = 50.0
+    measure = _Measure({"t": Need(histogram=True)})
+
+    measure.add("t", x)
+
+    stats = measure.result()["t"]
+    assert (stats.low, stats.high) == (x.min(), 50.0)
+    quantiles = [Density.of(stats).quantile(f) for f in (0.01, 0.5, 0.9)]
+    np.testing.assert_allclose(quantiles, np.quantile(x, (0.01, 0.5, 0.9)), atol=0.05)
+
+
+def test_rows_without_a_finite_value_leave_the_range_to_decide() -> None:
+    x = np.full((1, 8, 256, 256), np.nan, np.float32)
+    x[0, 0, 0, 0] = 3.0  # the first row is never among those taken
+    measure = _Measure({"t": Need(histogram=True)})
+
+    measure.add("t", x)
+
+    stats = measure.result()["t"]
+    spec = TensorSpec(format=Format.INT8, method=MinMse())
+    assert (stats.high, stats.count) == (3.0, 1)
+    assert float(params_of(stats, spec, "t").scale) == pytest.approx(3 / 127)
+
+
+def test_empty_samples_of_ordered_methods_change_nothing() -> None:
+    measure = _OrderedMeasure({"t": Need(growing=(8, "signed"))})
+
+    measure.add("t", np.zeros((0, 3), np.float32))
+    measure.add("t", np.array([1.0, 2.0], np.float32))
+    measure.add("t", np.zeros((0, 3), np.float32))
+
+    assert measure.result()["t"].count == 2
 
 
 def test_progress_is_told_after_each_sample() -> None:

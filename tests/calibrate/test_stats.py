@@ -167,3 +167,11 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CalibrationError, match="cannot read"):
         load_stats(tmp_path / "stats.npz")
+
+
+def test_statistics_of_another_format_are_refused(tmp_path: Path) -> None:
+    header = np.array('{"format": 99, "samples": 1, "tensors": []}')
+    np.savez(tmp_path / "stats.npz", header=header)
+
+    with pytest.raises(CalibrationError, match="another format"):
+        load_stats(tmp_path / "stats.npz")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from lowbit.graph.names import absorb, tensor_name
+from lowbit.graph.names import answer_to, names_of, tensor_name
 from lowbit.plan.placement import ARITHMETIC
 
 KEPT = "lowbit.kept"
@@ -20,12 +20,12 @@ def candidates(graph: ir.Graph) -> tuple[ir.Node, ...]:
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
     """Let the last of ``new`` write what ``old`` wrote, under the same tensor names."""
+    new[-1].name = old.name
+    for node in new:
+        answer_to(node, *names_of(old))
     graph.insert_before(old, list(new))
     for before, after in zip(old.outputs, new[-1].outputs, strict=True):
         take_over(before, after)
-    new[-1].name = old.name
-    for node in new:
-        absorb(node, old)
     graph.remove(old, safe=True)
 
 

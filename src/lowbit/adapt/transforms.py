@@ -82,14 +82,14 @@ def batchnorm_to_conv(graph: ir.Graph) -> None:
         parameters = normalisation(node)
         if len(source.shape) != 4 or len(node.outputs) != 1 or parameters is None:
             continue
-        factor, offset = (p.astype(np.float32) for p in parameters)
+        mean, factor, offset = parameters
         name = tensor_name(node.outputs[0])
         conv = ir.node(
             "Conv",
             [
                 source,
                 add_constant(graph, f"{name}_weight", factor.reshape(-1, 1, 1, 1)),
-                add_constant(graph, f"{name}_bias", offset),
+                add_constant(graph, f"{name}_bias", offset - mean * factor),
             ],
             {
                 "kernel_shape": [1, 1],

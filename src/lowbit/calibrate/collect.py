@@ -42,7 +42,7 @@ T = TypeVar("T")
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
 # Values of one sample a histogram is taken of, and the fewest rows of it.
-_ENOUGH, _LEAST_ROWS = 1 << 14, 8
+_ENOUGH, _LEAST_ROWS = 1 << 15, 4
 _NOTHING = TensorStats(0.0, 0.0, 0)
 
 

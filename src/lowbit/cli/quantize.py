@@ -9,9 +9,7 @@ import pathlib
 import sys
 from typing import Any
 
-import msgspec
-
-from lowbit.calibrate.stats import Stats, load_stats, save_stats
+from lowbit.calibrate.stats import load_stats, save_stats
 from lowbit.cli.configuration import make_config
 from lowbit.cli.images import make_preprocessing
 from lowbit.cli.saving import Writer, check_outputs, writing
@@ -54,25 +52,13 @@ def run(args: argparse.Namespace) -> None:
             keep_histograms=args.save_stats is not None,
             progress=progress,
         )
-    report = _with_origin(result.report, stats, args.stats)
-    document = _document(report, args)
+    document = _document(result.report, args)
     with writing(_side_files(result, document, args)):
         result.save(args.output)
     if args.json:
         sys.stdout.write(document)
     elif not args.quiet:
-        show_result(stdout(), report, args.output)
-
-
-def _with_origin(report: Report, stats: Stats | None, path: str | None) -> Report:
-    """Return the report with what was really calibrated on, when that was not the data."""
-    if stats is None:
-        return report
-    return msgspec.structs.replace(
-        report,
-        calibration_samples=stats.samples,
-        notes=(f"calibrated from saved statistics {path}", *report.notes),
-    )
+        show_result(stdout(), result.report, args.output)
 
 
 def _document(report: Report, args: argparse.Namespace) -> str:

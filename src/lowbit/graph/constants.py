@@ -37,8 +37,9 @@ def scalar(value: ir.Value | None) -> float | None:
 def add_constant(graph: ir.Graph, name: str, data: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
     """Register ``data`` under ``name``, or a free name like it, and return its value."""
     name = free_name(graph, name)
-    tensor = ir.tensor(np.asarray(data), name=name) if isinstance(data, np.ndarray) else data
-    value = ir.val(name, const_value=tensor)
+    if isinstance(data, (np.ndarray, np.generic)):
+        data = ir.tensor(np.asarray(data), name=name)
+    value = ir.val(name, const_value=data)
     graph.register_initializer(value)
     return value
 

@@ -94,8 +94,8 @@ def effective_output(node: ir.Node) -> ir.Value:
 
 def only_consumer(value: ir.Value) -> ir.Node | None:
     """Return the one node that reads ``value``, if nothing else does."""
-    uses = value.uses()
-    return uses[0][0] if len(uses) == 1 and not value.is_graph_output() else None
+    uses = tuple(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def _waits(traits: OpTraits, target: Target) -> bool:
@@ -158,9 +158,9 @@ def _place_constants(
 ) -> None:
     if scheme.weight is None:
         return
-    weight = node.inputs[traits.weight] if _has_input(node, traits.weight) else None
-    extra = [node.inputs[i] for i in traits.constants if _has_input(node, i)]
-    for value in [*inputs, *([weight] if weight is not None else []), *extra]:
+    weight = _input(node, traits.weight)
+    extra = [_input(node, index) for index in traits.constants]
+    for value in [*inputs, weight, *extra]:
         if value is None or not is_constant(value) or value.dtype != ir.DataType.FLOAT:
             continue
         name = tensor_name(value)
@@ -190,8 +190,8 @@ def _like_activation(scheme: Scheme) -> TensorSpec:
     return TensorSpec(format=spec.format, symmetric=spec.symmetric, power_of_two=spec.power_of_two)
 
 
-def _has_input(node: ir.Node, index: int | None) -> bool:
-    return index is not None and index < len(node.inputs) and node.inputs[index] is not None
+def _input(node: ir.Node, index: int | None) -> ir.Value | None:
+    return node.inputs[index] if index is not None and index < len(node.inputs) else None
 
 
 def _stays_float(

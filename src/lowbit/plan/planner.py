@@ -111,7 +111,7 @@ def _activations(
     observed = find_observed(draft, graph)
     fixed = {o.tensor: o.range for o in config.tensors if o.range is not None}
     if target.softmax_range is not None:
-        for node, _ in draft.active.items():
+        for node in draft.active:
             if node.op_type == "Softmax":
                 fixed.setdefault(tensor_name(node.outputs[0]), target.softmax_range)
     rows = []

@@ -79,7 +79,7 @@ def _best_ratio(errors: Callable[[Doubles], Doubles]) -> float:
     """Return the ratio (of at most 1) of least error: a coarse search, then a fine one."""
     coarse = int(np.argmin(errors(_COARSE)))
     low, high = _COARSE[max(coarse - 1, 0)], _COARSE[min(coarse + 1, len(_COARSE) - 1)]
-    fine = np.linspace(low, high, 13)
+    fine = np.linspace(low, high, 11)
     return float(fine[int(np.argmin(errors(fine)))])
 
 

@@ -21,7 +21,7 @@ from lowbit.resolve.ranges import params_of, power_of_two_of_range
 from lowbit.resolve.search import power_of_two_candidates
 
 # Below this many values the error is taken on the values, above it on their histogram.
-_DIRECT = 1 << 15
+_DIRECT = 1 << 12
 _RATIOS = np.linspace(0.4, 1.0, 31)
 
 

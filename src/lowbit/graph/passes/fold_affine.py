@@ -1,14 +1,16 @@
 """Fold what scales and shifts channels into the Conv, ConvTranspose or Gemm before it.
 
 BatchNormalization, and Mul, Div, Add and Sub by a constant that is one number or one number per
-channel, are all y = f x + o. Behind x = W v + b that is W' = W f (per output channel) and
-b' = b f + o. For BatchNormalization f = gamma / sqrt(var + eps) and o = beta - mean f.
+channel, are all y = (x - m) f + o. Behind x = W v + b that is W' = W f (per output channel) and
+b' = (b - m) f + o. For BatchNormalization f = gamma / sqrt(var + eps), m is its mean and o its beta.
+
+All of it in float32 and in this order, as other tools do, so that the weights are theirs to the
+last bit.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from lowbit.graph.constants import add_constant, constant, constant_shape
 from lowbit.graph.names import absorb, answer_to
 
-Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
 
 _ABSORBS = ("Conv", "ConvTranspose", "Gemm")
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
@@ -25,10 +27,12 @@ _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Affine:
-    """Factor and offset of each channel; ``factor`` is ``None`` where there is only an offset."""
+    """What is taken from each channel, what that is multiplied by, and what is added to it."""
 
-    factor: Doubles | None
-    offset: Doubles
+    mean: Floats
+    factor: Floats | None
+    """``None`` where there is only an offset, so that weights stay as they are."""
+    offset: Floats
 
 
 def fold_affine(model: ir.Model) -> None:
@@ -41,17 +45,19 @@ def fold_affine(model: ir.Model) -> None:
             _fold(model.graph, node)
 
 
-def normalisation(node: ir.Node) -> tuple[Doubles, Doubles] | None:
-    """Return factor and offset of a BatchNormalization, or ``None`` if it trains or they vary."""
+def normalisation(node: ir.Node) -> tuple[Floats, Floats, Floats] | None:
+    """Return mean, factor and offset of a BatchNormalization; ``None`` if it trains or they vary."""
     extra = any(value.name or value.uses() for value in node.outputs[1:])
     if extra or node.attributes.get_int("training_mode", 0) != 0:
         return None
-    parameters = [_doubles(value) for value in node.inputs[1:5]]
+    parameters = [_floats(value) for value in node.inputs[1:5]]
     if len(parameters) < 4 or any(p is None for p in parameters):
         return None
-    gamma, beta, mean, var = (np.asarray(p) for p in parameters)
-    factor = gamma / np.sqrt(var + np.float64(node.attributes.get_float("epsilon", 1e-5)))
-    return factor, beta - mean * factor
+    gamma, beta, mean, var = (np.asarray(p, np.float32) for p in parameters)
+    epsilon = np.float32(node.attributes.get_float("epsilon", 1e-5))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.asarray(gamma / np.sqrt(var + epsilon), np.float32)
+    return mean, factor, beta
 
 
 def _fold(graph: ir.Graph, node: ir.Node) -> None:
@@ -59,7 +65,7 @@ def _fold(graph: ir.Graph, node: ir.Node) -> None:
     compute = source.producer() if source is not None else None
     if source is None or compute is None or not _can_absorb(graph, compute, source):
         return
-    weight, bias = _doubles(compute.inputs[1]), _bias(compute)
+    weight, bias = _floats(compute.inputs[1]), _bias(compute)
     if weight is None or bias is None:
         return
     affine = _affine(node, source, _channels(compute, weight), weight.ndim)
@@ -68,7 +74,7 @@ def _fold(graph: ir.Graph, node: ir.Node) -> None:
     if affine.factor is not None:
         factor = _per_channel(compute, affine.factor, weight)
         _replace_input(graph, compute, 1, weight * factor)
-        bias = bias * affine.factor
+        bias = (bias - affine.mean) * affine.factor
     if bias.any() or affine.offset.any():
         _replace_input(graph, compute, 2, bias + affine.offset)
         if compute.op_type == "Gemm":
@@ -90,18 +96,18 @@ def _can_absorb(graph: ir.Graph, compute: ir.Node, source: ir.Value) -> bool:
     return len(source.uses()) == 1 and not source.is_graph_output()
 
 
-def _bias(compute: ir.Node) -> Doubles | None:
+def _bias(compute: ir.Node) -> Floats | None:
     """Return the bias as it is added (zero if there is none), or ``None`` if it varies."""
     value = compute.inputs[2] if len(compute.inputs) > 2 else None
     if value is None:
-        return np.zeros(1)
-    bias = _doubles(value)
+        return np.zeros(1, np.float32)
+    bias = _floats(value)
     if bias is None or compute.op_type != "Gemm":
         return bias
-    return bias * compute.attributes.get_float("beta", 1.0)
+    return bias * np.float32(compute.attributes.get_float("beta", 1.0))
 
 
-def _channels(compute: ir.Node, weight: Doubles) -> int:
+def _channels(compute: ir.Node, weight: Floats) -> int:
     if compute.op_type == "ConvTranspose":
         return int(weight.shape[1]) * compute.attributes.get_int("group", 1)
     return int(weight.shape[_channel_axis(compute)])
@@ -121,24 +127,24 @@ def _affine(node: ir.Node, source: ir.Value, channels: int, rank: int) -> Affine
     return None if number is None else _arithmetic(node.op_type, number, first=first)
 
 
-def _arithmetic(op_type: str, number: Doubles, *, first: bool) -> Affine | None:
+def _arithmetic(op_type: str, number: Floats, *, first: bool) -> Affine | None:
     """Return the effect of an operator whose other input, the first or second, is ``number``."""
     zero = np.zeros_like(number)
     match op_type, first:
         case "Add", _:
-            return Affine(None, number)
+            return Affine(zero, None, number)
         case "Sub", True:
-            return Affine(None, -number)
+            return Affine(zero, None, -number)
         case "Sub", False:
-            return Affine(zero - 1, number)
+            return Affine(zero, zero - 1, number)
         case "Mul", _:
-            return Affine(number, zero)
+            return Affine(zero, number, zero)
         case "Div", True if np.all(number != 0):
-            return Affine(1.0 / number, zero)
+            return Affine(zero, np.reciprocal(number), zero)
     return None
 
 
-def _channel_numbers(value: ir.Value | None, channels: int, rank: int) -> Doubles | None:
+def _channel_numbers(value: ir.Value | None, channels: int, rank: int) -> Floats | None:
     """Return one number per channel, if the constant broadcasts along no other axis."""
     shape = constant_shape(value)
     if shape is None or len(shape) > rank:
@@ -146,16 +152,20 @@ def _channel_numbers(value: ir.Value | None, channels: int, rank: int) -> Double
     aligned = (1,) * (rank - len(shape)) + shape
     if aligned[1] not in (1, channels) or any(n != 1 for i, n in enumerate(aligned) if i != 1):
         return None
-    data = _doubles(value)
+    data = _floats(value)
     return None if data is None else np.broadcast_to(data.reshape(-1), channels)
 
 
 def _is_finite(affine: Affine) -> bool:
-    factor = affine.offset if affine.factor is None else affine.factor
-    return bool(np.isfinite(factor).all() and np.isfinite(affine.offset).all())
+    numbers = (
+        affine.mean,
+        affine.offset,
+        affine.offset if affine.factor is None else affine.factor,
+    )
+    return all(bool(np.isfinite(part).all()) for part in numbers)
 
 
-def _per_channel(node: ir.Node, factor: Doubles, weight: Doubles) -> Doubles:
+def _per_channel(node: ir.Node, factor: Floats, weight: Floats) -> Floats:
     """Return ``factor`` shaped to multiply the output channels of the weight."""
     if node.op_type == "ConvTranspose":
         # Weights are [in, out/group, ...]: the channel of group g lies in rows of group g.
@@ -167,7 +177,7 @@ def _per_channel(node: ir.Node, factor: Doubles, weight: Doubles) -> Doubles:
     return factor.reshape(shape)
 
 
-def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: Doubles) -> None:
+def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: Floats) -> None:
     """Give the node its own constant, so that others sharing the old one keep it."""
     old = node.inputs[index] if index < len(node.inputs) else None
     role = ("", "weight", "bias")[index]
@@ -178,13 +188,13 @@ def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: Doubles) ->
         del graph.initializers[name]
     if index >= len(node.inputs):
         node.resize_inputs(index + 1)
-    node.replace_input_with(index, add_constant(graph, name, _single(data, index)))
+    node.replace_input_with(index, add_constant(graph, name, _stored(data, index)))
 
 
-def _single(data: Doubles, index: int) -> NDArray[np.float32]:
+def _stored(data: Floats, index: int) -> Floats:
     """Return what is stored; a Gemm's bias of shape [1, C] as [C], like every other bias."""
     is_row = index == 2 and data.ndim > 1 and data.size == data.shape[-1]
-    return (data.reshape(-1) if is_row else data).astype(np.float32)
+    return data.reshape(-1) if is_row else data
 
 
 def _take_output(graph: ir.Graph, compute: ir.Node, gone: ir.Node) -> None:
@@ -199,6 +209,8 @@ def _take_output(graph: ir.Graph, compute: ir.Node, gone: ir.Node) -> None:
     old.name = name
 
 
-def _doubles(value: ir.Value | None) -> Doubles | None:
-    data: NDArray[Any] | None = constant(value)
-    return None if data is None or data.dtype.kind != "f" else data.astype(np.float64)
+def _floats(value: ir.Value | None) -> Floats | None:
+    data = constant(value)
+    return (
+        data.astype(np.float32, copy=False) if data is not None and data.dtype.kind == "f" else None
+    )

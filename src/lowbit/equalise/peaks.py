@@ -1,0 +1,50 @@
+"""The largest value of each channel before a Clip, from one pass over the data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.calibrate.collect import bounded_map
+from lowbit.equalise._math import Doubles
+from lowbit.equalise.passing import Place
+from lowbit.graph.names import tensor_name
+from lowbit.graph.session import Array, Feed, session
+
+
+def channel_maxima(
+    model: ir.Model,
+    wanted: Sequence[tuple[ir.Value, Place]],
+    data: Iterable[Feed],
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, Doubles]:
+    """Return the maxima by tensor name; none at all if there is no data.
+
+    Samples run in parallel, and of each only its maxima are kept.
+    """
+    places = {tensor_name(value): place for value, place in wanted}
+    names = list(places)
+    maxima: dict[str, Doubles] = {}
+    with session(
+        model, names, threads=1, optimise="all", name="the model for equalisation"
+    ) as running:
+
+        def work(feed: Feed) -> list[Doubles]:
+            arrays = running.run(names, feed)
+            return [_maxima(array, places[name]) for name, array in zip(names, arrays, strict=True)]
+
+        for count, found in enumerate(bounded_map(work, iter(data), os.cpu_count() or 1), 1):
+            for name, new in zip(names, found, strict=True):
+                maxima[name] = np.maximum(maxima[name], new) if name in maxima else new
+            progress(count)
+    return maxima
+
+
+def _maxima(array: Array, place: Place) -> Doubles:
+    """Return the maximum of each channel; not a number where one is."""
+    others = tuple(axis for axis in range(array.ndim) if axis != place.axis)
+    found = array.max(axis=others, initial=-np.inf)
+    return np.asarray(found.reshape(-1, place.repeat).max(axis=1), np.float64)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from lowbit.errors import ModelError
+from lowbit.graph import io
+from lowbit.graph.normalise import normalise
+
+# The parser reads halves by their bits: 16384 is 2.0.
+OTHER = {ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
+
+
+def inner_types(model: ir.Model) -> set[ir.DataType]:
+    boundary = {*model.graph.inputs, *model.graph.outputs}
+    values = {v for node in model.graph.all_nodes() for v in (*node.outputs, *node.inputs) if v}
+    types = {v.dtype for v in values - boundary}
+    tensors = {v.const_value.dtype for v in model.graph.initializers.values()}
+    return types | tensors
+
+
+def test_a_half_precision_model_computes_in_single_and_keeps_its_boundary(
+    parse, floats, norm, assert_same
+) -> None:
+    halves = {name: data.astype(np.float16) for name, data in norm(4).items()}
+    original = parse(
+        """g (float16[1,3,8,8] x) => (float16[1,4,6,6] y) {
+          c = Conv(x, w)
+          n = BatchNormalization(c, gamma, beta, mean, var)
+          k = Constant<value_float=0.5>()
+          h = Cast<to=10>(k)
+          m = Mul(n, h)
+          y = Relu(m)
+        }""",
+        {"w": floats(4, 3, 3, 3).astype(np.float16), **halves},
+    )
+
+    normal = normalise(io.load(original))
+
+    assert [n.op_type for n in normal.graph] == ["Cast", "Conv", "Relu", "Cast"]
+    assert not inner_types(normal) & OTHER
+    assert normal.graph.inputs[0].dtype == normal.graph.outputs[0].dtype == ir.DataType.FLOAT16
+    assert_same(original, normal, {"x": floats(1, 3, 8, 8).astype(np.float16)}, tolerance=0.03)
+
+
+def test_islands_of_single_precision_are_joined(parse, floats, assert_same) -> None:
+    original = parse(
+        """g (float16[2,4] x) => (float16[2,4] y) {
+          m = MatMul(x, w)
+          up = Cast<to=1>(m)
+          s = Softmax(up)
+          k = Constant<value = float16[1] {16384}>()
+          down = Cast<to=10>(s)
+          y = Mul(down, k)
+        }""",
+        {"w": floats(4, 4).astype(np.float16)},
+    )
+
+    normal = normalise(io.load(original))
+
+    assert [n.op_type for n in normal.graph] == ["Cast", "MatMul", "Softmax", "Mul", "Cast"]
+    assert not inner_types(normal) & OTHER
+    assert_same(original, normal, {"x": floats(2, 4).astype(np.float16)}, tolerance=0.01)
+
+
+def test_half_precision_between_casts_of_a_single_precision_model_goes(
+    parse, floats, assert_same
+) -> None:
+    original = parse(
+        """g (float[2,4] x) => (float[2,4] y) {
+          h = Cast<to=10>(x)
+          r = Relu(h)
+          y = Cast<to=1>(r)
+        }"""
+    )
+
+    normal = normalise(io.load(original))
+
+    assert [n.op_type for n in normal.graph] == ["Relu"]
+    assert_same(original, normal, {"x": floats(2, 4)}, tolerance=0.01)
+
+
+def test_a_cast_to_an_integer_stays(parse, floats, assert_same) -> None:
+    original = parse(
+        """g (float16[2,4] x) => (float16[2,4] y) {
+          i = Cast<to=6>(x)
+          y = Cast<to=10>(i)
+        }"""
+    )
+
+    normal = normalise(io.load(original))
+
+    assert_same(original, normal, {"x": (3 * floats(2, 4)).astype(np.float16)})
+
+
+def test_a_double_precision_model_keeps_its_boundary(parse, rng, assert_same) -> None:
+    original = parse(
+        """g (double[2,4] x) => (double[2,3] y) {
+          m = Gemm(x, w, b)
+          y = Relu(m)
+        }""",
+        {"w": rng.normal(size=(4, 3)), "b": rng.normal(size=3)},
+    )
+
+    normal = normalise(io.load(original))
+
+    assert not inner_types(normal) & OTHER
+    assert_same(original, normal, {"x": rng.normal(size=(2, 4))}, tolerance=1e-5)
+
+
+def test_weights_in_bfloat16_become_weights(parse, floats, run) -> None:
+    weight = floats(4, 3, 3, 3).astype(ml_dtypes.bfloat16)
+    text = "g (float[1,3,8,8] x) => (float[1,4,6,6] y) {{ {cast} y = Conv(x, w) }}"
+    original = parse(text.format(cast="w = Cast<to=1>(v)"))
+    original.graph.initializer.append(numpy_helper.from_array(weight, "v"))
+    assert original.graph.initializer[0].data_type == TensorProto.BFLOAT16
+    reference = parse(text.format(cast=""), {"w": weight.astype(np.float32)})
+    feed = {"x": floats(1, 3, 8, 8)}
+
+    normal = normalise(io.load(original))
+
+    assert [n.op_type for n in normal.graph] == ["Conv"]
+    np.testing.assert_array_equal(run(normal, feed)[0], run(reference, feed)[0])
+
+
+def test_branches_and_loops_are_converted_too(parse, floats, assert_same) -> None:
+    original = parse(
+        """g (float16[2] x, bool p, int64 n, bool go) => (float16[2] y) {
+          h = If(p) <
+            then_branch = t () => (float16[2] a) {
+              k = Constant<value = float16[1] {16384}>()
+              a = Mul(x, k)
+            },
+            else_branch = e () => (float16[2] b) { b = Neg(x) }
+          >
+          y = Loop(n, go, h) <
+            body = l (int64 i, bool c, float16[2] s) => (bool d, float16[2] r) {
+              d = Identity(c)
+              r = Add(s, w)
+            }
+          >
+        }""",
+        {"w": floats(2).astype(np.float16)},
+    )
+
+    normal = normalise(io.load(original))
+
+    for branch in (True, False):
+        feed = {
+            "x": floats(2).astype(np.float16),
+            "p": np.array(branch),
+            "n": np.array(3, np.int64),
+            "go": np.array(True),
+        }
+        assert_same(original, normal, feed, tolerance=0.01)
+
+
+def test_a_sequence_of_halves_inside_is_converted(parse, floats, assert_same) -> None:
+    original = parse(
+        """g (float16[2] x, int64 i) => (float16[2] y) {
+          s = SequenceConstruct(x, w)
+          y = SequenceAt(s, i)
+        }""",
+        {"w": floats(2).astype(np.float16)},
+    )
+
+    normal = normalise(io.load(original))
+
+    feed = {"x": floats(2).astype(np.float16), "i": np.array(0, np.int64)}
+    assert_same(original, normal, feed, tolerance=0.01)
+
+
+def test_a_sequence_of_halves_at_the_boundary_is_refused(parse) -> None:
+    original = parse("g (seq(float16[2]) s, int64 i) => (float16[2] y) { y = SequenceAt(s, i) }")
+
+    with pytest.raises(ModelError, match=r"'s' is .* export the model in float32"):
+        normalise(io.load(original))
+
+
+def test_an_input_that_is_an_output_keeps_its_type(parse, floats, run) -> None:
+    original = parse("g (float16[2] x) => (float16[2] x, float16[2] y) { y = Relu(x) }")
+    feed = {"x": floats(2).astype(np.float16)}
+
+    normal = normalise(io.load(original))
+
+    for expected, actual in zip(run(original, feed), run(normal, feed), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_weights_are_converted_only_when_read(parse, floats) -> None:
+    original = parse(
+        "g (float16[2,4] x) => (float16[2,3] y) { y = MatMul(x, w) }",
+        {"w": floats(4, 3).astype(np.float16)},
+    )
+
+    normal = normalise(io.load(original))
+
+    weight = next(v.const_value for v in normal.graph.initializers.values())
+    assert isinstance(weight, ir.LazyTensor)
+    assert weight.numpy().dtype == np.float32
+
+
+def test_a_single_precision_model_is_left_alone(parse, floats) -> None:
+    original = parse("g (float[2,4] x) => (float[2,3] y) { y = MatMul(x, w) }", {"w": floats(4, 3)})
+
+    assert [n.op_type for n in normalise(io.load(original)).graph] == ["MatMul"]

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from lowbit.errors import ModelError
+from lowbit.graph import io
+from lowbit.graph.session import Session, input_dtype, session, with_outputs
+
+CHAIN = """g (float[n,8] image, int64[1] index) => (float[n,3] scores) {
+  hidden = MatMul(image, w)
+  active = Relu(hidden)
+  picked = Gather(shift, index)
+  scores = Add(active, picked)
+}"""
+
+
+@pytest.fixture
+def chain(parse, floats) -> onnx.ModelProto:
+    return parse(CHAIN, {"w": floats(8, 3), "shift": floats(4)})
+
+
+@pytest.fixture
+def feed(floats) -> dict[str, np.ndarray]:
+    return {"image": floats(2, 8), "index": np.int64([1])}
+
+
+def test_extra_outputs_are_the_inner_values(chain, feed, run) -> None:
+    probe = onnx.ModelProto()
+    probe.CopyFrom(chain)
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ("hidden", "active"))
+
+    with session(io.load(chain), ["active", "hidden", "active", "scores"]) as running:
+        found = running.run(["hidden", "active", "scores"], feed)
+
+    for expected, actual in zip(
+        run(probe, feed, ["hidden", "active", "scores"]), found, strict=True
+    ):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_the_models_own_outputs_come_first(chain) -> None:
+    with session(io.load(chain), ["hidden"]) as running:
+        assert running.outputs == ["scores", "hidden"]
+
+
+def test_extra_outputs_leave_the_model_alone(chain) -> None:
+    model = io.load(chain)
+
+    probe = with_outputs(model, ["hidden"])
+
+    assert [value.name for value in model.graph.outputs] == ["scores"]
+    assert [value.name for value in probe.graph.outputs] == ["scores", "hidden"]
+
+
+def test_an_unknown_extra_output_names_the_nearest(chain) -> None:
+    with pytest.raises(ModelError, match="no tensor 'hiden'; did you mean 'hidden'"):
+        with_outputs(io.load(chain), ["hiden"])
+
+
+def test_a_value_inside_a_branch_cannot_be_an_output(parse) -> None:
+    model = io.load(
+        parse(
+            """g (float[2] x, bool p) => (float[2] y) {
+              y = If(p) <
+                then_branch = t () => (float[2] a) { inner = Neg(x) a = Abs(inner) },
+                else_branch = e () => (float[2] b) { b = Relu(x) }
+              >
+            }"""
+        )
+    )
+
+    with pytest.raises(ModelError, match="no tensor 'inner'"):
+        with_outputs(model, ["inner"])
+
+
+@pytest.mark.parametrize("optimise", ["none", "all"])
+def test_runs_from_many_threads_do_not_mix(chain, floats, run, optimise: str) -> None:
+    feeds = [{"image": floats(1 + k % 5, 8), "index": np.int64([k % 4])} for k in range(64)]
+    expected = [run(chain, feed)[0] for feed in feeds]
+
+    with (
+        session(io.load(chain), ["hidden"], threads=1, optimise=optimise) as running,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        found = list(pool.map(lambda feed: running.run(["scores", "hidden"], feed)[0], feeds))
+
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"imgae": np.zeros((1, 8), np.float32)}, "no input 'imgae'; did you mean 'image'"),
+        ({"image": None}, r"its input 'image' is missing from the feed \(given: index\)"),
+        ({"image": np.zeros((1, 8))}, "'image' is of type float64; expected float32"),
+        ({"index": np.int32([1])}, "'index' is of type int32; expected int64"),
+        ({"image": np.zeros((1, 7), np.float32)}, "image"),
+        ({"image": np.zeros(8, np.float32)}, "image"),
+    ],
+    ids=["unknown", "missing", "float64", "int32", "size", "rank"],
+)
+def test_a_wrong_feed_names_the_input(chain, feed, change: dict, message: str) -> None:
+    wrong = {name: data for name, data in {**feed, **change}.items() if data is not None}
+
+    with (
+        session(io.load(chain), name="net.onnx") as running,
+        pytest.raises(ModelError, match=message) as caught,
+    ):
+        running.run(["scores"], wrong)
+
+    assert str(caught.value).startswith("onnxruntime cannot run net.onnx: ")
+
+
+def test_a_wrong_output_names_the_nearest(chain, feed) -> None:
+    with (
+        session(io.load(chain)) as running,
+        pytest.raises(ModelError, match="no output 'score'; did you mean 'scores'"),
+    ):
+        running.run(["score"], feed)
+
+
+def test_a_failure_inside_the_model_is_told(chain, feed) -> None:
+    with (
+        session(io.load(chain), name="net.onnx") as running,
+        pytest.raises(
+            ModelError, match=r"cannot run net.onnx: .*indices element out of data bounds"
+        ),
+    ):
+        running.run(["scores"], {**feed, "index": np.int64([9])})
+
+
+def test_a_file_that_does_not_load_is_named(tmp_path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+
+    with pytest.raises(ModelError, match=r"onnxruntime cannot load m.onnx: "):
+        Session(tmp_path / "m.onnx", threads=1, optimise="none", name="m.onnx")
+
+
+def test_a_model_with_nodes_of_one_name_runs(parse, floats) -> None:
+    model = io.load(parse("g (float[2] x) => (float[2] y) { [n] h = Neg(x) [n] y = Abs(h) }"))
+    x = floats(2)
+
+    with session(model) as running:
+        np.testing.assert_array_equal(running.run(["y"], {"x": x})[0], np.abs(x))
+
+
+def test_the_temporary_copy_is_removed(chain, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with session(io.load(chain)):
+        assert len(list(tmp_path.iterdir())) == 1
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_type_of_an_input_is_told() -> None:
+    assert input_dtype(ir.val("x", ir.DataType.FLOAT16)) == np.float16
+
+
+def test_an_input_without_type_is_refused() -> None:
+    with pytest.raises(ModelError, match="'x' has no element type"):
+        input_dtype(ir.val("x"))

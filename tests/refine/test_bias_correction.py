@@ -1,0 +1,124 @@
+"""The shift that rounding weights causes, against the mean over data of running both."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from lowbit.calibrate.collect import collect
+from lowbit.config.config import QuantConfig
+from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.graph.session import session
+from lowbit.numerics.formats import Format
+from lowbit.numerics.qparams import dequantize
+from lowbit.pipeline import prepare
+from lowbit.plan import make_plan
+from lowbit.refine.bias_correction import corrected_biases
+from lowbit.resolve.integers import nearest
+from lowbit.resolve.resolve import resolve
+
+_CONFIG = QuantConfig(
+    activation=TensorSpec(format=Format.INT8),
+    weight=TensorSpec(format=Format.INT4),
+    bias=ProductBias(),
+    target="onnxruntime",
+    head="int8",
+)
+# Rounding to four bits makes the shift large; 4-bit weights exist from this operator set on.
+_OPSET = 21
+
+CASES = {
+    "conv": ("Conv", (6, 4, 3, 3), {"kernel_shape": [3, 3]}, 6),
+    "grouped": ("Conv", (6, 2, 3, 3), {"kernel_shape": [3, 3], "group": 2}, 6),
+    "depthwise": ("Conv", (4, 1, 3, 3), {"kernel_shape": [3, 3], "group": 4}, 4),
+    "transposed": ("ConvTranspose", (4, 5, 1, 1), {"kernel_shape": [1, 1]}, 5),
+    "transposed grouped": ("ConvTranspose", (4, 3, 1, 1), {"kernel_shape": [1, 1], "group": 2}, 6),
+    "transposed strided": (
+        "ConvTranspose",
+        (4, 3, 2, 2),
+        {"kernel_shape": [2, 2], "strides": [2, 2]},
+        3,
+    ),
+    "gemm": ("Gemm", (7, 5), {}, 5),
+    "gemm transposed": ("Gemm", (5, 7), {"transB": 1, "alpha": 0.5, "beta": 2.0}, 5),
+}
+
+
+def _model(case: str) -> onnx.ModelProto:
+    op, shape, attributes, outputs = CASES[case]
+    rng = np.random.default_rng(len(case))
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", "w", "b"], ["y"], name="layer", **attributes)],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, _input_shape(op))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [
+            numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), "w"),
+            numpy_helper.from_array(rng.normal(size=outputs).astype(np.float32), "b"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
+
+
+def _input_shape(op: str) -> list[int]:
+    return [3, 7] if op == "Gemm" else [1, 4, 9, 9]
+
+
+def _feeds(op: str) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    shape = _input_shape(op)
+    # Constant images: borders then see the same means as the inside, so that sums agree exactly.
+    means = rng.normal(2.0, 1.0, size=(6, *shape[:2], *[1] * (len(shape) - 2)))
+    return [{"x": np.broadcast_to(m, shape).astype(np.float32)} for m in means]
+
+
+def _means(model: ir.Model, feeds: list, weight: np.ndarray | None = None) -> np.ndarray:
+    model = model.clone()
+    if weight is not None:
+        model.graph.initializers["w"].const_value = ir.tensor(weight.astype(np.float32), name="w")
+    with session(model) as running:
+        rows = [running.run(["y"], feed)[0] for feed in feeds]
+    y = np.stack(rows).astype(np.float64)
+    axis = 2 if y.ndim > 3 else y.ndim - 1
+    return y.mean(axis=tuple(i for i in range(y.ndim) if i != axis))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_correction_takes_off_the_mean_shift_of_every_channel(case: str) -> None:
+    op = CASES[case][0]
+    feeds = _feeds(op)
+    ready = prepare(ir.from_proto(_model(case)), _CONFIG)
+    plan = make_plan(ready.adapted, _CONFIG, ready.target)
+    stats = collect(ready.observed, plan, feeds)
+    params = resolve(ready.adapted, plan, stats, ready.target)
+    weights = nearest(ready.adapted, plan, params)
+    rounded = dequantize(weights.tensors["w"](), params.tensors["w"])
+
+    corrected = corrected_biases(ready.adapted, plan, params, stats, weights)["layer"]
+
+    shift = _means(ready.adapted, feeds, rounded) - _means(ready.adapted, feeds)
+    beta = CASES[case][2].get("beta", 1.0)
+    original = ready.adapted.graph.initializers["b"].const_value.numpy()
+    assert np.abs(shift).max() > 0.01
+    np.testing.assert_allclose(corrected, original * beta - shift, atol=2e-4)
+
+
+def test_nodes_whose_input_was_not_measured_are_left_alone() -> None:
+    feeds = _feeds("Conv")
+    ready = prepare(ir.from_proto(_model("conv")), _CONFIG)
+    plan = make_plan(ready.adapted, _CONFIG, ready.target)
+    stats = collect(ready.observed, plan, feeds)
+    params = resolve(ready.adapted, plan, stats, ready.target)
+    weights = nearest(ready.adapted, plan, params)
+    float_weights = msgspec.structs.replace(plan, tensors=plan.activations())
+
+    from lowbit.calibrate.stats import Stats
+    from lowbit.resolve.integers import Weights
+
+    assert corrected_biases(ready.adapted, plan, params, Stats({}), weights) == {}
+    no_weights = Weights({}, weights.biases)
+    assert corrected_biases(ready.adapted, float_weights, params, stats, no_weights) == {}

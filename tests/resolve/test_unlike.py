@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lowbit.calibrate.stats import Stats, TensorStats
+from lowbit.config.methods import MinMse
+from lowbit.config.specs import TensorSpec
+from lowbit.numerics.formats import Format
+from lowbit.plan.plan import AlignedGroup, Plan, TensorPlan
+from lowbit.resolve.unlike import unlike_joins
+
+_SPEC = TensorSpec(format=Format.INT8, method=MinMse())
+
+
+def _plan(op_type: str = "Concat", fixed: tuple[float, float] | None = None) -> Plan:
+    return Plan(
+        preset="p",
+        target="t",
+        tensors=tuple(
+            TensorPlan(
+                name=n,
+                role="activation",
+                spec=_SPEC,
+                leader=n,
+                observe=n,
+                range=fixed if n == "scores" else None,
+                why="",
+            )
+            for n in ("boxes", "scores", "y")
+        ),
+        groups=(
+            AlignedGroup(
+                node="join",
+                op_type=op_type,
+                rule="merged",
+                inputs=("boxes", "scores"),
+                outputs=("y",),
+            ),
+        ),
+    )
+
+
+def _stats(boxes: float, scores: float, *, histogram: bool = True) -> Stats:
+    rng = np.random.default_rng(0)
+    return Stats(
+        {
+            name: TensorStats.of((rng.random(5000) * size).astype(np.float32), histogram=histogram)
+            for name, size in (("boxes", boxes), ("scores", scores), ("y", boxes))
+        }
+    )
+
+
+def test_probabilities_joined_to_pixels_are_ruined() -> None:
+    joins = unlike_joins(_plan(), _stats(640.0, 1.0))
+
+    assert [(j.node, j.tensor) for j in joins] == [("join", "scores")]
+    assert joins[0].alone_db > 30
+    assert joins[0].joined_db < 10
+
+
+def test_parts_of_like_size_are_not() -> None:
+    assert unlike_joins(_plan(), _stats(2.0, 1.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "stats"),
+    [
+        (_plan("MaxPool"), _stats(640.0, 1.0)),
+        (_plan(fixed=(0.0, 1.0)), _stats(640.0, 1.0)),
+        (_plan(), _stats(640.0, 1.0, histogram=False)),
+        (_plan(), _stats(640.0, 0.0)),
+    ],
+)
+def test_what_cannot_be_measured_is_not_judged(plan: Plan, stats: Stats) -> None:
+    assert unlike_joins(plan, stats) == []

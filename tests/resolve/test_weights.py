@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lowbit.config.methods import Entropy, Method, MinMax, MinMse, NonOverflow, Percentile
+from lowbit.config.specs import TensorSpec
+from lowbit.errors import ConfigError
+from lowbit.numerics.formats import Format
+from lowbit.numerics.qparams import QParams, choose_qparams, dequantize, quantize
+from lowbit.resolve.weights import integers, weight_params
+
+_RNG = np.random.default_rng(5)
+_WEIGHT = (_RNG.laplace(size=(8, 4, 3, 3)) * np.geomspace(0.01, 3, 8)[:, None, None, None]).astype(
+    np.float32
+)
+
+
+def _spec(method: Method, fmt: Format = Format.INT8, **options: bool) -> TensorSpec:
+    return TensorSpec(format=fmt, method=method, **options)
+
+
+def _error(x: np.ndarray, params: QParams, spec: TensorSpec) -> float:
+    limits = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    return float(np.square(x - dequantize(quantize(x, params, limits), params)).sum())
+
+
+def _dense(x: np.ndarray, spec: TensorSpec) -> float:
+    """Return the least error of many symmetric ranges, by trying them."""
+    top = float(np.abs(x).max())
+    return min(
+        _error(x, choose_qparams(-top * r, top * r, spec.format, symmetric=True), spec)
+        for r in np.linspace(0.3, 1.0, 400)
+    )
+
+
+def test_minmax_takes_the_largest_magnitude() -> None:
+    params = weight_params(_WEIGHT, _spec(MinMax()), None)
+
+    assert float(params.scale) == np.float32(np.abs(_WEIGHT).max().astype(np.float64) * 2 / 254)
+
+
+@pytest.mark.parametrize("fmt", [Format.INT4, Format.INT8])
+def test_mse_is_as_good_as_a_dense_search(fmt: Format) -> None:
+    spec = _spec(MinMse(), fmt)
+
+    assert _error(_WEIGHT, weight_params(_WEIGHT, spec, None), spec) <= 1.02 * _dense(_WEIGHT, spec)
+
+
+@pytest.mark.parametrize("fmt", [Format.INT4, Format.INT8])
+def test_mse_of_large_weights_is_searched_on_their_histogram(fmt: Format) -> None:
+    large = _RNG.laplace(size=60_000).astype(np.float32)
+    spec = _spec(MinMse(), fmt)
+
+    assert _error(large, weight_params(large, spec, None), spec) <= 1.05 * _dense(large, spec)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_each_channel_has_the_parameters_it_would_have_alone(axis: int) -> None:
+    for method in (MinMax(), MinMse(), Percentile(percentile=99.0)):
+        params = weight_params(_WEIGHT, _spec(method), axis)
+
+        assert params.axis == axis
+        rows = np.moveaxis(_WEIGHT, axis, 0)
+        alone = [float(weight_params(row, _spec(method), None).scale) for row in rows]
+        np.testing.assert_allclose(params.scale, alone, rtol=1e-6)
+
+
+def test_channels_of_nothing_but_zeros_take_the_smallest_scale_of_the_others() -> None:
+    weight = _WEIGHT.copy()
+    weight[3] = 0
+
+    params = weight_params(weight, _spec(MinMax()), 0)
+
+    assert params.scale[3] == np.delete(params.scale, 3).min()
+
+
+def test_a_weight_of_zeros_has_scale_one() -> None:
+    zeros = np.zeros((2, 3), np.float32)
+
+    assert float(weight_params(zeros, _spec(MinMax()), None).scale) == 1.0
+    assert weight_params(zeros, _spec(MinMax()), 0).scale.tolist() == [1.0, 1.0]
+    assert float(weight_params(zeros, _spec(MinMse(), power_of_two=True), None).scale) == 1.0
+
+
+def test_power_of_two_mse_is_the_best_power() -> None:
+    spec = _spec(MinMse(), power_of_two=True)
+
+    position = weight_params(_WEIGHT, spec, None).position
+
+    errors = {
+        p: _error(_WEIGHT, QParams(np.float32(2.0**-p), np.int8(0), Format.INT8), spec)
+        for p in range(-5, 15)
+    }
+    assert position == min(errors, key=lambda p: errors[p])
+
+
+@pytest.mark.parametrize("method", [MinMax(), MinMse(), NonOverflow()])
+def test_power_of_two_holds_for_every_channel(method: Method) -> None:
+    params = weight_params(_WEIGHT, _spec(method, power_of_two=True), 0)
+
+    assert (np.frexp(params.scale)[0] == 0.5).all()
+    assert len(set(params.scale.tolist())) > 1
+
+
+def test_quarks_candidates_start_at_the_nearest_power() -> None:
+    data = np.array([1.4 * 127 / 128, -0.1], np.float32)
+
+    params = weight_params(data, _spec(NonOverflow(nearest=True), power_of_two=True), None)
+
+    assert float(params.scale) == 2.0**-7
+
+
+@pytest.mark.parametrize("fmt", [Format.INT4, Format.UINT4, Format.INT8, Format.UINT8])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("reduced", [True, False])
+def test_integers_stay_within_the_limits_and_half_a_step(
+    fmt: Format, symmetric: bool, reduced: bool
+) -> None:
+    spec = _spec(MinMax(), fmt, symmetric=symmetric, reduce_range=reduced)
+    params = weight_params(_WEIGHT, spec, None)
+
+    codes = integers(_WEIGHT, params, spec)
+
+    low, high = fmt.limits(symmetric=symmetric, reduce_range=reduced)
+    assert low <= codes.min()
+    assert codes.max() <= high
+    assert np.abs(dequantize(codes, params) - _WEIGHT).max() <= float(params.scale) * 0.501
+
+
+def test_methods_that_need_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Entropy is not a method for weights"):
+        weight_params(_WEIGHT, _spec(Entropy()), None)
+
+
+def test_empty_constants_have_parameters() -> None:
+    assert float(weight_params(np.zeros(0, np.float32), _spec(MinMse()), None).scale) == 1.0
