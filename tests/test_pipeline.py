@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from conftest import small_cnn, small_feeds
+from small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.calibrate.stats import load_stats, save_stats

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,16 +18,18 @@ from lowbit.adapt import adapt
 from lowbit.calibrate.collect import collect
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
+from lowbit.config.equalise import QuarkCle
 from lowbit.config.files import config_json
 from lowbit.config.presets import find_preset
 from lowbit.data import Data, InputInfo, Preprocessing, open_data
 from lowbit.emit.qdq import emit_qdq
+from lowbit.equalise import Equalised, equalise
 from lowbit.errors import ConfigError, DataError, VerificationError
 from lowbit.graph import io
 from lowbit.graph.check import check_file
 from lowbit.graph.normalise import normalise, refuse_quantized
 from lowbit.graph.passes.require_opset import require_opset
-from lowbit.graph.session import input_dtype
+from lowbit.graph.session import Feed, input_dtype
 from lowbit.plan import Plan, make_plan
 from lowbit.plan.fit import check_fit
 from lowbit.plan.head import find_head
@@ -95,26 +97,46 @@ class Prepared:
     """A model made ready for planning: as loaded, as calibrated on, and as emitted from."""
 
     reference: ir.Model
+    equalised: Equalised
     observed: ir.Model
     adapted: ir.Model
     config: QuantConfig
     target: Target
 
 
-def prepare(model: ir.Model, config: QuantConfig, sample: Any = None) -> Prepared:
-    """Normalise a loaded model and rewrite it for the configuration's target."""
+def prepare(
+    model: ir.Model,
+    config: QuantConfig,
+    sample: Any = None,
+    data: Iterable[Feed] | None = None,
+    equalised: Equalised | None = None,
+) -> Prepared:
+    """Normalise and equalise a loaded model, and rewrite it for the configuration's target.
+
+    Equalisation runs ``data`` where it must see how far activations go; what an earlier call
+    ``equalised`` is used as it is.
+    """
     target = find_target(config.target)
     refuse_quantized(model)
-    start = model
-    if config.weight is not None and config.weight.format.bits == 4:
-        start = require_opset(model, _FOUR_BIT_OPSET)
-    normal = normalise(start, sample)
-    shaped = adapt(normal, target.transforms, config.without)
+    even = equalised or _equalise(model, config, target, sample, data)
+    shaped = adapt(even.model, target.transforms, config.without)
     # What stays in float does not run on the device: it keeps its own arithmetic.
     kept = {node.node for node in make_plan(shaped, config, target).float_nodes}
     adapted = adapt(shaped, target.arithmetic, config.without, kept)
     observed = adapted if target.calibrate_arithmetic else shaped
-    return Prepared(model, observed, adapted, config, target)
+    return Prepared(model, even, observed, adapted, config, target)
+
+
+def _equalise(
+    model: ir.Model, config: QuantConfig, target: Target, sample: Any, data: Iterable[Feed] | None
+) -> Equalised:
+    if config.weight is not None and config.weight.format.bits == 4:
+        model = require_opset(model, _FOUR_BIT_OPSET)
+    normal = normalise(model, sample)
+    kept: set[str] = set()
+    if isinstance(config.equalise, QuarkCle):
+        kept = {node.node for node in make_plan(normal, config, target).float_nodes}
+    return equalise(normal, config.equalise, data, keep=kept)
 
 
 def quantize(
@@ -172,7 +194,7 @@ def quantize(
             held_out,
         )
     with clock.stage("normalise"):
-        ready = prepare(loaded, config, samples.first())
+        ready = prepare(loaded, config, samples.first(), samples.calibration())
     with clock.stage("plan"):
         chosen = plan or make_plan(ready.adapted, config, ready.target)
         check_fit(chosen, ready.adapted)
@@ -187,7 +209,7 @@ def quantize(
         known = stats or gather(ready.observed, chosen, samples.calibration())
         if plan is None and _destroys_head(ready, chosen, known):
             config = msgspec.structs.replace(config, head="float")
-            ready = prepare(loaded, config, samples.first())
+            ready = prepare(loaded, config, equalised=ready.equalised)
             chosen = make_plan(ready.adapted, config, ready.target)
             known = stats or gather(ready.observed, chosen, samples.calibration())
     with clock.stage("resolve"):
@@ -319,7 +341,7 @@ def _verify(
             FloatPart(node=f.node, op_type=f.op_type, why=f.why) for f in plan.float_nodes
         ),
         adjustments=tuple(Moved.of(a) for a in params.adjustments),
-        notes=_notes(samples),
+        notes=(*ready.equalised.notes, *_notes(samples)),
         size_before=_size(ready.reference),
         size_after=_size(quantized),
     )

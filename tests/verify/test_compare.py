@@ -1,7 +1,7 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
-from conftest import small_cnn, small_feeds
+from small_models import small_cnn, small_feeds
 
 from lowbit.errors import ModelError
 from lowbit.graph import io

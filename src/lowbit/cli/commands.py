@@ -61,12 +61,14 @@ def _quantize(parser: Parser) -> None:
     _add_images(parser)
     more = parser.add_argument_group("stages")
     more.add_argument("--no-correct", action="store_true", help="leave out bias correction")
-    for stage, what in (("equalise", "equalisation"), ("reconstruct", "reconstruction")):
-        more.add_argument(
-            f"--no-{stage}",
-            action="store_true",
-            help=f"(nothing to leave out yet: {what} is not part of this version)",
-        )
+    more.add_argument(
+        "--no-equalise", action="store_true", help="leave out cross-layer equalisation"
+    )
+    more.add_argument(
+        "--no-reconstruct",
+        action="store_true",
+        help="(nothing to leave out yet: reconstruction is not part of this version)",
+    )
     more.add_argument(
         "--domain",
         type=one_of(DOMAINS),

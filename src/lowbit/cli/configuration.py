@@ -63,6 +63,7 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         head=args.head or config.head,
         without=(*config.without, *args.without),
         domain=getattr(args, "domain", None) or config.domain,
+        equalise=None if getattr(args, "no_equalise", False) else config.equalise,
         correct=config.correct and not getattr(args, "no_correct", False),
     )
 

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from lowbit.config.equalise import Equalisation
 from lowbit.config.methods import Method
 from lowbit.config.specs import BiasSpec, Rule, TensorOverride, TensorSpec
 
@@ -30,6 +31,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             format at the model's opset, ``com.microsoft`` otherwise.
         head: What happens to a detection head's decoding: ``auto`` keeps in float what the
             format would destroy, ``float`` all of it, ``int8`` nothing.
+        equalise: How factors move between layers before anything is quantized; ``None``: not.
         correct: Whether biases make up for what rounding weights shifts (bias correction).
         without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
     """
@@ -45,6 +47,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tensors: tuple[TensorOverride, ...] = ()
     domain: Domain = "auto"
     head: Head = "auto"
+    equalise: Equalisation | None = None
     correct: bool = False
     without: tuple[str, ...] = ()
 

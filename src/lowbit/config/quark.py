@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from lowbit.config.config import QuantConfig
+from lowbit.config.equalise import QuarkCle
 from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
 from lowbit.config.specs import ProductBias, TensorSpec
 from lowbit.numerics.formats import Format
@@ -30,6 +33,11 @@ def quark_percentile(percent: float = 99.999) -> Percentile:
 def quark_entropy() -> Entropy:
     """Return Quark's entropy method: 128 growing bins."""
     return Entropy(histogram="growing", bins=128)
+
+
+def with_cle(config: QuantConfig, cle: QuarkCle = QuarkCle()) -> QuantConfig:  # noqa: B008
+    """Return a preset with Quark's equalisation, which its ``get_default_config`` switches on."""
+    return msgspec.structs.replace(config, equalise=cle)
 
 
 def _extended(name: str, activation: TensorSpec) -> QuantConfig:

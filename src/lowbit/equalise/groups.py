@@ -73,7 +73,7 @@ def find_groups(graph: ir.Graph) -> list[Group]:
         search.visit(node)
     groups = list(dict.fromkeys(search.groups.values()))
     for group in groups:
-        if not group.readers:
+        if not group.readers and not group.obstacles:
             group.obstacles.append("no layer reads it")
     return groups
 
