@@ -16,9 +16,8 @@ def _commands() -> list[list[str]]:
     return [shlex.split(line.split("#")[0])[1:] for line in lines]
 
 
-def test_the_commands_run(
-    model_path: pathlib.Path, pictures: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("pictures")
+def test_the_commands_run(model_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model_path.parent)
     commands = _commands()
 
@@ -29,9 +28,8 @@ def test_the_commands_run(
     assert pathlib.Path("quantized.onnx").exists()
 
 
-def test_the_python_runs(
-    model_path: pathlib.Path, pictures: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("pictures")
+def test_the_python_runs(model_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model_path.parent)
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 

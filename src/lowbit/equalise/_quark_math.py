@@ -35,7 +35,7 @@ def pair_factors(
     factors = np.divide(read, root, out=np.ones_like(read), where=root != 0)
     if threshold is not None:
         factors[written + read < threshold] = 1
-    return factors
+    return np.asarray(factors)
 
 
 def bias_shrink(kernel: Floats, bias: Floats) -> float:
@@ -75,4 +75,4 @@ def stem_factors(kernel: Floats) -> Floats:
     peaks = output_peaks(kernel)
     alive = peaks >= np.float32(1e-6)
     ratios = np.divide(peaks.max(initial=0), peaks, out=np.ones_like(peaks), where=alive)
-    return np.clip(ratios, np.float32(1), np.float32(16))
+    return np.asarray(np.clip(ratios, np.float32(1), np.float32(16)))

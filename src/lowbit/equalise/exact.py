@@ -56,7 +56,8 @@ def equalise_groups(
     maxima = _measure(model, usable, data, progress)
     states = [_start(group, config, maxima) for group in usable]
     for _ in range(config.rounds):
-        if all([_balance(state) for state in states]):
+        settled = [_balance(state) for state in states]
+        if all(settled):
             break
     layers = {id(layer): layer for group in usable for layer in _layers(group)}
     for layer in layers.values():

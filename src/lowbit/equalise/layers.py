@@ -57,7 +57,7 @@ def find_layer(node: ir.Node) -> Layer | None:
     """Return the layer that a node is, or ``None`` where its weights or bias are not constant."""
     if node.op_type not in LAYERS or node.domain != "" or len(node.inputs) < 2:
         return None
-    if node.op_type == "Gemm" and node.attributes.get_int("transA", 0):
+    if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0:
         return None
     weight = _own_floats(node.inputs[1])
     offset = node.inputs[2] if len(node.inputs) > 2 else None

@@ -46,7 +46,7 @@ def reduced_axes(node: ir.Node) -> list[int] | None:
     if given is None and len(node.inputs) > 1 and node.inputs[1] is not None:
         return None
     axes = node.attributes.get_ints("axes", ()) if given is None else given
-    if not axes and node.attributes.get_int("noop_with_empty_axes", 0):
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) != 0:
         return []
     return sorted(axis % rank for axis in axes) or list(range(rank))
 

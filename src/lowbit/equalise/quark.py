@@ -78,11 +78,11 @@ def _find_layers(graph: ir.Graph, keep: Container[str]) -> dict[ir.Node, Layer]:
 
 
 def _is_dense(layer: Layer) -> bool:
-    return layer.kernel.shape[0] == 1
+    return int(layer.kernel.shape[0]) == 1
 
 
 def _is_depthwise(layer: Layer) -> bool:
-    return layer.kernel.shape[1:3] == (1, 1)
+    return tuple(layer.kernel.shape[1:3]) == (1, 1)
 
 
 def _find_pair(head: Layer, layers: dict[ir.Node, Layer]) -> Pattern | None:
