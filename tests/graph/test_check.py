@@ -25,5 +25,5 @@ def test_an_operator_without_kernel_is_refused(parse, tmp_path) -> None:
     model = parse("g (float[2] x) => (float[2] y) { y = com.microsoft.Nonsense(x) }")
     onnx.save(model, tmp_path / "m.onnx")
 
-    with pytest.raises(VerificationError, match=r"at optimisation level 'none': .*Nonsense"):
+    with pytest.raises(VerificationError, match=r"cannot load .*Nonsense"):
         check_file(tmp_path / "m.onnx")

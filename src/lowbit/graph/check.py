@@ -5,26 +5,24 @@ from __future__ import annotations
 import pathlib
 
 from lowbit.errors import ModelError, VerificationError
-from lowbit.graph.session import Optimise, Session
+from lowbit.graph.session import Session
 
 # Beyond this, inferring shapes in full costs more memory than checking is worth.
 _FULL_CHECK_BELOW = 1 << 30
 
 
 def check_file(path: pathlib.Path) -> None:
-    """Raise unless the file passes ``onnx.checker`` and loads at every optimisation level."""
+    """Raise unless the file passes ``onnx.checker`` and loads with every optimisation.
+
+    That it loads and runs without any is shown by measuring it.
+    """
     import onnx.checker
 
     try:
         onnx.checker.check_model(str(path), full_check=path.stat().st_size < _FULL_CHECK_BELOW)
     except Exception as error:  # the checker's exceptions share no public base
         raise VerificationError(f"{path} is not valid ONNX: {str(error)[:600]}") from error
-    _check_loads(path, "none")
-    _check_loads(path, "all")
-
-
-def _check_loads(path: pathlib.Path, level: Optimise) -> None:
     try:
-        Session(path, threads=1, optimise=level, name=str(path))
+        Session(path, threads=1, optimise="all", name=str(path))
     except ModelError as error:
-        raise VerificationError(f"at optimisation level {level!r}: {error}") from error
+        raise VerificationError(str(error)) from error

@@ -62,8 +62,8 @@ class Density:
 
     def power(self) -> float:
         """Return the mean square of the values."""
-        a, b = self.start, self.end
-        return float((self.weight * (a * a + a * b + b * b) / 3).sum() / max(self.total, 1.0))
+        square = _mean_square(self.start, self.end)
+        return float((self.weight * square).sum() / max(self.total, 1.0))
 
     def squared_error(self, scale: Doubles, low: Doubles, high: Doubles) -> Doubles:
         """Return the mean squared error for each candidate.
@@ -71,15 +71,20 @@ class Density:
         A candidate is a step and the values of its smallest and its largest code.
         """
         scale, low, high = (np.asarray(v, np.float64)[:, None] for v in (scale, low, high))
-        width = np.maximum(self.end - self.start, 1e-300)
-        inside = _rounding(self.end, scale, low, high) - _rounding(self.start, scale, low, high)
-        above = _cube(self.end - high) - _cube(self.start - high)
-        below = _cube(low - self.start) - _cube(low - self.end)
+        # What every candidate rounds to zero costs all of them the same: its own square.
+        reach = np.maximum(np.abs(self.start), np.abs(self.end))
+        lost = reach <= min(scale.min(), -2 * low.max(), 2 * high.min()) / 2
+        constant = (self.weight * _mean_square(self.start, self.end))[lost].sum()
+        start, end, weight = (v[~lost] for v in (self.start, self.end, self.weight))
+        width = np.maximum(end - start, 1e-300)
+        inside = _rounding(end, scale, low, high) - _rounding(start, scale, low, high)
+        above = _cube(end - high) - _cube(start - high)
+        below = _cube(low - start) - _cube(low - end)
         error = (inside + (above + below) / 3) / width
-        point = self.end <= self.start
+        point = end <= start
         if point.any():
-            error = np.where(point, _at(self.start, scale, low, high), error)
-        return np.asarray((error * self.weight).sum(axis=1) / max(self.total, 1.0))
+            error = np.where(point, _at(start, scale, low, high), error)
+        return np.asarray(((error * weight).sum(axis=1) + constant) / max(self.total, 1.0))
 
     def quantile(self, fraction: float) -> float:
         """Return the value below which ``fraction`` of all values lie."""
@@ -99,6 +104,11 @@ class Density:
         reached = np.stack((after - self.weight, after), axis=1).reshape(-1)
         below = np.interp(edges, knots, reached, left=0.0) if len(knots) else np.zeros(len(edges))
         return np.diff(below + self.zeros * (edges > 0))
+
+
+def _mean_square(a: Doubles, b: Doubles) -> Doubles:
+    """Return the mean of x squared over each stretch from ``a`` to ``b``."""
+    return np.asarray((a * a + a * b + b * b) / 3)
 
 
 def _rounding(x: Doubles, scale: Doubles, low: Doubles, high: Doubles) -> Doubles:
