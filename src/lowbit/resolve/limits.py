@@ -87,9 +87,10 @@ def satisfy(
     """
     nodes = list(nodes)
     sharing = collections.Counter(n.weight for n in nodes if n.weight)
+    tied = [n for n in nodes if n.weight is None or sharing[n.weight] > 1]
     last = [n for n in nodes if n.weight is not None and sharing[n.weight] == 1]
     solved, reasons = dict(positions), dict[str, str]()
-    for island in _islands([n for n in nodes if n not in last], groups):
+    for island in _islands(tied, groups):
         start = {name: positions[name] for name in positions if name in island.names}
         for name, position, why in _solve(island, start, limits, prefer_lowering=prefer_lowering):
             solved[name], reasons[name] = position, why
