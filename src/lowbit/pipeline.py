@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 import lowbit
 from lowbit.adapt import adapt
+from lowbit.adapt.side_by_side import SideBySide, side_by_side
 from lowbit.calibrate.collect import collect
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
@@ -100,6 +101,7 @@ class Prepared:
     equalised: Equalised
     observed: ir.Model
     adapted: ir.Model
+    twins: Mapping[str, str]
     config: QuantConfig
     target: Target
 
@@ -123,8 +125,10 @@ def prepare(
     # What stays in float does not run on the device: it keeps its own arithmetic.
     kept = {node.node for node in make_plan(shaped, config, target).float_nodes}
     adapted = adapt(shaped, target.arithmetic, config.without, kept)
-    observed = adapted if target.calibrate_arithmetic else shaped
-    return Prepared(model, even, observed, adapted, config, target)
+    pair = SideBySide(shaped, {})
+    if target.calibrate_arithmetic:
+        pair = side_by_side(shaped, adapted)
+    return Prepared(model, even, pair.model, adapted, pair.twins, config, target)
 
 
 def _equalise(
@@ -135,7 +139,8 @@ def _equalise(
     normal = normalise(model, sample)
     kept: set[str] = set()
     if isinstance(config.equalise, QuarkCle):
-        kept = {node.node for node in make_plan(normal, config, target).float_nodes}
+        # A clone, because only that one knows for certain which of its values are inputs.
+        kept = {node.node for node in make_plan(normal.clone(), config, target).float_nodes}
     return equalise(normal, config.equalise, data, keep=kept)
 
 
@@ -206,18 +211,20 @@ def quantize(
             optimise="all" if ready.target.calibrate_optimised else "none",
             progress=lambda done: progress("calibrate", done, samples.calibration_count),
         )
-        known = stats or gather(ready.observed, chosen, samples.calibration())
+        known = stats or gather(ready.observed, chosen, samples.calibration(), twins=ready.twins)
         if plan is None and _destroys_head(ready, chosen, known):
             config = msgspec.structs.replace(config, head="float")
             ready = prepare(loaded, config, equalised=ready.equalised)
             chosen = make_plan(ready.adapted, config, ready.target)
-            known = stats or gather(ready.observed, chosen, samples.calibration())
+            known = stats or gather(
+                ready.observed, chosen, samples.calibration(), twins=ready.twins
+            )
     with clock.stage("resolve"):
         params = resolve(ready.adapted, chosen, known, ready.target)
         weights = nearest(ready.adapted, chosen, params)
     with clock.stage("refine"):
         if config.correct:
-            values = corrected_biases(ready.adapted, chosen, params, known, weights)
+            values = corrected_biases(ready.adapted, chosen, params, known, weights, ready.twins)
             params = settle_biases(ready.adapted, chosen, params, ready.target, values)
             weights = nearest(ready.adapted, chosen, params)
     with clock.stage("emit"):

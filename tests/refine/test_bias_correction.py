@@ -6,9 +6,11 @@ import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import lowbit
 from lowbit.calibrate.collect import collect
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import ProductBias, TensorSpec
@@ -122,3 +124,40 @@ def test_nodes_whose_input_was_not_measured_are_left_alone() -> None:
     assert corrected_biases(ready.adapted, plan, params, Stats({}), weights) == {}
     no_weights = Weights({}, weights.biases)
     assert corrected_biases(ready.adapted, float_weights, params, stats, no_weights) == {}
+
+
+def test_a_layer_makes_up_for_what_the_device_computes_otherwise() -> None:
+    """The mean output of a layer behind a hard sigmoid is that of the float model."""
+    rng = np.random.default_rng(4)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1"),
+        helper.make_node("Sigmoid", ["c1"], ["s1"], "sigmoid"),
+        helper.make_node("Mul", ["c1", "s1"], ["m1"], "swish"),
+        helper.make_node("Conv", ["m1", "w2", "b2"], ["y"], "conv2"),
+    ]
+    constants = {
+        "w1": rng.normal(0, 0.1, (6, 3, 1, 1)),
+        "b1": np.full(6, 2.0),  # where the hard gate is lower than the true one by 0.05
+        "w2": rng.uniform(0.5, 1.0, (4, 6, 1, 1)),
+        "b2": rng.normal(size=4),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 16, 16])],
+        [numpy_helper.from_array(v.astype(np.float32), k) for k, v in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feeds = [{"x": rng.normal(0, 2, (1, 3, 16, 16)).astype(np.float32)} for _ in range(8)]
+
+    def mean(proto: onnx.ModelProto) -> np.ndarray:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = ort.InferenceSession(proto.SerializeToString(), options)
+        return np.mean([session.run(None, f)[0].mean(axis=(0, 2, 3)) for f in feeds], axis=0)
+
+    result = lowbit.quantize(model, data=feeds, preset="XINT8")
+
+    step = float(result.params.tensors["y"].scale)
+    assert np.abs(mean(result.model) - mean(model)).max() < step / 4

@@ -13,6 +13,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -102,6 +103,7 @@ def collect(
     *,
     everything: bool = False,
     means: bool = True,
+    twins: Mapping[str, str] = MappingProxyType({}),
     threads_per_sample: int = 1,
     optimise: Optimise = "none",
     progress: Progress = lambda _: None,
@@ -109,11 +111,13 @@ def collect(
     """Return the statistics that ``plan`` needs of the activations of ``model``.
 
     ``everything`` keeps histograms of all planned tensors, so that saved statistics serve any
-    method later. ``means`` keeps the channel means that bias correction reads. ``progress`` is told after each sample how many are done. The number of threads
+    method later. ``means`` keeps the channel means that bias correction reads, those
+    of ``twins`` (float counterparts, by tensor) too. ``progress`` is told after each sample how
+    many are done. The number of threads
     that share one sample changes float sums in their last bit, and so ranges; leave it at one
     for speed.
     """
-    needs = _needs(plan, everything=everything, means=means or everything)
+    needs = _needs(plan, twins, everything=everything, means=means or everything)
     if not needs:
         return Stats({}, 0)
     names = list(needs)
@@ -132,7 +136,9 @@ def collect(
     return Stats(measure.result(), samples)
 
 
-def _needs(plan: Plan, *, everything: bool, means: bool) -> dict[str, Need]:
+def _needs(
+    plan: Plan, twins: Mapping[str, str], *, everything: bool, means: bool
+) -> dict[str, Need]:
     needs: dict[str, Need] = {}
 
     def want(name: str, need: Need) -> None:
@@ -146,7 +152,8 @@ def _needs(plan: Plan, *, everything: bool, means: bool) -> dict[str, Need]:
         for name in (*needs, *(t.name for t in plan.activations())):
             want(name, Need(histogram=True))
     for row in plan.biases if means else ():
-        want(row.input, Need(channel_axis=row.channel_axis))
+        for name in (row.input, twins.get(row.input, row.input)):
+            want(name, Need(channel_axis=row.channel_axis))
     return needs
 
 

@@ -4,9 +4,15 @@ Rounding the weights W to W' shifts the mean output of channel o by
 sum_c (sum_k W'[o,c,k] - W[o,c,k]) E[x_c], with E[x_c] the mean of input channel c, which
 calibration has measured. Taking the shift off the bias leaves each layer's mean output where the
 float model has it. (Borders of padded convolutions see slightly smaller means; that is neglected.)
+
+Where the target computes an operator otherwise, a layer's input x' is not the float model's x. Its
+``twin`` is measured beside it, and the shift is W' E[x'] - W E[x].
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -22,21 +28,40 @@ from lowbit.resolve.values import bias_values, constant_values
 
 
 def corrected_biases(
-    model: ir.Model, plan: Plan, params: Params, stats: Stats, weights: Weights
+    model: ir.Model,
+    plan: Plan,
+    params: Params,
+    stats: Stats,
+    weights: Weights,
+    twins: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Floats]:
     """Return the corrected float bias of every node whose input means are known."""
     nodes = {node.name: node for node in model.graph}
     corrected = {}
     for row in plan.biases:
-        means = stats.tensors[row.input].channels if row.input in stats.tensors else None
+        means = _means(stats, row.input)
+        original = _means(stats, twins.get(row.input, row.input))
         node = nodes[row.node]
-        if means is None or row.weight not in weights.tensors or node.op_type not in _SHIFTS:
+        if (
+            means is None
+            or original is None
+            or row.weight not in weights.tensors
+            or node.op_type not in _SHIFTS
+        ):
             continue
         weight = constant_values(model, row.weight)
         rounded = dequantize(weights.tensors[row.weight](), params.tensors[row.weight])
-        shift = _SHIFTS[node.op_type](node, (rounded - weight).astype(np.float64), means)
+        shift_of = _SHIFTS[node.op_type]
+        error = rounded.astype(np.float64) - weight
+        shift = shift_of(node, error, means)
+        if original is not means:
+            shift = shift + shift_of(node, weight.astype(np.float64), means - original)
         corrected[row.node] = (bias_values(model, row) - shift).astype(np.float32)
     return corrected
+
+
+def _means(stats: Stats, name: str) -> NDArray[np.float64] | None:
+    return stats.tensors[name].channels if name in stats.tensors else None
 
 
 def _conv_shift(
