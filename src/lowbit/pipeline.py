@@ -19,7 +19,7 @@ from lowbit.adapt.side_by_side import SideBySide, side_by_side
 from lowbit.calibrate.collect import collect
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import QuarkCle
+from lowbit.config.equalise import Equalise, QuarkCle
 from lowbit.config.files import config_json
 from lowbit.config.presets import find_preset
 from lowbit.data import Data, InputInfo, Preprocessing, open_data
@@ -232,7 +232,7 @@ def quantize(
     with clock.stage("verify"):
         report = _verify(ready, quantized, chosen, params, samples)
         if stats is not None:
-            report = _with_reused(report, stats)
+            report = _with_reused(report, stats, config)
     _check_snr(report, min_snr)
     if output is not None:
         io.save(quantized, output)
@@ -363,9 +363,11 @@ def _notes(samples: Split) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _with_reused(report: Report, stats: Stats) -> Report:
+def _with_reused(report: Report, stats: Stats, config: QuantConfig) -> Report:
     """Say that the statistics came from elsewhere; what they were made of is not known here."""
     note = f"calibrated from saved statistics of {stats.samples} samples"
+    if isinstance(config.equalise, Equalise):
+        note += ", which fit only if equalisation saw the same data then as now"
     return msgspec.structs.replace(
         report,
         calibration_samples=stats.samples,

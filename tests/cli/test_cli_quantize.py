@@ -417,7 +417,17 @@ def test_a_failure_while_writing_leaves_nothing(run, model, data, kept, monkeypa
 
 def test_stages_that_do_not_exist_yet_can_be_left_out(run, model, data) -> None:
     plain = run("quantize", model, "a.onnx", "--data", data)
-    ran = run("quantize", model, "b.onnx", "--data", data, "--no-equalise", "--no-reconstruct")
+    ran = run("quantize", model, "b.onnx", "--data", data, "--no-reconstruct")
 
     assert (plain.code, ran.code) == (0, 0)
     assert scales(Path("a.onnx")) == scales(Path("b.onnx"))
+
+
+def test_equalisation_can_be_left_out(run, model, data) -> None:
+    options = ("--preset", "A16W8", "--data", data, "--json")
+    with_it = run("quantize", model, "a.onnx", *options)
+    without = run("quantize", model, "b.onnx", *options, "--no-equalise")
+
+    assert (with_it.code, without.code) == (0, 0)
+    assert any("equalised" in note for note in json.loads(with_it.out)["notes"])
+    assert not any("equalised" in note for note in json.loads(without.out)["notes"])

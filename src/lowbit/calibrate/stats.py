@@ -103,14 +103,14 @@ class TensorStats:
 
 def channel_means(x: Floats, axis: int) -> TensorStats:
     """Return nothing but the mean of each channel along ``axis``; not even that if it is none."""
+    axis %= x.ndim
     positions = x.size // max(x.shape[axis], 1)
-    if axis == 1 and x.ndim > 2:
-        # Row sums first: reducing the contiguous axes alone is much faster than all at once.
-        x, axis = np.ascontiguousarray(x).reshape(*x.shape[:2], -1).mean(axis=2), 1
-    others = tuple(i for i in range(x.ndim) if i != axis % x.ndim)
-    if x.size == 0 or not np.isfinite(x).all():
+    # A sum over all other axes; einsum is several times faster at it than mean.
+    total = np.einsum(x, list(range(x.ndim)), [axis])
+    if x.size == 0 or not np.isfinite(total).all():
         return TensorStats(0.0, 0.0, 0)
-    return TensorStats(0.0, 0.0, 0, channels=x.mean(others).astype(np.float64), positions=positions)
+    means = total.astype(np.float64) / max(positions, 1)
+    return TensorStats(0.0, 0.0, 0, channels=means, positions=positions)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -42,7 +42,10 @@ class QuarkCle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Equalise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="groups"):
-    """Exact equalisation of all layers around a group of tensors that share their channels.
+    """Exact equalisation of all layers around tensors that share their channels.
+
+    Between layers the channels may pass activations, pooling and sums; a Clip's channels are
+    scaled as far as the data shows that they stay below its upper bound.
 
     Attributes:
         rounds: How often all groups are gone through, unless they settle before.

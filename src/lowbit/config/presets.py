@@ -11,6 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.config.config import QuantConfig
+from lowbit.config.equalise import Equalise
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import ProductBias, TensorSpec
 from lowbit.errors import ConfigError, did_you_mean
@@ -35,7 +36,12 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _float_scales(
-    name: str, summary: str, activation: TensorSpec, weight: TensorSpec, target: str
+    name: str,
+    summary: str,
+    activation: TensorSpec,
+    weight: TensorSpec,
+    target: str,
+    equalise: Equalise | None = None,
 ) -> Preset:
     config = QuantConfig(
         name=name,
@@ -43,6 +49,7 @@ def _float_scales(
         weight=weight,
         bias=ProductBias(),
         target=target,
+        equalise=equalise,
         correct=True,
     )
     return Preset(config=config, summary=summary)
@@ -76,6 +83,8 @@ _ALL = (
         TensorSpec(format=Format.INT16, method=MinMax()),
         _WEIGHT,
         "ryzen-ai",
+        # Measured in docs/equalise.md: with fewer bits it helps some models and harms others.
+        Equalise(),
     ),
     Preset(
         config=QuantConfig(

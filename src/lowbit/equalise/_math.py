@@ -1,9 +1,11 @@
 """Exact equalisation on arrays: peaks of kernels, factors of channels, rounds until they settle.
 
 A channel that several layers write and several read may be multiplied by t in all that write and
-divided by t in all that read. The two largest weights r1 (written) and r2 (read) become equal at
-t = sqrt(r2 / r1), which is also where the product of both layers' relative precisions is largest
-(Nagel et al. 2019, arXiv:1906.04721, equation 11).
+divided by t in all that read. With r1 and r2 the channel's largest weight on either side, as a
+fraction of the layer's largest, t = sqrt(r2 / r1) makes both equal, which is where the product of
+both precisions is largest (Nagel et al. 2019, arXiv:1906.04721, equation 11). Fractions, because a
+factor on a whole layer changes nothing that one scale for it would not undo, but would push
+channels against their bounds.
 
 Kernels are arrays ``[group, out, in, rest]``. Nothing here knows about graphs.
 """
@@ -32,6 +34,11 @@ def output_peaks(kernel: Floats) -> Floats:
 def input_peaks(kernel: Floats) -> Floats:
     """Return the largest absolute weight of each input channel."""
     return np.asarray(np.abs(kernel).max(axis=(1, 3), initial=0)).reshape(-1)
+
+
+def relative(peaks: Floats) -> Floats:
+    """Return peaks as fractions of the largest of them."""
+    return np.asarray(peaks / max(peaks.max(initial=0), np.finfo(np.float32).tiny))
 
 
 def scale_outputs(kernel: Floats, factors: Floats) -> None:
@@ -76,7 +83,7 @@ def make_bounds(
         reach = np.maximum(seen, 0) * headroom
         # What is not a number is not below the bound either.
         frozen |= ~(reach < bound)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             highest = np.fmin(highest, bound / reach)
     return Bounds(np.full(channels, 1 / largest), highest, frozen)
 
@@ -96,7 +103,7 @@ def is_settled(before: Doubles, after: Doubles) -> bool:
 
 def is_capped(written: Floats, read: Floats, total: Doubles, bounds: Bounds) -> NDArray[np.bool_]:
     """Return which channels would go further if their bounds let them."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         wish = np.sqrt(np.asarray(read, np.float64) / written)
     at_top = (total >= bounds.highest) & (wish > 1 + _SETTLED)
     at_bottom = (total <= bounds.lowest) & (wish < 1 - _SETTLED)

@@ -19,6 +19,7 @@ from lowbit.equalise._math import (
     make_bounds,
     next_factors,
     output_peaks,
+    relative,
 )
 from lowbit.equalise.groups import Group, Offset, find_groups
 from lowbit.equalise.layers import Layer, give_constant
@@ -107,11 +108,11 @@ def _balance(state: _State) -> bool:
 
 
 def _peaks(group: Group) -> tuple[Floats, Floats]:
-    """Return the largest weight by channel among all that write and all that read."""
-    written = np.max([output_peaks(layer.kernel) for layer in group.writers], axis=0)
+    """Return the largest weight by channel, relative to its layer's, written and read."""
+    written = np.max([relative(output_peaks(layer.kernel)) for layer in group.writers], axis=0)
     read = np.max(
         [
-            input_peaks(reader.layer.kernel).reshape(-1, reader.repeat).max(axis=1)
+            relative(input_peaks(reader.layer.kernel)).reshape(-1, reader.repeat).max(axis=1)
             for reader in group.readers
         ],
         axis=0,

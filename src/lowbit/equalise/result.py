@@ -12,7 +12,7 @@ class GroupResult:
     """What happened to the channels that some layers write and others read.
 
     Attributes:
-        tensor: The first tensor of the group.
+        tensor: One tensor of the group, to know it by.
         writers: Names of the layers that write the channels; ``readers`` of those that read them.
         channels: How many there are.
         frozen: How many of them reach the upper bound of a Clip, and so keep their weights.

@@ -38,7 +38,7 @@ def light_proto(model: ir.Model) -> Iterator[tuple[onnx.ModelProto, Mapping[str,
     try:
         yield ir.to_proto(model), {str(value.name): value for value in heavy}
     finally:
-        del model.graph.inputs[inputs:]
+        model.graph.inputs[inputs:] = []
         for value in heavy:
             model.graph.register_initializer(value)
 
