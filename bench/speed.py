@@ -56,21 +56,19 @@ def float_pass(path: str, feeds: list[dict[str, np.ndarray]]) -> float:
 
 
 def calibration(path: str, feeds: list[dict[str, np.ndarray]], method: str) -> float:
-    """Return the seconds that collecting statistics and finding ranges take."""
+    """Return the seconds that collecting a method's statistics takes, session included."""
     from lowbit.calibrate.collect import collect
     from lowbit.config.methods import BY_NAME
     from lowbit.config.presets import find_preset
     from lowbit.graph import io
     from lowbit.pipeline import prepare
     from lowbit.plan import make_plan
-    from lowbit.resolve.resolve import resolve
 
     config = find_preset("A8W8").with_method(BY_NAME[method]())
     ready = prepare(io.load(path), config)
     plan = make_plan(ready.adapted, config, ready.target)
     start = time.perf_counter()
-    stats = collect(ready.observed, plan, feeds)
-    resolve(ready.adapted, plan, stats, ready.target)
+    collect(ready.observed, plan, feeds, optimise="all")
     return time.perf_counter() - start
 
 

@@ -163,23 +163,39 @@ class _Measure:
     def __init__(self, needs: Mapping[str, Need]) -> None:
         self._needs = needs
         self._stats: dict[str, TensorStats] = {}
+        self._raw: dict[str, loghistogram.Counts] = {}
         self.channels: dict[str, TensorStats] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, x: Floats) -> None:
-        need = self._needs[name]
         new = TensorStats.of(x, histogram=False)
-        if need.histogram and new.count:
-            new = dataclasses.replace(new, counts=loghistogram.count(thinned(x))[0])
+        raw = None
+        if self._needs[name].histogram and new.count:
+            raw = loghistogram.raw_counts(thinned(x))
         with self._lock:
             old = self._stats.get(name)
-            self._stats[name] = new if old is None else _merge_in_place(old, new)
+            self._stats[name] = new if old is None else old | new
+            if raw is not None:
+                self._count(name, raw)
+
+    def _count(self, name: str, raw: loghistogram.Counts) -> None:
+        """Add counts as they are; they are sorted into bins once, at the end."""
+        known = self._raw.get(name)
+        if known is None or len(known) < len(raw):
+            self._raw[name] = raw
+            known, raw = raw, known if known is not None else raw[:0]
+        known[: len(raw)] += raw
 
     def result(self) -> dict[str, TensorStats]:
         return {
-            name: self._stats[name].with_channels(self.channels.get(name, _NOTHING))
+            name: self._with_counts(name).with_channels(self.channels.get(name, _NOTHING))
             for name in self._needs
         }
+
+    def _with_counts(self, name: str) -> TensorStats:
+        if name not in self._raw:
+            return self._stats[name]
+        return dataclasses.replace(self._stats[name], counts=loghistogram.fold(self._raw[name])[0])
 
 
 def thinned(x: Floats) -> Floats:
@@ -194,15 +210,6 @@ def thinned(x: Floats) -> Floats:
         return x
     step = min(x[0].size // _ENOUGH, x.shape[axis] // _LEAST_ROWS)
     return x if step < 2 else x[(slice(None),) * axis + (slice(step // 2, None, step),)]
-
-
-def _merge_in_place(old: TensorStats, new: TensorStats) -> TensorStats:
-    """Merge, reusing the histogram's memory. ``old`` must not be used afterwards."""
-    if old.counts is None or new.counts is None:
-        return old | new
-    total = np.add(old.counts, new.counts, out=old.counts)
-    merged = dataclasses.replace(old, counts=None) | dataclasses.replace(new, counts=None)
-    return dataclasses.replace(merged, counts=total)
 
 
 class _OrderedMeasure(_Measure):

@@ -24,15 +24,22 @@ Counts = NDArray[np.int64]
 
 
 def count(x: Floats) -> tuple[Counts, int]:
-    """Return the counts of ``x``, negative bins, zero, positive bins, and how many are not finite.
+    """Return the counts of ``x`` by bin (see ``fold``), and how many values are not finite."""
+    return fold(raw_counts(x))
+
+
+def raw_counts(x: Floats) -> Counts:
+    """Return how often each leading half occurs, up to the largest that does."""
+    flat = np.ascontiguousarray(x, np.float32).reshape(-1)
+    return np.bincount(flat.view(np.uint16)[1::2])  # the high half on little-endian machines
+
+
+def fold(raw: Counts) -> tuple[Counts, int]:
+    """Return counts of negative bins, zero, positive bins, and how many values are not finite.
 
     Index ``BINS`` is zero; ``BINS + 1 + k`` is the k-th positive bin from zero outwards, and
     ``BINS - 1 - k`` its mirror image.
     """
-    flat = np.ascontiguousarray(x, np.float32).reshape(-1)
-    top = flat.view(np.uint16)[1::2]  # the high half of each value on little-endian machines
-    # Without a least length: halves of small positive numbers end long before 65536.
-    raw = np.bincount(top)
     counts = np.zeros(2 * BINS + 1, np.int64)
     not_finite = 0
     for half, outwards in ((raw[:_SIGN], counts[BINS + 1 :]), (raw[_SIGN:], counts[:BINS][::-1])):

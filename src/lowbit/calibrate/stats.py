@@ -106,7 +106,8 @@ def channel_means(x: Floats, axis: int) -> TensorStats:
     axis %= x.ndim
     positions = x.size // max(x.shape[axis], 1)
     # A sum over all other axes; einsum is several times faster at it than mean.
-    total = np.einsum(x, list(range(x.ndim)), [axis])
+    letters = "abcdefghij"[: x.ndim]
+    total = np.einsum(f"{letters}->{letters[axis]}", x)
     if x.size == 0 or not np.isfinite(total).all():
         return TensorStats(0.0, 0.0, 0)
     means = total.astype(np.float64) / max(positions, 1)
