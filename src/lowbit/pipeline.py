@@ -42,7 +42,7 @@ from lowbit.resolve.unlike import unlike_joins
 from lowbit.samples import Split, split
 from lowbit.targets import Target, find_target
 from lowbit.verify.compare import compare_models, of_layers, of_outputs
-from lowbit.verify.report import FloatPart, Moved, Report, count_formats, scores
+from lowbit.verify.report import Report, count_formats, scores
 
 if TYPE_CHECKING:
     import onnx
@@ -344,10 +344,8 @@ def _verify(
         outputs=scores(outputs),
         layers=scores(layers),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
-        float_nodes=tuple(
-            FloatPart(node=f.node, op_type=f.op_type, why=f.why) for f in plan.float_nodes
-        ),
-        adjustments=tuple(Moved.of(a) for a in params.adjustments),
+        float_nodes=plan.float_nodes,
+        adjustments=params.adjustments,
         notes=(*ready.equalised.notes, *_notes(samples)),
         size_before=_size(ready.reference),
         size_after=_size(quantized),

@@ -7,8 +7,10 @@ import math
 import msgspec
 import pytest
 
+from lowbit.plan.plan import FloatNode
+from lowbit.resolve.params import Adjustment
 from lowbit.terminal.report import show_comparison, show_result
-from lowbit.verify.report import FloatPart, Moved, Report, Score
+from lowbit.verify.report import Report, Score
 
 LONG = "/model.22/cv3.2/" + "very/" * 30 + "deep/Conv_output_0"
 
@@ -29,10 +31,12 @@ REPORT = Report(
     layers=tuple(score(f"t{i}", ratio) for i, ratio in enumerate([40, 30, 35, 10, 9, 50])),
     quantized={"activation int8": 10, "weight int8": 7},
     float_nodes=tuple(
-        FloatPart(node=f"n{i}", op_type="Softmax", why=f"reason {i % 7}") for i in range(30)
+        FloatNode(node=f"n{i}", op_type="Softmax", why=f"reason {i % 7}") for i in range(30)
     ),
     adjustments=tuple(
-        Moved(tensor=LONG if i == 3 else f"a{i}", before=0.5, after=1.0, why=f"w{i}", cost_db=cost)
+        Adjustment(
+            tensor=LONG if i == 3 else f"a{i}", before=0.5, after=1.0, why=f"w{i}", cost_db=cost
+        )
         for i, cost in enumerate([None, 0.5, 1.5, 6.02, 0.25, 0.125])
     ),
     notes=("calibrated on random data",),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from lowbit.numerics.formats import Format
 from lowbit.ops import OPS
 from lowbit.targets.target import Alignment, FusedPair, ShiftLimits, Target
@@ -117,17 +119,11 @@ QUARK_STANDARD = Target(
     softmax_range=(0.0, 1.0),
 )
 
-QUARK_STANDARD_SYMMETRIC = Target(
+QUARK_STANDARD_SYMMETRIC = msgspec.structs.replace(
+    QUARK_STANDARD,
     name="quark-standard-symmetric",
     description="AMD Quark's standard flow with symmetric activations",
-    operators=_QUARK_BASE,
-    activation_formats=_INTEGERS,
-    weight_formats=_INTEGERS,
-    shares=(*_QUARK_SHARES, "AveragePool", "Split", "Pad"),
-    movers="always",
     fuse=_QUARK_FUSE,
-    calibrate_optimised=False,
-    softmax_range=(0.0, 1.0),
 )
 
 QUARK_EXTENDED = Target(

@@ -9,11 +9,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.resolve.params import Adjustment
 from lowbit.terminal.figures import cosine, counted, decibels, number, seconds, size
 from lowbit.terminal.floats import reasons_table
 from lowbit.terminal.layout import make_facts, make_table, show
 from lowbit.terminal.names import Name
-from lowbit.verify.report import Moved, Report, Score
+from lowbit.verify.report import Report, Score
 
 _FEW = 5
 
@@ -85,7 +86,7 @@ def _drops(report: Report) -> Table:
     return table
 
 
-def _adjustments(moved: Sequence[Moved]) -> Table:
+def _adjustments(moved: Sequence[Adjustment]) -> Table:
     title = f"{counted(len(moved), 'scale')} moved by the target's constraints"
     if len(moved) > _FEW:
         title += f", the {_FEW} costliest"
@@ -97,7 +98,7 @@ def _adjustments(moved: Sequence[Moved]) -> Table:
     return table
 
 
-def _cost(moved: Moved) -> float:
+def _cost(moved: Adjustment) -> float:
     return -math.inf if moved.cost_db is None else moved.cost_db
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from lowbit.numerics.metrics import Closeness
+from lowbit.plan.plan import FloatNode
 from lowbit.resolve.params import Adjustment
 
 
@@ -30,35 +31,6 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class FloatPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that stays in float, and why."""
-
-    node: str
-    op_type: str
-    why: str
-
-
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """A scale that a constraint moved, and what that cost."""
-
-    tensor: str
-    before: float
-    after: float
-    why: str
-    cost_db: float | None
-
-    @classmethod
-    def of(cls, adjustment: Adjustment) -> Moved:
-        """Return the row of an adjustment."""
-        return cls(
-            tensor=adjustment.tensor,
-            before=adjustment.before,
-            after=adjustment.after,
-            why=adjustment.why,
-            cost_db=adjustment.cost_db,
-        )
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run; ``outputs`` are against the model as it was loaded."""
 
@@ -72,8 +44,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[Score, ...]
     layers: tuple[Score, ...] = ()
     quantized: dict[str, int] = {}
-    float_nodes: tuple[FloatPart, ...] = ()
-    adjustments: tuple[Moved, ...] = ()
+    float_nodes: tuple[FloatNode, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
     notes: tuple[str, ...] = ()
     size_before: int = 0
     size_after: int = 0
