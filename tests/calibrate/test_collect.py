@@ -16,7 +16,7 @@ from lowbit.calibrate.collect import (
     need_of,
     thinned,
 )
-from lowbit.calibrate.stats import TensorStats
+from lowbit.calibrate.stats import TensorStats, channel_sums
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import (
     BY_NAME,
@@ -269,3 +269,15 @@ def test_results_come_in_the_order_of_the_feeds() -> None:
     feeds = [{"n": np.array(k)} for k in range(30)]
 
     assert list(bounded_map(lambda feed: int(feed["n"]), iter(feeds), 3)) == list(range(30))
+
+
+def test_samples_that_are_not_finite_do_not_spoil_the_means() -> None:
+    measure = _Measure({"t": Need(channel_axis=1)})
+    measure.add("t", np.ones((1, 2, 3), np.float32))
+
+    for fill in (np.inf, 1.0, np.nan):
+        measure.add_channels("t", channel_sums(np.full((1, 2, 3), fill, np.float32), 1))
+
+    means = measure.result()["t"].channels
+    assert means is not None
+    assert means.tolist() == [1.0, 1.0]

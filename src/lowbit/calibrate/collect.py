@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate import loghistogram
 from lowbit.calibrate.growing import GrowingHistogram, Span
-from lowbit.calibrate.stats import Stats, TensorStats, channel_means
+from lowbit.calibrate.stats import ChannelSums, Stats, TensorStats, channel_sums
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -164,7 +164,7 @@ class _Measure:
         self._needs = needs
         self._stats: dict[str, TensorStats] = {}
         self._raw: dict[str, loghistogram.Counts] = {}
-        self.channels: dict[str, TensorStats] = {}
+        self._channels: dict[str, ChannelSums] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, x: Floats) -> None:
@@ -188,9 +188,22 @@ class _Measure:
 
     def result(self) -> dict[str, TensorStats]:
         return {
-            name: self._with_counts(name).with_channels(self.channels.get(name, _NOTHING))
-            for name in self._needs
+            name: self._with_counts(name).with_channels(self._means(name)) for name in self._needs
         }
+
+    def add_channels(self, name: str, part: ChannelSums) -> None:
+        """Add the channel sums of one sample; to be called from one thread."""
+        total, positions = part
+        if not np.isfinite(total).all():
+            return
+        known, before = self._channels.get(name, (np.zeros(total.shape), 0))
+        self._channels[name] = (np.add(known, total, out=known), before + positions)
+
+    def _means(self, name: str) -> TensorStats:
+        total, positions = self._channels.get(name, (None, 0))
+        if total is None or positions == 0:
+            return _NOTHING
+        return TensorStats(0.0, 0.0, 0, channels=total / positions, positions=positions)
 
     def _with_counts(self, name: str) -> TensorStats:
         if name not in self._raw:
@@ -266,35 +279,35 @@ def _run_all(
     """Run every sample and measure it; return how many there were."""
     names = list(needs)
 
-    def work(feed: Feed) -> tuple[int, dict[str, TensorStats]]:
+    def work(feed: Feed) -> tuple[int, dict[str, ChannelSums]]:
         arrays = dict(zip(names, running.run(names, feed), strict=True))
         for name, array in arrays.items():
             measure.add(name, array)
         size = sum(array.nbytes for array in arrays.values())
-        return size, _channel_means(needs, arrays)
+        return size, _channel_sums(needs, arrays)
 
     samples = 0
     feeds = iter(data)
     first = next(feeds, None)
     if first is None:
         return 0
-    size, means = work(first)
+    size, sums = work(first)
     threads = _thread_count(size) if parallel else 1
-    done = itertools.chain([(size, means)], bounded_map(work, feeds, threads))
-    # Means are float sums, so they are added up here, in the order of the samples: the result
-    # must not depend on which thread was faster.
-    for _, means in done:
-        for name, part in means.items():
-            measure.channels[name] = measure.channels.get(name, _NOTHING).with_channels(part)
+    done = itertools.chain([(size, sums)], bounded_map(work, feeds, threads))
+    # Float sums are added up here, in the order of the samples: the result must not depend on
+    # which thread was faster.
+    for _, sums in done:
+        for name, part in sums.items():
+            measure.add_channels(name, part)
         progress(samples := samples + 1)
     return samples
 
 
-def _channel_means(
+def _channel_sums(
     needs: Mapping[str, Need], arrays: Mapping[str, Floats]
-) -> dict[str, TensorStats]:
+) -> dict[str, ChannelSums]:
     return {
-        name: channel_means(thinned(array), axis)
+        name: channel_sums(thinned(array), axis)
         for name, array in arrays.items()
         if (axis := needs[name].channel_axis) is not None and array.ndim > 1
     }

@@ -101,17 +101,16 @@ class TensorStats:
         return dataclasses.replace(self, channels=mean, positions=total)
 
 
-def channel_means(x: Floats, axis: int) -> TensorStats:
-    """Return nothing but the mean of each channel along ``axis``; not even that if it is none."""
+ChannelSums = tuple[NDArray[np.floating], int]
+"""The sum of each channel, and over how many positions."""
+
+
+def channel_sums(x: Floats, axis: int) -> ChannelSums:
+    """Return the sum of each channel along ``axis``."""
     axis %= x.ndim
-    positions = x.size // max(x.shape[axis], 1)
-    # A sum over all other axes; einsum is several times faster at it than mean.
+    # einsum is several times faster at this than sum or mean.
     letters = "abcdefghij"[: x.ndim]
-    total = np.einsum(f"{letters}->{letters[axis]}", x)
-    if x.size == 0 or not np.isfinite(total).all():
-        return TensorStats(0.0, 0.0, 0)
-    means = total.astype(np.float64) / max(positions, 1)
-    return TensorStats(0.0, 0.0, 0, channels=means, positions=positions)
+    return np.einsum(f"{letters}->{letters[axis]}", x), x.size // max(x.shape[axis], 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
