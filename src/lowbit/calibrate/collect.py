@@ -214,7 +214,7 @@ class _Measure:
 def thinned(x: Floats) -> Floats:
     """Return ``x``, or evenly spaced rows of it when one sample has more values than needed.
 
-    Histograms and means of a hundred thousand values a sample are as good as those of a million
+    Histograms and means of some thirty thousand values a sample serve as well as those of a million
     and much faster; the range is always that of all values. What is taken depends on the shape
     of a single sample only, so the result does not depend on batching.
     """
