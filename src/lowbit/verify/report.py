@@ -31,6 +31,20 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that may help or harm, and what it did on samples held out of calibration.
+
+    ``before`` and ``after`` are the error of the outputs, relative to their power; ``note`` says
+    what the step did, or why it was dropped.
+    """
+
+    name: str
+    before: float
+    after: float
+    kept: bool
+    note: str = ""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run; ``outputs`` are against the model as it was loaded."""
 
@@ -46,6 +60,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     quantized: dict[str, int] = {}
     float_nodes: tuple[FloatNode, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
+    steps: tuple[Step, ...] = ()
     notes: tuple[str, ...] = ()
     size_before: int = 0
     size_after: int = 0

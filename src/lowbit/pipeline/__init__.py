@@ -1,0 +1,16 @@
+"""The order of the stages: the only package that knows all of them."""
+
+from lowbit.pipeline.comparing import compare
+from lowbit.pipeline.preparing import ModelSource, Prepared, model_inputs, prepare
+from lowbit.pipeline.quantizing import Progress, Result, quantize
+
+__all__ = [
+    "ModelSource",
+    "Prepared",
+    "Progress",
+    "Result",
+    "compare",
+    "model_inputs",
+    "prepare",
+    "quantize",
+]

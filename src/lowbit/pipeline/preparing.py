@@ -1,0 +1,92 @@
+"""A loaded model made ready for planning."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from lowbit.adapt import adapt
+from lowbit.adapt.side_by_side import SideBySide, side_by_side
+from lowbit.config.config import QuantConfig
+from lowbit.config.equalise import QuarkCle
+from lowbit.data import InputInfo
+from lowbit.equalise import Equalised, equalise
+from lowbit.graph.normalise import normalise, refuse_quantized
+from lowbit.graph.passes.require_opset import require_opset
+from lowbit.graph.session import Feed, input_dtype
+from lowbit.plan import make_plan
+from lowbit.targets import Target, find_target
+
+ModelSource = Any
+"""A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``."""
+
+_FOUR_BIT_OPSET = 21
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model made ready for planning: as loaded, as calibrated on, and as emitted from."""
+
+    reference: ir.Model
+    equalised: Equalised
+    observed: ir.Model
+    adapted: ir.Model
+    twins: Mapping[str, str]
+    config: QuantConfig
+    target: Target
+
+
+def prepare(
+    model: ir.Model,
+    config: QuantConfig,
+    sample: Any = None,
+    data: Iterable[Feed] | None = None,
+    equalised: Equalised | None = None,
+) -> Prepared:
+    """Normalise and equalise a loaded model, and rewrite it for the configuration's target.
+
+    Equalisation runs ``data`` where it must see how far activations go; what an earlier call
+    ``equalised`` is used as it is.
+    """
+    target = find_target(config.target)
+    refuse_quantized(model)
+    even = equalised or _equalise(model, config, target, sample, data)
+    shaped = adapt(even.model, target.transforms, config.without)
+    # What stays in float does not run on the device: it keeps its own arithmetic.
+    kept = {node.node for node in make_plan(shaped, config, target).float_nodes}
+    adapted = adapt(shaped, target.arithmetic, config.without, kept)
+    pair = SideBySide(shaped, {})
+    if target.calibrate_arithmetic:
+        pair = side_by_side(shaped, adapted)
+    return Prepared(model, even, pair.model, adapted, pair.twins, config, target)
+
+
+def _equalise(
+    model: ir.Model, config: QuantConfig, target: Target, sample: Any, data: Iterable[Feed] | None
+) -> Equalised:
+    if config.weight is not None and config.weight.format.bits == 4:
+        model = require_opset(model, _FOUR_BIT_OPSET)
+    normal = normalise(model, sample)
+    kept: set[str] = set()
+    if isinstance(config.equalise, QuarkCle):
+        # A clone, because only that one knows for certain which of its values are inputs.
+        kept = {node.node for node in make_plan(normal.clone(), config, target).float_nodes}
+    return equalise(normal, config.equalise, data, keep=kept)
+
+
+def model_inputs(model: ir.Model) -> list[InputInfo]:
+    """Return what each input of a model wants to be fed."""
+    return [
+        InputInfo(
+            name=str(value.name),
+            dtype=input_dtype(value),
+            shape=None
+            if value.shape is None
+            else tuple(d if isinstance(d, int) else d.value for d in value.shape),
+        )
+        for value in model.graph.inputs
+        if value.name not in model.graph.initializers
+    ]

@@ -1,0 +1,98 @@
+"""What a run says about the model it made."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import onnx_ir as ir
+
+import lowbit
+from lowbit.calibrate.stats import Stats
+from lowbit.config.config import QuantConfig
+from lowbit.config.equalise import Equalise
+from lowbit.errors import VerificationError
+from lowbit.graph import io
+from lowbit.graph.check import check_file
+from lowbit.pipeline.preparing import Prepared
+from lowbit.plan import Plan
+from lowbit.resolve.params import Params
+from lowbit.samples import Split
+from lowbit.verify.compare import compare_models, of_layers, of_outputs
+from lowbit.verify.report import Report, count_formats, scores
+
+
+def verify(
+    ready: Prepared,
+    quantized: ir.Model,
+    plan: Plan,
+    params: Params,
+    samples: Split,
+) -> Report:
+    """Check the file, run it on held-out samples against the model as loaded, and report."""
+    threads = os.cpu_count() or 1
+    with io.as_file(quantized) as path:
+        check_file(path)
+    references = [
+        of_outputs(ready.reference, quantized),
+        of_layers(ready.observed, quantized, [t.name for t in plan.activations()]),
+    ]
+    outputs, layers = compare_models(references, quantized, samples.verification(), threads=threads)
+    return Report(
+        preset=plan.preset,
+        target=plan.target,
+        version=lowbit.__version__,
+        data=samples.data.description,
+        calibration_samples=samples.calibration_count,
+        verification_samples=samples.verification_count,
+        held_out=samples.held_out,
+        outputs=scores(outputs),
+        layers=scores(layers),
+        quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
+        float_nodes=plan.float_nodes,
+        adjustments=params.adjustments,
+        notes=(*ready.equalised.notes, *_notes(samples)),
+        size_before=constants_size(ready.reference),
+        size_after=constants_size(quantized),
+    )
+
+
+def _notes(samples: Split) -> tuple[str, ...]:
+    notes = []
+    if samples.data.is_random:
+        notes.append("calibrated on random data, as asked for: accuracy will be poor")
+    if not samples.held_out:
+        notes.append("verified on calibration samples: the data has no others")
+    return tuple(notes)
+
+
+def with_reused(report: Report, stats: Stats, config: QuantConfig) -> Report:
+    """Say that the statistics came from elsewhere; what they were made of is not known here."""
+    note = f"calibrated from saved statistics of {stats.samples} samples"
+    if isinstance(config.equalise, Equalise):
+        note += ", which fit only if equalisation saw the same data then as now"
+    return msgspec.structs.replace(
+        report,
+        calibration_samples=stats.samples,
+        notes=(note, *(n for n in report.notes if not n.startswith("verified on calibration"))),
+    )
+
+
+def constants_size(model: ir.Model) -> int:
+    """Return the bytes of all constants."""
+    values = model.graph.initializers.values()
+    return sum(v.const_value.nbytes for v in values if v.const_value is not None)
+
+
+def check_snr(report: Report, lowest: float | None) -> None:
+    """Raise if the worst output is worse than asked for, and say where the error arises."""
+    if lowest is None or report.snr_db >= lowest:
+        return
+    worst = ", ".join(
+        f"{score.tensor} ({score.snr_db:.1f} dB)" for score in report.steepest_drops(5)
+    )
+    raise VerificationError(
+        f"the worst output has {report.snr_db:.1f} dB, less than the {lowest:g} dB asked for; "
+        f"the ratio falls most at {worst}. Try --exclude on them, 16-bit activations (A16W8), "
+        "or more calibration data"
+    )
