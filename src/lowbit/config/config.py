@@ -8,6 +8,7 @@ import msgspec
 
 from lowbit.config.equalise import Equalisation
 from lowbit.config.methods import Method
+from lowbit.config.refine import Refinement
 from lowbit.config.specs import BiasSpec, Rule, TensorOverride, TensorSpec
 
 Domain: TypeAlias = Literal["auto", "ai.onnx", "com.microsoft"]
@@ -33,6 +34,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             format would destroy, ``float`` all of it, ``int8`` nothing.
         equalise: How factors move between layers before anything is quantized; ``None``: not.
         correct: Whether biases make up for what rounding weights shifts (bias correction).
+        refine: How weights are rounded better than to the nearest integer; ``None``: not.
         without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
     """
 
@@ -49,6 +51,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     head: Head = "auto"
     equalise: Equalisation | None = None
     correct: bool = False
+    refine: Refinement | None = None
     without: tuple[str, ...] = ()
 
     def with_method(self, method: Method) -> QuantConfig:
