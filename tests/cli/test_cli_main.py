@@ -88,7 +88,7 @@ def test_no_command_shows_help_and_fails(run) -> None:
     [
         (("quantise", "a", "b"), "did you mean 'quantize'?"),
         (("--verison",), "did you mean '--version'?"),
-        (("evaluate", "a", "b"), "unknown command 'evaluate'"),
+        (("evaluat", "a", "b"), "unknown command 'evaluat'; did you mean 'evaluate'?"),
         (("quantize", "a", "b", "--dta", "c"), "did you mean '--data'?"),
         (("quantize", "a", "b", "--lim=3"), "unknown option '--lim'; did you mean '--limit'?"),
         (("plan",), "MODEL"),

@@ -1,4 +1,4 @@
-"""The command line: ``lowbit quantize``, ``plan``, ``compare``, ``presets`` and ``targets``.
+"""The command line: ``lowbit quantize``, ``plan``, ``compare``, ``infer``, ``evaluate`` and more.
 
 This file and the parser import nothing heavy, so that ``lowbit --help`` answers at once; each
 command's own module is imported when it runs. Errors raised on purpose become one line on stderr;

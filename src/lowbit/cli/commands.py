@@ -26,6 +26,8 @@ examples:
   lowbit quantize model.onnx int8.onnx --preset XINT8 --data pictures/ --preprocess imagenet
   lowbit plan model.onnx --preset XINT8          what would be quantized, and what not and why
   lowbit compare model.onnx int8.onnx --data pictures/ --preprocess imagenet
+  lowbit infer model.onnx --data inputs/ --output float_results
+  lowbit evaluate float_results int8_results
 
 `lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
 2 something was wrong (one line on stderr says what), 130 interrupted.
@@ -112,6 +114,33 @@ def _compare(parser: Parser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
+def _infer(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a float or quantized model")
+    _add_data(parser, "run")
+    _add_images(parser)
+    parser.add_argument(
+        "--output", required=True, metavar="FOLDER", help="a new folder: 0.npy, 1.npy and so on"
+    )
+    parser.add_argument(
+        "--fused",
+        action="store_true",
+        help="run through onnxruntime's fused int8 kernels, which saturate on some processors",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _evaluate(parser: Parser) -> None:
+    parser.add_argument(
+        "baseline", metavar="BASELINE_FOLDER", help="results of the float model (lowbit infer)"
+    )
+    parser.add_argument(
+        "quantized", metavar="QUANTIZED_FOLDER", help="results of the quantized model"
+    )
+    parser.add_argument("--all", action="store_true", help="list every file")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--csv", action="store_true", help="print a row for each file as CSV")
+
+
 def _presets(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print whole configurations as JSON")
 
@@ -130,6 +159,8 @@ _COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
     ("quantize", "quantize a model, verify it and write it", _quantize),
     ("plan", "show what would be quantized to what, without any data", _plan),
     ("compare", "measure how far a quantized model is from its float model", _compare),
+    ("infer", "run a model and write its outputs, a file for each sample", _infer),
+    ("evaluate", "measure how alike two folders of results are", _evaluate),
     ("presets", "list the presets", _presets),
     ("targets", "list the targets, or print one as JSON", _targets),
 )
