@@ -1,0 +1,18 @@
+"""Configurations and presets by Quark's names."""
+
+from lowbit.quark.onnx.quantization.config.config import Config, QConfig
+from lowbit.quark.onnx.quantization.config.custom_config import (
+    DefaultConfigMapping,
+    get_default_config,
+    get_default_config_mapping,
+)
+from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+
+__all__ = [
+    "Config",
+    "DefaultConfigMapping",
+    "QConfig",
+    "QuantizationConfig",
+    "get_default_config",
+    "get_default_config_mapping",
+]
