@@ -1,5 +1,6 @@
 import pathlib
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -10,6 +11,7 @@ import lowbit
 from lowbit.calibrate.stats import load_stats, save_stats
 from lowbit.config.methods import Percentile
 from lowbit.config.presets import PRESETS, find_preset
+from lowbit.targets import find_target
 
 
 def _exact(model: onnx.ModelProto, level: str = "ORT_ENABLE_ALL") -> ort.InferenceSession:
@@ -147,6 +149,17 @@ def test_nothing_quantizable_is_an_error_not_a_float_model() -> None:
 
     with pytest.raises(lowbit.PlanError, match="nothing would be quantized"):
         lowbit.quantize(small_cnn(), data=small_feeds(2), config=config)
+
+
+def test_a_target_that_is_not_built_in_is_obeyed() -> None:
+    target = msgspec.structs.replace(find_target("onnxruntime"), name="mine", operators=("Gemm",))
+
+    result = lowbit.quantize(
+        small_cnn(), data=small_feeds(4), config=find_preset("U8S8"), target=target
+    )
+
+    assert result.plan.target == "mine"
+    assert {row.why.split()[-2] for row in result.plan.tensors} == {"Gemm"}
 
 
 def test_too_low_a_ratio_raises_and_keeps_an_existing_output(tmp_path: pathlib.Path) -> None:

@@ -260,6 +260,15 @@ def test_a_small_model_with_external_data_is_saved_as_one_file(
     np.testing.assert_array_equal(run(alone, feed)[0], run(linear, feed)[0])
 
 
+def test_weights_are_written_beside_the_model_when_asked_for(linear, tmp_path, floats, run) -> None:
+    io.save(io.load(linear), tmp_path / "out.onnx", beside=True)
+
+    assert (tmp_path / "out.onnx.data").stat().st_size >= 64 * 4
+    feed = {"x": floats(2, 64)}
+    whole = onnx.load(tmp_path / "out.onnx")
+    np.testing.assert_array_equal(run(whole, feed)[0], run(linear, feed)[0])
+
+
 def test_the_message_of_a_model_holds_its_external_weights(external, linear, floats, run) -> None:
     feed = {"x": floats(2, 64)}
 

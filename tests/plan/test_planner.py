@@ -92,6 +92,12 @@ def test_an_unknown_tensor_in_an_override_is_an_error(small: ir.Model, plan_of: 
         plan_of(small, tensors=(TensorOverride(tensor="cc", keep="float"),))
 
 
+def test_an_optional_override_is_passed_over(small: ir.Model, plan_of: Callable) -> None:
+    overrides = (TensorOverride(tensor="c", keep="float", optional=True),)
+
+    assert plan_of(small, tensors=overrides) == plan_of(small)
+
+
 @pytest.mark.parametrize(
     ("target", "options", "message"),
     [

@@ -71,9 +71,11 @@ class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What one tensor gets instead of what its operators ask for.
 
     ``range`` fixes the range whatever the data says; ``keep`` as float leaves the tensor alone.
+    An ``optional`` one is passed over where the tensor is not quantized anyway.
     """
 
     tensor: str
     keep: Literal["float"] | None = None
     spec: TensorSpec | None = None
     range: tuple[float, float] | None = None
+    optional: bool = False

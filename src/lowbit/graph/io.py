@@ -43,12 +43,15 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model) ->
     )
 
 
-def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
-    """Write ``model`` to ``path``, with its weights beside it when they exceed one file."""
+def save(model: ir.Model, path: str | os.PathLike[str], *, beside: bool = False) -> None:
+    """Write ``model`` to ``path``.
+
+    Its weights go into a file beside it when they exceed one file, or when ``beside`` asks for it.
+    """
     path = pathlib.Path(path)
     check_writable(path)
     size = sum(tensor.nbytes for tensor in _tensors(model))
-    data = f"{path.name}.data" if size > EXTERNAL_DATA_FROM else None
+    data = f"{path.name}.data" if beside or size > EXTERNAL_DATA_FROM else None
     if data is not None:
         _map_before_replacing(model, path.parent / data)
     model = _portable(model, one_file=data is None)

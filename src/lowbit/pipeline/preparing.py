@@ -45,13 +45,14 @@ def prepare(
     sample: Any = None,
     data: Iterable[Feed] | None = None,
     equalised: Equalised | None = None,
+    target: Target | None = None,
 ) -> Prepared:
-    """Normalise and equalise a loaded model, and rewrite it for the configuration's target.
+    """Normalise and equalise a loaded model, and rewrite it for its target.
 
     Equalisation runs ``data`` where it must see how far activations go; what an earlier call
-    ``equalised`` is used as it is.
+    ``equalised`` is used as it is. The target is the configuration's unless given.
     """
-    target = find_target(config.target)
+    target = target or find_target(config.target)
     refuse_quantized(model)
     even = equalised or _equalise(model, config, target, sample, data)
     shaped = adapt(even.model, target.transforms, config.without)

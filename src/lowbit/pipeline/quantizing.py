@@ -35,6 +35,7 @@ from lowbit.resolve.params import Params
 from lowbit.resolve.resolve import resolve, settle_biases
 from lowbit.resolve.unlike import unlike_joins
 from lowbit.samples import split
+from lowbit.targets import Target
 from lowbit.verify.report import Report
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def quantize(
     data: Any,
     preset: str | None = None,
     config: QuantConfig | None = None,
+    target: Target | None = None,
     plan: Plan | None = None,
     stats: Stats | None = None,
     limit: int | None = None,
@@ -106,6 +108,7 @@ def quantize(
             reader of feeds (``lowbit.data.open_data``).
         preset: Name of a preset (``lowbit.presets``); ``A8W8`` if no ``config`` is given.
         config: A configuration, instead of a preset.
+        target: A target that is none of the built-in ones, instead of the configuration's.
         plan: A plan made before, perhaps edited, instead of planning anew.
         stats: Statistics collected before, instead of running the data again.
         limit: How many samples to calibrate on; all of them if not given.
@@ -136,7 +139,7 @@ def quantize(
             held_out,
         )
     with clock.stage("normalise"):
-        ready = prepare(loaded, config, samples.first(), samples.calibration())
+        ready = prepare(loaded, config, samples.first(), samples.calibration(), target=target)
     with clock.stage("plan"):
         chosen = plan or make_plan(ready.adapted, config, ready.target)
         check_fit(chosen, ready.adapted)
@@ -151,7 +154,7 @@ def quantize(
         known = stats or gather(ready.observed, chosen, samples.calibration(), twins=ready.twins)
         if plan is None and _destroys_head(ready, chosen, known):
             config = msgspec.structs.replace(config, head="float")
-            ready = prepare(loaded, config, equalised=ready.equalised)
+            ready = prepare(loaded, config, equalised=ready.equalised, target=target)
             chosen = make_plan(ready.adapted, config, ready.target)
             known = stats or gather(
                 ready.observed, chosen, samples.calibration(), twins=ready.twins

@@ -91,6 +91,8 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
 def _override(draft: Draft, graph: ir.Graph, overrides: tuple[TensorOverride, ...]) -> None:
     known = {**draft.activations, **draft.weights}
     for override in overrides:
+        if override.tensor not in known and override.optional:
+            continue
         if override.tensor not in known:
             values = [tensor_name(v) for node in graph for v in node.outputs]
             raise PlanError(
