@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
@@ -38,7 +39,7 @@ class QuarkFinder:
         return ModuleSpec(name, _SameModule(real, found), is_package=is_package)
 
 
-class _SameModule:
+class _SameModule(Loader):
     """Loads a module under a second name."""
 
     def __init__(self, real: str, found: ModuleSpec) -> None:

@@ -29,9 +29,7 @@ _FINETUNED = (
 def _field(option: str, default: Any) -> Any:
     """Return a field that becomes an extra option of that name."""
     if isinstance(default, list):
-        return dataclasses.field(
-            default_factory=lambda: list(default), metadata={"option": option}
-        )
+        return dataclasses.field(default_factory=lambda: list(default), metadata={"option": option})
     return dataclasses.field(default=default, metadata={"option": option})
 
 

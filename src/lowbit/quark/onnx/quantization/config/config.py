@@ -44,7 +44,9 @@ class QConfig:
         **bare: Any,
     ) -> None:
         if bare:
-            say(f"QConfig: give {', '.join(bare)} inside extra_options; bare options are deprecated")
+            say(
+                f"QConfig: give {', '.join(bare)} inside extra_options; bare options are deprecated"
+            )
         self.global_config = global_config
         self.specific_layer_config = dict(specific_layer_config or {})
         self.layer_type_config = dict(layer_type_config or {})
