@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from lowbit.config import presets
     from lowbit.config.config import QuantConfig
     from lowbit.config.files import read_config
-    from lowbit.config.specs import ProductBias, Rule, TensorOverride, TensorSpec
+    from lowbit.config.specs import (
+        BfpSpec,
+        FloatSpec,
+        MxSpec,
+        ProductBias,
+        Rule,
+        TensorOverride,
+        TensorSpec,
+    )
     from lowbit.data import Preprocessing
     from lowbit.numerics.formats import Format
     from lowbit.pipeline import Result, compare, quantize
@@ -37,6 +45,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "BfpSpec": "lowbit.config.specs",
+    "FloatSpec": "lowbit.config.specs",
+    "MxSpec": "lowbit.config.specs",
     "Format": "lowbit.numerics.formats",
     "Plan": "lowbit.plan.plan",
     "Preprocessing": "lowbit.data",
@@ -55,12 +66,15 @@ _LAZY = {
 }
 
 __all__ = [
+    "BfpSpec",
     "CalibrationError",
     "ConfigError",
     "DataError",
+    "FloatSpec",
     "Format",
     "LowbitError",
     "ModelError",
+    "MxSpec",
     "OutputError",
     "Plan",
     "PlanError",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lowbit.config.presets import PRESETS, find_preset
+from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
 from lowbit.errors import ConfigError
 from lowbit.targets import find_target
 
@@ -16,7 +17,11 @@ def test_every_preset_suits_its_target(name: str) -> None:
         (config.activation, target.activation_formats),
         (config.weight, target.weight_formats),
     ):
-        if spec is not None and target.name == config.target:
+        if isinstance(spec, FloatSpec):
+            assert spec.format in target.float_formats
+        elif isinstance(spec, (BfpSpec, MxSpec)):
+            assert target.blocks
+        elif spec is not None and target.name == config.target:
             assert spec.format in formats
             assert spec.power_of_two or not target.power_of_two
             assert target.per_channel or not spec.per_channel

@@ -107,7 +107,17 @@ def quantize_like_quark(source: str, config: QuantConfig, data: str) -> onnx.Mod
     stats = collect(ready.observed, plan, samples(data), threads_per_sample=QUARK_THREADS)
     params = resolve(ready.adapted, plan, stats, ready.target)
     weights = nearest(ready.adapted, plan, params)
-    return io.to_proto(emit_qdq(ready.adapted, plan, params, weights, domain=config.domain))
+    return io.to_proto(
+        emit_qdq(
+            ready.adapted,
+            plan,
+            params,
+            weights,
+            domain=config.domain,
+            casts=config.casts,
+            half_weights=config.half_weights,
+        )
+    )
 
 
 def outputs_of(model: onnx.ModelProto, data: str) -> dict[str, Array]:

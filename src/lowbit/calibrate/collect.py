@@ -32,6 +32,7 @@ from lowbit.config.methods import (
     NonOverflow,
     Percentile,
 )
+from lowbit.config.specs import FloatSpec, TensorSpec
 from lowbit.errors import CalibrationError
 from lowbit.graph.session import Feed, Optimise, Session, session
 from lowbit.numerics.formats import Floats
@@ -145,9 +146,8 @@ def _needs(
         needs[name] = needs.get(name, Need()) | need
 
     for tensor in plan.activations():
-        if tensor.leader != tensor.name or tensor.range is not None:
-            continue
-        want(tensor.observe, need_of(tensor.spec.method))
+        if tensor.is_calibrated and isinstance(tensor.spec, (TensorSpec, FloatSpec)):
+            want(tensor.observe, need_of(tensor.spec.method))
     if everything:
         for name in (*needs, *(t.name for t in plan.activations())):
             want(name, Need(histogram=True))

@@ -7,9 +7,10 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lowbit.config.equalise import Equalisation
-from lowbit.config.methods import Method
+from lowbit.config.methods import Method, MinMax, Percentile
 from lowbit.config.refine import Refinement
-from lowbit.config.specs import BiasSpec, Rule, TensorOverride, TensorSpec
+from lowbit.config.specs import BiasSpec, FloatSpec, Rule, Spec, TensorOverride, TensorSpec
+from lowbit.errors import ConfigError
 
 Domain: TypeAlias = Literal["auto", "ai.onnx", "com.microsoft"]
 Head: TypeAlias = Literal["auto", "float", "int8"]
@@ -36,11 +37,14 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         correct: Whether biases make up for what rounding weights shifts (bias correction).
         refine: How weights are rounded better than to the nearest integer; ``None``: not.
         without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
+        casts: Whether 16-bit floats are written as pairs of Cast, instead of the operators AMD's
+            tools know by name.
+        half_weights: Whether constants in 16-bit floats are stored as such, at half the size.
     """
 
     name: str = "custom"
-    activation: TensorSpec | None
-    weight: TensorSpec | None
+    activation: Spec | None
+    weight: Spec | None
     bias: BiasSpec | None = None
     target: str = "onnxruntime"
     rules: tuple[Rule, ...] = ()
@@ -53,11 +57,23 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     correct: bool = False
     refine: Refinement | None = None
     without: tuple[str, ...] = ()
+    casts: bool = False
+    half_weights: bool = False
 
     def with_method(self, method: Method) -> QuantConfig:
         """Return the same configuration with activations calibrated by ``method``."""
-        if self.activation is None:
-            return self
-        return msgspec.structs.replace(
-            self, activation=msgspec.structs.replace(self.activation, method=method)
-        )
+        spec: Spec
+        match self.activation, method:
+            case None, _:
+                return self
+            case TensorSpec() as integer, _:
+                spec = msgspec.structs.replace(integer, method=method)
+            case FloatSpec(scaled=True) as scaled, MinMax() | Percentile():
+                spec = msgspec.structs.replace(scaled, method=method)
+            case other, _:
+                raise ConfigError(
+                    f"activations in {other.describe()} cannot be calibrated by "
+                    f"{type(method).__name__}; 16-bit floats that are scaled take minmax and "
+                    "percentile, other formats without integers take nothing"
+                )
+        return msgspec.structs.replace(self, activation=spec)

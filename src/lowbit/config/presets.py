@@ -13,8 +13,9 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import Equalise
 from lowbit.config.methods import MinMax, MinMse
-from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.config.specs import FloatSpec, ProductBias, Spec, TensorSpec
 from lowbit.errors import ConfigError, did_you_mean
+from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
 
 _MSE = MinMse()
@@ -69,6 +70,24 @@ def _pair(name: str, summary: str, activation: TensorSpec) -> tuple[Preset, Pres
     )
 
 
+def _without_integers(
+    name: str, summary: str, activation: Spec, weight: Spec, *, casts: bool = False
+) -> Preset:
+    config = QuantConfig(
+        name=name,
+        activation=activation,
+        weight=weight,
+        bias=activation if isinstance(activation, FloatSpec) else weight,
+        target="ryzen-ai-float",
+        head="int8",
+        casts=casts,
+    )
+    return Preset(config=config, summary=summary)
+
+
+_BF16 = FloatSpec(format=FloatFormat.BFLOAT16)
+_FP16 = FloatSpec(format=FloatFormat.FLOAT16, saturate=True)
+
 _ALL = (
     _float_scales(
         "A8W8",
@@ -122,6 +141,16 @@ _ALL = (
             correct=True,
         ),
         summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
+    ),
+    _without_integers(
+        "BF16", "Ryzen AI: bfloat16 throughout, in AMD's named operators", _BF16, _BF16
+    ),
+    _without_integers(
+        "BF16_CAST", "any runtime: bfloat16 throughout, as pairs of Cast", _BF16, _BF16, casts=True
+    ),
+    _without_integers("FP16", "Ryzen AI: float16 throughout, clipped at 65504", _FP16, _FP16),
+    _without_integers(
+        "FP16_CAST", "any runtime: float16 throughout, as pairs of Cast", _FP16, _FP16, casts=True
     ),
 )
 

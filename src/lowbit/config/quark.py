@@ -14,7 +14,8 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
 from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
-from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.config.specs import FloatSpec, ProductBias, Spec, TensorSpec
+from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
 
 _BIAS = ProductBias(repair=False, truncate_realigned=True)
@@ -69,6 +70,38 @@ def _npu(name: str, activation: TensorSpec, parts: TensorSpec = _POW2) -> QuantC
     )
 
 
+_BF16 = FloatSpec(format=FloatFormat.BFLOAT16)
+_BF16_SCALED = FloatSpec(format=FloatFormat.BFLOAT16, scaled=True)
+
+# What Quark does to the graph for devices, but not for models of Cast.
+_DEVICE_REWRITES = (
+    "reduce_mean_to_pool",
+    "split_large_pool",
+    "split_to_slice",
+    "batchnorm_to_conv",
+)
+
+
+def _float(
+    name: str,
+    activation: Spec,
+    weight: Spec,
+    target: str = "quark-float",
+    *,
+    casts: bool = False,
+) -> QuantConfig:
+    return QuantConfig(
+        name=name,
+        activation=activation,
+        weight=weight,
+        bias=weight,
+        target=target,
+        head="int8",
+        casts=casts,
+        without=_DEVICE_REWRITES if casts else (),
+    )
+
+
 _ALL = (
     _extended("A8W8", _INT8),
     _extended("A16W8", TensorSpec(format=Format.INT16)),
@@ -100,6 +133,10 @@ _ALL = (
         "S8S8_AAWS",
         TensorSpec(format=Format.INT8, symmetric=False, method=quark_percentile(99.9999)),
     ),
+    _float("BF16", _BF16, _BF16),
+    _float("BF16_CAST", _BF16, _BF16, casts=True),
+    _float("BF16_SCALED", _BF16_SCALED, _BF16_SCALED),
+    _float("BF16_QCONFIG", _BF16, _BF16, "quark-extended"),
 )
 
 QUARK_PRESETS: Mapping[str, QuantConfig] = MappingProxyType({c.name: c for c in _ALL})

@@ -6,7 +6,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lowbit.config.methods import Method, MinMax
+from lowbit.config.methods import Method, MinMax, Percentile
+from lowbit.numerics.blocks import Element, Rounding
+from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
 
 
@@ -31,6 +33,68 @@ class TensorSpec(
         return " ".join([*words, str(type(self.method).__struct_config__.tag)])
 
 
+class FloatSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="float"):
+    """A tensor in a 16-bit float format, weights and activations alike.
+
+    ``scaled`` divides by a scale first, found by ``method`` (which needs calibration for
+    activations), so that what would overflow does not. ``saturate`` clips activations at the
+    largest finite value instead of letting them become infinite; constants never do.
+    """
+
+    format: FloatFormat
+    scaled: bool = False
+    saturate: bool = False
+    method: MinMax | Percentile = MinMax()
+
+    def describe(self) -> str:
+        """Return a few words for tables: ``bfloat16 scaled minmax``."""
+        words = [self.format.value]
+        words += ["scaled", str(type(self.method).__struct_config__.tag)] if self.scaled else []
+        words += ["saturating"] if self.saturate else []
+        return " ".join(words)
+
+
+class BfpSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="bfp"):
+    """Block floating point: ``block`` numbers share an 8-bit exponent, each has ``bits`` - 8 more.
+
+    With ``pairs`` each two neighbours have a one-bit exponent of their own (MX4, MX6, MX9).
+    """
+
+    bits: int = 16
+    block: int = 8
+    pairs: bool = False
+    rounding: Rounding = Rounding.EVEN
+
+    def describe(self) -> str:
+        """Return a few words for tables: ``bfp16 blocks of 8``."""
+        name = f"mx{self.bits - 7}" if self.pairs else f"bfp{self.bits}"
+        return f"{name} blocks of {self.block}"
+
+
+class MxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="mx"):
+    """Elements of a small format, ``block`` of which share a power-of-two scale."""
+
+    element: Element
+    block: int = 32
+    rounding: Rounding = Rounding.EVEN
+
+    def describe(self) -> str:
+        """Return a few words for tables: ``mxfp8_e4m3 blocks of 32``."""
+        return f"mx{self.element.value} blocks of {self.block}"
+
+
+BlockSpec: TypeAlias = BfpSpec | MxSpec
+Spec: TypeAlias = TensorSpec | FloatSpec | BfpSpec | MxSpec
+"""How one tensor is quantized: to integers, to 16-bit floats, or to blocks."""
+
+
+def describe_format(spec: Spec) -> str:
+    """Return the name of the spec's format, without the details."""
+    if isinstance(spec, (TensorSpec, FloatSpec)):
+        return str(spec.format.value)
+    return spec.describe().split()[0]
+
+
 class ProductBias(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="product"
 ):
@@ -46,7 +110,8 @@ class ProductBias(
     truncate_realigned: bool = False
 
 
-BiasSpec: TypeAlias = ProductBias | TensorSpec
+IntegerBias: TypeAlias = ProductBias | TensorSpec
+BiasSpec: TypeAlias = ProductBias | TensorSpec | FloatSpec | BfpSpec | MxSpec
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,8 +127,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     start: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
     exclude: bool = False
-    activation: TensorSpec | None = None
-    weight: TensorSpec | None = None
+    activation: Spec | None = None
+    weight: Spec | None = None
     bias: BiasSpec | None = None
 
 
@@ -76,6 +141,6 @@ class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     tensor: str
     keep: Literal["float"] | None = None
-    spec: TensorSpec | None = None
+    spec: Spec | None = None
     range: tuple[float, float] | None = None
     optional: bool = False

@@ -1,20 +1,24 @@
-"""Write plan, parameters and integers into the graph as QuantizeLinear / DequantizeLinear.
+"""Write plan, parameters and numbers into the graph: emission decides nothing.
 
-Names are those onnxruntime's tools look for: ``T_scale``, ``T_QuantizeLinear_Output``,
-``T_DequantizeLinear_Output``, ``W_quantized``. A graph output keeps its name.
+Integers become QuantizeLinear / DequantizeLinear, 16-bit floats and blocks what
+``lowbit.emit.floats`` and ``lowbit.emit.blocks`` make of them. Names are those onnxruntime's tools
+look for: ``T_scale``, ``T_QuantizeLinear_Output``, ``T_DequantizeLinear_Output``, ``W_quantized``.
+A graph output keeps its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.config.config import Domain
-from lowbit.graph.constants import add_constant
-from lowbit.graph.names import tensor_name
+from lowbit.config.specs import FloatSpec, TensorSpec
+from lowbit.emit.floats import CastPairs, FloatNodes, NamedOperators
+from lowbit.emit.functions import Functions
+from lowbit.emit.writer import Writer
 from lowbit.numerics.formats import Format
 from lowbit.numerics.qparams import QParams
 from lowbit.ops import Kind, traits_of
@@ -28,41 +32,54 @@ _WIDE_OPSET = 21
 
 
 def emit_qdq(
-    model: ir.Model, plan: Plan, params: Params, weights: Weights, *, domain: Domain = "auto"
+    model: ir.Model,
+    plan: Plan,
+    params: Params,
+    weights: Weights,
+    *,
+    domain: Domain = "auto",
+    casts: bool = False,
+    half_weights: bool = False,
 ) -> ir.Model:
-    """Return a copy of ``model`` in which every planned tensor passes through Q and DQ."""
-    planned = frozenset(tensor.name for tensor in plan.activations())
-    writer = _Writer(model.clone(), domain, planned)
+    """Return a copy of ``model`` in which every planned tensor is quantized and dequantized.
+
+    ``casts`` and ``half_weights`` are for 16-bit floats, as in the configuration.
+    """
+    writer = Writer(model.clone())
+    integers = _IntegerNodes(writer, domain, frozenset(t.name for t in plan.activations()))
+    functions = Functions(writer)
+    scales = params.scales
+    conversion = CastPairs(writer, scales) if casts else NamedOperators(writer, functions, scales)
+    floats = FloatNodes(writer, conversion, scales, stored=half_weights)
     for tensor in plan.activations():
-        writer.activation(tensor.name, tensor.leader, params.tensors[tensor.name])
+        if isinstance(tensor.spec, TensorSpec):
+            integers.activation(tensor.name, tensor.leader, params.tensors[tensor.name])
+        elif isinstance(tensor.spec, FloatSpec):
+            floats.activation(tensor, tensor.spec)
     for row in plan.biases:
-        writer.bias(row, params.biases[row.node], weights.biases[row.node])
+        integers.bias(row, params.biases[row.node], weights.biases[row.node])
     for tensor in plan.weights():
-        writer.weight(tensor.name, params.tensors[tensor.name], weights.tensors[tensor.name])
+        name = tensor.name
+        if isinstance(tensor.spec, TensorSpec):
+            integers.weight(name, params.tensors[name], weights.tensors[name])
+        elif isinstance(tensor.spec, FloatSpec):
+            floats.weight(tensor, tensor.spec, weights.floats[name])
     return writer.finish()
 
 
-class _Writer:
-    """Inserts nodes into one model, which it owns."""
+class _IntegerNodes:
+    """QuantizeLinear and DequantizeLinear of integers."""
 
-    def __init__(self, model: ir.Model, domain: Domain, planned: frozenset[str]) -> None:
-        self._model = model
-        self._planned = planned
-        self._graph = model.graph
+    def __init__(self, writer: Writer, domain: Domain, planned: frozenset[str]) -> None:
+        self._writer = writer
         self._domain = domain
-        self._opset = model.opset_imports[""]
-        self._values = ir.convenience.create_value_mapping(self._graph)
-        self._nodes = {node.name: node for node in self._graph}
+        self._planned = planned
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
-        self._taken = {*self._values, *self._nodes}
 
     def activation(self, name: str, leader: str, params: QParams) -> None:
         """Let all readers of an activation read it through a Q/DQ pair."""
-        value = self._values[name]
+        value = self._writer.values[name]
         scale, zero_point = self._parameters(leader, params)
-        uses = tuple(value.uses())
-        # An input that is an output as well stays what it is: both have the same name.
-        is_output = value.is_graph_output() and value.producer() is not None
         domain = self._domain_of(params.format)
         if self._domain == "auto" and self._trips_onnxruntime(value, params.format):
             domain = _MICROSOFT
@@ -70,66 +87,36 @@ class _Writer:
         dequantizer = self._node(
             "DequantizeLinear", [quantizer.outputs[0], scale, zero_point], name, params, domain
         )
-        result = dequantizer.outputs[0]
-        result.type, result.shape = value.type, value.shape
-        producer = value.producer()
-        if producer is None:
-            self._graph.insert_before(self._graph[0], [quantizer, dequantizer])
-        else:
-            self._graph.insert_after(producer, [quantizer, dequantizer])
-        for node, index in uses:
-            node.replace_input_with(index, result)
-        if is_output:
-            self._replace_output(value, result)
+        self._writer.put_behind(value, [quantizer, dequantizer])
 
     def weight(self, name: str, params: QParams, make: Callable[[], NDArray[np.integer]]) -> None:
         """Store a constant as integers behind a DequantizeLinear."""
-        value = self._values[name]
-        scale, zero_point = self._parameters(name, params)
-        stored = self._lazy(f"{name}_quantized", value, params.format, make)
-        self._read_through(value, tuple(value.uses()), stored, scale, zero_point, params, name)
+        value = self._writer.values[name]
+        fmt = params.format
+        stored = self._writer.lazy(
+            f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
+        )
+        node = self._node(
+            "DequantizeLinear", [stored, *self._parameters(name, params)], name, params
+        )
+        self._writer.read_through(value, tuple(value.uses()), [node])
 
     def bias(self, row: BiasPlan, params: QParams, codes: NDArray[np.integer]) -> None:
         """Store the bias of one node as integers behind a DequantizeLinear."""
-        value = self._values[row.tensor]
-        node = self._nodes[row.node]
+        writer = self._writer
+        value = writer.values[row.tensor]
+        node = writer.nodes[row.node]
         shared = len(value.uses()) > 1
         name = f"{row.node}_bias" if shared else row.tensor
-        stored = self._constant(f"{name}_quantized", codes)
-        scale = self._constant(f"{name}_quantized_scale", params.scale)
-        zero_point = self._constant(f"{name}_quantized_zero_point", params.zero_point)
+        stored = writer.constant(f"{name}_quantized", codes)
+        scale = writer.constant(f"{name}_quantized_scale", params.scale)
+        zero_point = writer.constant(f"{name}_quantized_zero_point", params.zero_point)
         if row.factor != 1.0:
             # The integers stand for the bias times this factor.
             node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
-        uses = ((node, row.index),)
-        result = self._read_through(value, uses, stored, scale, zero_point, params, name)
-        result.shape = ir.Shape(codes.shape)
-
-    def finish(self) -> ir.Model:
-        """Sort, drop what is no longer read, and return the model."""
-        for name, value in tuple(self._graph.initializers.items()):
-            if not value.uses() and not value.is_graph_output():
-                del self._graph.initializers[name]
-        self._graph.sort()
-        return self._model
-
-    def _read_through(
-        self,
-        value: ir.Value,
-        uses: Iterable[tuple[ir.Node, int]],
-        stored: ir.Value,
-        scale: ir.Value,
-        zero_point: ir.Value,
-        params: QParams,
-        name: str,
-    ) -> ir.Value:
         dequantizer = self._node("DequantizeLinear", [stored, scale, zero_point], name, params)
-        dequantizer.outputs[0].type = value.type
-        dequantizer.outputs[0].shape = value.shape
-        self._graph.insert_before(self._graph[0], dequantizer)
-        for node, index in uses:
-            node.replace_input_with(index, dequantizer.outputs[0])
-        return dequantizer.outputs[0]
+        result = writer.read_through(value, ((node, row.index),), [dequantizer])
+        result.shape = ir.Shape(codes.shape)
 
     def _node(
         self,
@@ -141,25 +128,12 @@ class _Writer:
     ) -> ir.Node:
         attributes = {} if params.axis is None else {"axis": params.axis}
         domain = self._domain_of(params.format) if domain is None else domain
-        if domain:
-            self._model.opset_imports.setdefault(domain, 1)
-        node = ir.node(op, inputs, attributes, domain=domain, name=self._free(f"{name}_{op}"))
-        node.outputs[0].name = self._free(f"{name}_{op}_Output")
-        return node
-
-    def _free(self, name: str) -> str:
-        """Return a name that nothing in the graph has, and take it."""
-        candidate, count = name, 0
-        while candidate in self._taken:
-            count += 1
-            candidate = f"{name}_{count}"
-        self._taken.add(candidate)
-        return candidate
+        return self._writer.node(op, inputs, f"{name}_{op}", attributes, domain)
 
     def _domain_of(self, fmt: Format) -> str:
         if self._domain == "auto":
             wide = fmt.bits not in (8, 32)
-            return _MICROSOFT if wide and self._opset < _WIDE_OPSET else ""
+            return _MICROSOFT if wide and self._writer.opset < _WIDE_OPSET else ""
         return "" if self._domain == "ai.onnx" else self._domain
 
     def _trips_onnxruntime(self, value: ir.Value, fmt: Format) -> bool:
@@ -169,44 +143,19 @@ class _Writer:
         opset 21 on the QuantizeLinear it leaves behind gets a zero point of the wrong type for
         signed formats, and the model no longer loads. It leaves pairs of its own domain alone.
         """
-        if self._opset < _WIDE_OPSET or not fmt.signed:
+        if self._writer.opset < _WIDE_OPSET or not fmt.signed:
             return False
         return any(_moves_in_float(node, self._planned) for node in value.consumers())
 
     def _parameters(self, leader: str, params: QParams) -> tuple[ir.Value, ir.Value]:
         if leader not in self._scales:
-            self._scales[leader] = (
-                self._constant(f"{leader}_scale", params.scale),
-                self._integer_constant(f"{leader}_zero_point", params.zero_point, params.format),
+            zero_point = self._writer.tensor(
+                f"{leader}_zero_point",
+                lambda name: _tensor(params.zero_point, params.format, name),
             )
+            scale = self._writer.constant(f"{leader}_scale", params.scale)
+            self._scales[leader] = (scale, zero_point)
         return self._scales[leader]
-
-    def _constant(self, name: str, data: NDArray[np.generic]) -> ir.Value:
-        return add_constant(self._graph, self._free(name), np.asarray(data))
-
-    def _integer_constant(self, name: str, data: NDArray[np.integer], fmt: Format) -> ir.Value:
-        name = self._free(name)
-        return add_constant(self._graph, name, _tensor(data, fmt, name))
-
-    def _lazy(
-        self, name: str, like: ir.Value, fmt: Format, make: Callable[[], NDArray[np.integer]]
-    ) -> ir.Value:
-        if like.shape is None:
-            raise ValueError(f"constant {like.name!r} has no shape")
-        name = self._free(name)
-        lazy = ir.LazyTensor(
-            lambda: _tensor(make(), fmt, name), dtype=_DTYPES[fmt], shape=like.shape, name=name
-        )
-        return add_constant(self._graph, name, lazy)
-
-    def _replace_output(self, value: ir.Value, result: ir.Value) -> None:
-        """Let the graph output keep its name: what is quantized gets another."""
-        name = tensor_name(value)
-        for index, output in enumerate(self._graph.outputs):
-            if output is value:
-                self._graph.outputs[index] = result
-        value.name = self._free(f"{name}_QuantizeLinear_Input")
-        result.name = name
 
 
 def _moves_in_float(node: ir.Node, planned: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ from lowbit.adapt import adapt
 from lowbit.adapt.side_by_side import SideBySide, side_by_side
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
+from lowbit.config.specs import TensorSpec
 from lowbit.data import InputInfo
 from lowbit.equalise import Equalised, equalise
 from lowbit.graph.normalise import normalise, refuse_quantized
@@ -68,7 +69,7 @@ def prepare(
 def _equalise(
     model: ir.Model, config: QuantConfig, target: Target, sample: Any, data: Iterable[Feed] | None
 ) -> Equalised:
-    if config.weight is not None and config.weight.format.bits == 4:
+    if isinstance(config.weight, TensorSpec) and config.weight.format.bits == 4:
         model = require_opset(model, _FOUR_BIT_OPSET)
     normal = normalise(model, sample)
     kept: set[str] = set()

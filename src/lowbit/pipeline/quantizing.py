@@ -198,7 +198,16 @@ def _destroys_head(ready: Prepared, plan: Plan, stats: Stats) -> bool:
 
 
 def _emit(ready: Prepared, plan: Plan, params: Params, weights: Weights, data: Data) -> ir.Model:
-    quantized = emit_qdq(ready.adapted, plan, params, weights, domain=ready.config.domain)
+    config = ready.config
+    quantized = emit_qdq(
+        ready.adapted,
+        plan,
+        params,
+        weights,
+        domain=config.domain,
+        casts=config.casts,
+        half_weights=config.half_weights,
+    )
     quantized.producer_name, quantized.producer_version = "lowbit", lowbit.__version__
     quantized.metadata_props.update(
         {

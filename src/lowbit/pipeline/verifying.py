@@ -43,7 +43,7 @@ def verify(
         target=plan.target,
         version=lowbit.__version__,
         data=samples.data.description,
-        calibration_samples=samples.calibration_count,
+        calibration_samples=samples.calibration_count if plan.observed() else 0,
         verification_samples=samples.verification_count,
         held_out=samples.held_out,
         outputs=scores(outputs),
@@ -51,17 +51,19 @@ def verify(
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
         adjustments=params.adjustments,
-        notes=(*ready.equalised.notes, *_notes(samples)),
+        notes=(*ready.equalised.notes, *_notes(samples, calibrated=bool(plan.observed()))),
         size_before=constants_size(ready.reference),
         size_after=constants_size(quantized),
     )
 
 
-def _notes(samples: Split) -> tuple[str, ...]:
+def _notes(samples: Split, *, calibrated: bool) -> tuple[str, ...]:
     notes = []
-    if samples.data.is_random:
+    if samples.data.is_random and calibrated:
         notes.append("calibrated on random data, as asked for: accuracy will be poor")
-    if not samples.held_out:
+    if samples.data.is_random and not calibrated:
+        notes.append("verified on random data, as asked for: figures say little")
+    if not samples.held_out and calibrated:
         notes.append("verified on calibration samples: the data has no others")
     return tuple(notes)
 

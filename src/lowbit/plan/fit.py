@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from lowbit.config.specs import ProductBias
+from lowbit.config.specs import ProductBias, describe_format
 from lowbit.errors import PlanError, did_you_mean
 from lowbit.plan.plan import Plan
 
@@ -34,10 +34,10 @@ def check_fit(plan: Plan, model: ir.Model) -> None:
                 f"tensor {tensor.name!r} uses the parameters of {tensor.leader!r}, "
                 "which has none of its own in this plan"
             )
-        if leader.spec.format != tensor.spec.format:
+        if describe_format(leader.spec) != describe_format(tensor.spec):
             raise PlanError(
-                f"tensor {tensor.name!r} is {tensor.spec.format.value} but uses the parameters "
-                f"of {leader.name!r}, which is {leader.spec.format.value}"
+                f"tensor {tensor.name!r} is {describe_format(tensor.spec)} but uses the parameters "
+                f"of {leader.name!r}, which is {describe_format(leader.spec)}"
             )
     _check_biases(plan, model)
 

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec, Spec, TensorSpec
 from lowbit.graph.constants import constant, is_constant
 from lowbit.graph.names import tensor_name
 from lowbit.ops import Kind, OpTraits, clip_bounds, moves_exactly, traits_of
 from lowbit.plan.rules import Scheme
 from lowbit.targets.target import FusedPair, Target
+
+# They read what tensors look like, not their numbers.
+_NO_NUMBERS = ("Shape", "Size")
 
 ARITHMETIC = "lowbit.arithmetic"
 """Mark of nodes that belong to the operator before them: a device's own arithmetic."""
@@ -26,7 +29,7 @@ ARITHMETIC = "lowbit.arithmetic"
 class Wish:
     """What the operators around one activation want for it."""
 
-    spec: TensorSpec
+    spec: Spec
     priority: int
     why: str
 
@@ -59,14 +62,14 @@ def place(graph: ir.Graph, schemes: Mapping[ir.Node, Scheme], target: Target) ->
     for node in graph:
         if node.meta.get(ARITHMETIC) or not _touches_floats(node):
             continue
-        reason = _stays_float(node, schemes[node], target, shapes)
-        traits = traits_of(node)
+        traits = _traits(node, target)
+        reason = _stays_float(node, traits, schemes[node], target, shapes)
         if reason is not None or traits is None:
             draft.float_why[node] = reason or "no rule for this operator"
         elif _waits(traits, target):
             waiting.append((node, traits))
         else:
-            _place_node(draft, node, traits, schemes[node])
+            _place_node(draft, node, traits, schemes[node], behind=target.movers == "behind")
     _follow(draft, waiting, schemes)
     return draft
 
@@ -96,6 +99,14 @@ def only_consumer(value: ir.Value) -> ir.Node | None:
     """Return the one node that reads ``value``, if nothing else does."""
     uses = tuple(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def _traits(node: ir.Node, target: Target) -> OpTraits | None:
+    traits = traits_of(node)
+    if traits is None and target.every_operator and node.op_type not in _NO_NUMBERS:
+        subgraphs = any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
+        return None if subgraphs else OpTraits()
+    return traits
 
 
 def _waits(traits: OpTraits, target: Target) -> bool:
@@ -139,9 +150,12 @@ def data_outputs(node: ir.Node, traits: OpTraits) -> list[ir.Value]:
     return [v for v in used if v.dtype == ir.DataType.FLOAT]
 
 
-def _place_node(draft: Draft, node: ir.Node, traits: OpTraits, scheme: Scheme) -> None:
+def _place_node(
+    draft: Draft, node: ir.Node, traits: OpTraits, scheme: Scheme, *, behind: bool = False
+) -> None:
     inputs = data_inputs(node, traits)
-    if traits.kind is Kind.CLAMPS and inputs and inputs[0].name not in draft.activations:
+    waits = traits.kind is Kind.CLAMPS or (behind and traits.kind is Kind.MOVES)
+    if waits and inputs and inputs[0].name not in draft.activations:
         draft.float_why[node] = "its input is not quantized"
         return
     draft.active[node] = traits
@@ -151,6 +165,7 @@ def _place_node(draft: Draft, node: ir.Node, traits: OpTraits, scheme: Scheme) -
     for value in data_outputs(node, traits):
         draft.want(value, scheme, f"output of {node.op_type} {node.name}")
     _place_constants(draft, node, traits, scheme, inputs)
+    _place_bias(draft, node, traits, scheme)
 
 
 def _place_constants(
@@ -167,26 +182,36 @@ def _place_constants(
         if name in draft.weights:
             continue
         spec = scheme.weight
-        if value is not weight and value in inputs and _is_wide(scheme):
-            spec = _like_activation(scheme)
+        if value is not weight and value in inputs:
+            spec = _beside_activations(scheme, spec)
         role = "weight" if value is weight else "constant"
         draft.weights[name] = Wish(spec, scheme.priority, f"{role} of {node.op_type} {node.name}")
         rank = len(value.shape) if value.shape is not None else 0
-        if value is weight and spec.per_channel and rank > 1:
+        if value is weight and isinstance(spec, TensorSpec) and spec.per_channel and rank > 1:
             draft.channel_axis[name] = traits.channel_axis(node) % rank
 
 
-def _is_wide(scheme: Scheme) -> bool:
-    """Whether activations have more bits than weights: constants beside them then follow them."""
-    if scheme.activation is None or scheme.weight is None:
-        return False
-    return scheme.activation.format.bits > scheme.weight.format.bits
+def _place_bias(draft: Draft, node: ir.Node, traits: OpTraits, scheme: Scheme) -> None:
+    """Place a bias that is no integer: those depend on scales and are planned by themselves."""
+    value = _input(node, traits.bias)
+    spec = scheme.bias
+    if (
+        value is None
+        or not is_constant(value)
+        or not isinstance(spec, (FloatSpec, BfpSpec, MxSpec))
+    ):
+        return
+    why = f"bias of {node.op_type} {node.name}"
+    draft.weights.setdefault(tensor_name(value), Wish(spec, scheme.priority, why))
 
 
-def _like_activation(scheme: Scheme) -> TensorSpec:
+def _beside_activations(scheme: Scheme, weight: Spec) -> Spec:
+    """Return the spec of a constant that meets activations: theirs, if they have more bits."""
     spec = scheme.activation
-    if spec is None:
-        raise ValueError("only schemes with activations have constants like them")
+    if not isinstance(spec, TensorSpec) or not isinstance(weight, TensorSpec):
+        return weight
+    if spec.format.bits <= weight.format.bits:
+        return weight
     return TensorSpec(format=spec.format, symmetric=spec.symmetric, power_of_two=spec.power_of_two)
 
 
@@ -195,15 +220,18 @@ def _input(node: ir.Node, index: int | None) -> ir.Value | None:
 
 
 def _stays_float(
-    node: ir.Node, scheme: Scheme, target: Target, shapes: set[ir.Value]
+    node: ir.Node,
+    traits: OpTraits | None,
+    scheme: Scheme,
+    target: Target,
+    shapes: set[ir.Value],
 ) -> str | None:
     """Return why a node is not quantized, or ``None`` if it is."""
-    traits = traits_of(node)
     if scheme.excluded is not None:
         return scheme.excluded
     if any(v in shapes for v in node.outputs):
         return "computes a shape"
-    if traits is None or node.op_type not in target.operators:
+    if traits is None or not (target.every_operator or node.op_type in target.operators):
         return f"{target.name} does not run {node.op_type} quantized"
     if not traits.applies(node):
         return f"{node.op_type} with these attributes is not quantized"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from lowbit.config.specs import BiasSpec, TensorSpec
+from lowbit.config.specs import FloatSpec, IntegerBias, Spec, TensorSpec
 from lowbit.errors import PlanError
 from lowbit.targets.target import AlignRule
 
@@ -26,7 +26,7 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
         name: The tensor.
         role: Whether it is computed or constant.
         spec: How it is quantized.
-        axis: Channel axis of a per-channel constant.
+        axis: Channel axis of a per-channel constant, or the axis that blocks lie along.
         leader: The tensor whose parameters it uses; itself if it has its own.
         observe: The tensor whose statistics its range comes from.
         range: A range fixed beforehand, instead of statistics.
@@ -35,16 +35,33 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
 
     name: str
     role: Literal["activation", "weight"]
-    spec: TensorSpec
+    spec: Spec
     axis: int | None = None
     leader: str
     observe: str
     range: tuple[float, float] | None = None
     why: str
 
+    @property
+    def integer(self) -> TensorSpec:
+        """The spec of a tensor that is known to become integers."""
+        if not isinstance(self.spec, TensorSpec):
+            raise TypeError(f"{self.name!r} is {self.spec.describe()}, which is not an integer")
+        return self.spec
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the parameters of an activation follow from data."""
+        spec = self.spec
+        if self.range is not None or self.leader != self.name:
+            return False
+        return isinstance(spec, TensorSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
+
 
 class BiasPlan(_Row, frozen=True, kw_only=True):
-    """The decision for the bias of one node: its spec, and the scales it is tied to.
+    """The decision for the integer bias of one node: its spec, and the scales it is tied to.
+
+    Biases in other formats are constants like weights.
 
     ``group`` is how often a per-channel weight scale is repeated along the bias; ``channel_axis``
     is where the input's channels lie.
@@ -53,7 +70,7 @@ class BiasPlan(_Row, frozen=True, kw_only=True):
     node: str
     tensor: str
     index: int
-    spec: BiasSpec
+    spec: IntegerBias
     input: str
     weight: str
     factor: float = 1.0
@@ -105,8 +122,23 @@ class Plan(_Row, frozen=True, kw_only=True):
 
     def observed(self) -> tuple[str, ...]:
         """Return the names of the tensors whose statistics are needed."""
-        leaders = (t for t in self.activations() if t.leader == t.name and t.range is None)
-        return tuple(dict.fromkeys(t.observe for t in leaders))
+        return tuple(dict.fromkeys(t.observe for t in self.activations() if t.is_calibrated))
+
+    def integers(self) -> Plan:
+        """Return the plan of the integer tensors alone."""
+        tensors = tuple(t for t in self.tensors if isinstance(t.spec, TensorSpec))
+        names = {t.name for t in tensors}
+        groups = tuple(
+            msgspec.structs.replace(
+                group,
+                inputs=tuple(n for n in group.inputs if n in names),
+                outputs=tuple(n for n in group.outputs if n in names),
+            )
+            for group in self.groups
+        )
+        return msgspec.structs.replace(
+            self, tensors=tensors, groups=tuple(g for g in groups if g.inputs and g.outputs)
+        )
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:

@@ -8,10 +8,18 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import TensorOverride, TensorSpec
+from lowbit.config.specs import (
+    FloatSpec,
+    ProductBias,
+    Spec,
+    TensorOverride,
+    TensorSpec,
+    describe_format,
+)
 from lowbit.errors import ConfigError, PlanError, did_you_mean
 from lowbit.graph.constants import is_constant
 from lowbit.graph.names import tensor_name
+from lowbit.numerics.formats import Format
 from lowbit.ops import Kind, traits_of
 from lowbit.plan.head import find_head
 from lowbit.plan.placement import Draft, Wish, drop_fused, place
@@ -77,15 +85,25 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
     for role, spec, formats in roles:
         if spec is None:
             continue
-        if spec.format not in formats:
-            known = ", ".join(f.value for f in formats)
+        if not _takes(target, spec, formats):
+            known = [f.value for f in (*formats, *target.float_formats)]
+            known += ["blocks"] if target.blocks else []
             raise ConfigError(
-                f"target {target.name} takes {role}s as {known}, not {spec.format.value}"
+                f"target {target.name} takes {role}s as {', '.join(known)}, "
+                f"not {describe_format(spec)}"
             )
-        if target.power_of_two and not spec.power_of_two:
+        if target.power_of_two and not (isinstance(spec, TensorSpec) and spec.power_of_two):
             raise ConfigError(f"target {target.name} needs power-of-two scales for {role}s")
-        if spec.per_channel and not target.per_channel:
+        if isinstance(spec, TensorSpec) and spec.per_channel and not target.per_channel:
             raise ConfigError(f"target {target.name} has no per-channel scales")
+
+
+def _takes(target: Target, spec: Spec, formats: tuple[Format, ...]) -> bool:
+    if isinstance(spec, TensorSpec):
+        return spec.format in formats
+    if isinstance(spec, FloatSpec):
+        return spec.format in target.float_formats
+    return target.blocks
 
 
 def _override(draft: Draft, graph: ir.Graph, overrides: tuple[TensorOverride, ...]) -> None:
@@ -162,14 +180,16 @@ def _biases(draft: Draft, schemes: Mapping[ir.Node, Scheme]) -> tuple[BiasPlan, 
     rows = []
     for node, traits in draft.active.items():
         spec = schemes[node].bias
-        if spec is None or traits.bias is None or len(node.inputs) <= traits.bias:
+        if traits.bias is None or len(node.inputs) <= traits.bias:
             continue
+        if not isinstance(spec, (ProductBias, TensorSpec)):
+            continue  # placed with the other constants, or left in float
         source, bias = node.inputs[0], node.inputs[traits.bias]
         weight = node.inputs[traits.weight or 0]
         if source is None or weight is None or bias is None or not is_constant(bias):
             continue
-        if not isinstance(spec, TensorSpec) and (
-            source.name not in draft.activations or weight.name not in draft.weights
+        if isinstance(spec, ProductBias) and not (
+            _is_integer(draft.activations, source) and _is_integer(draft.weights, weight)
         ):
             continue
         rows.append(
@@ -187,6 +207,11 @@ def _biases(draft: Draft, schemes: Mapping[ir.Node, Scheme]) -> tuple[BiasPlan, 
             )
         )
     return tuple(rows)
+
+
+def _is_integer(wishes: Mapping[str, Wish], value: ir.Value) -> bool:
+    wish = wishes.get(tensor_name(value))
+    return wish is not None and isinstance(wish.spec, TensorSpec)
 
 
 def _bias_repeats(node: ir.Node) -> int:

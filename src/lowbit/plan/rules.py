@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import BiasSpec, Rule, TensorSpec
+from lowbit.config.specs import BiasSpec, Rule, Spec
 from lowbit.errors import ConfigError, PlanError, did_you_mean
 from lowbit.graph.names import names_of
 
@@ -23,8 +23,8 @@ class Scheme:
     tensor differ, the higher one decides.
     """
 
-    activation: TensorSpec | None
-    weight: TensorSpec | None
+    activation: Spec | None
+    weight: Spec | None
     bias: BiasSpec | None
     excluded: str | None = None
     priority: int = 0

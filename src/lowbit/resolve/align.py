@@ -83,7 +83,7 @@ def _copy_along_nodes(plan: Plan, params: OwnParams) -> None:
 
 def _merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
     members = list(members)
-    spec = members[0].spec
+    spec = members[0].integer
     fixed = [m.range for m in members if m.range is not None]
     if fixed:
         # A range somebody asked for holds for all that must agree with it.

@@ -29,6 +29,7 @@ class Params:
 
     ``bias_values`` are the float biases as added, where they are no longer the model's own.
     ``biases_before`` are those of product biases before an alignment moved their input's scale.
+    ``scales`` are of tensors in 16-bit floats that are scaled; others have none.
     """
 
     tensors: Mapping[str, QParams]
@@ -36,3 +37,4 @@ class Params:
     adjustments: tuple[Adjustment, ...] = ()
     bias_values: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
     biases_before: Mapping[str, QParams] = dataclasses.field(default_factory=dict)
+    scales: Mapping[str, float] = dataclasses.field(default_factory=dict)

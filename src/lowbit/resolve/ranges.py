@@ -19,7 +19,7 @@ from lowbit.config.methods import (
     NonOverflow,
     Percentile,
 )
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import FloatSpec, TensorSpec
 from lowbit.errors import CalibrationError
 from lowbit.numerics.qparams import QParams, choose_qparams, power_of_two_qparams
 from lowbit.resolve.density import Density
@@ -42,7 +42,7 @@ def params_of(stats: TensorStats, spec: TensorSpec, name: str) -> QParams:
             return power_of_two_of_range((stats.low, stats.high), spec, nearest=nearest)
         case LayerwisePercentile():
             return _layerwise(stats, spec, spec.method, name)
-    return params_of_range(_range(stats, spec, name), spec)
+    return params_of_range(range_of(stats, spec, name), spec)
 
 
 def params_of_range(limits: Range, spec: TensorSpec) -> QParams:
@@ -64,16 +64,18 @@ def power_of_two_of_range(limits: Range, spec: TensorSpec, *, nearest: bool) -> 
     return power_of_two_qparams(int(rounded), spec.format)
 
 
-def _range(stats: TensorStats, spec: TensorSpec, name: str) -> Range:
+def range_of(stats: TensorStats, spec: TensorSpec | FloatSpec, name: str) -> Range:
+    """Return the range that the spec's method chooses for these statistics."""
+    symmetric = isinstance(spec, FloatSpec) or spec.symmetric
     match spec.method:
         case MinMax(moving_average=None):
             return stats.low, stats.high
         case MinMax():
             return stats.average or (stats.low, stats.high)
-        case Percentile(histogram="growing", percentile=percent, symmetric_range=symmetric):
-            return _growing_percentile(_growing(stats, name), percent, symmetric=symmetric)
+        case Percentile(histogram="growing", percentile=percent, symmetric_range=both):
+            return _growing_percentile(_growing(stats, name), percent, symmetric=both)
         case Percentile(percentile=percent):
-            return percentile_range(stats, percent, symmetric=spec.symmetric, name=name)
+            return percentile_range(stats, percent, symmetric=symmetric, name=name)
         case Entropy(histogram="growing", levels=levels):
             return _growing_entropy(_growing(stats, name), levels)
         case Entropy(bins=bins, levels=levels):

@@ -20,6 +20,7 @@ from lowbit.plan.plan import Plan
 from lowbit.resolve.align import align, components
 from lowbit.resolve.bias import bias_params, repaired_weight
 from lowbit.resolve.density import Density
+from lowbit.resolve.floats import float_scales
 from lowbit.resolve.limited_nodes import find_limited
 from lowbit.resolve.limits import Limited, Moved, bounded_bias, satisfy
 from lowbit.resolve.params import Adjustment, Params
@@ -32,11 +33,13 @@ from lowbit.targets.target import ShiftLimits, Target
 
 def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
     """Return the parameters of every planned tensor and bias."""
+    scales = float_scales(model, plan, stats)
+    plan = plan.integers()
     own = _own(plan, stats)
     leaders = align(plan, own, stats)
     adjustments = _alignment_costs(plan, stats, own, leaders)
     weights = {
-        t.name: weight_params(constant_values(model, t.name), t.spec, t.axis)
+        t.name: weight_params(constant_values(model, t.name), t.integer, t.axis)
         for t in plan.weights()
     }
     moved = _apply_limits(model, plan, target, leaders, weights)
@@ -49,7 +52,7 @@ def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params
         for row in plan.biases
         if isinstance(row.spec, ProductBias)
     }
-    params = Params(tensors, {}, tuple(adjustments), biases_before=before)
+    params = Params(tensors, {}, tuple(adjustments), biases_before=before, scales=scales)
     return settle_biases(model, plan, params, target, {})
 
 
@@ -99,9 +102,9 @@ def _own(plan: Plan, stats: Stats) -> dict[str, QParams]:
         if tensor.leader != tensor.name:
             continue
         if tensor.range is not None:
-            own[tensor.name] = params_of_range(tensor.range, tensor.spec)
+            own[tensor.name] = params_of_range(tensor.range, tensor.integer)
         else:
-            own[tensor.name] = params_of(stats[tensor.observe], tensor.spec, tensor.name)
+            own[tensor.name] = params_of(stats[tensor.observe], tensor.integer, tensor.name)
     return own
 
 
@@ -120,7 +123,7 @@ def _repair(
             bias_values(model, row),
             row,
             {row.input: source, row.weight: weight},
-            power_of_two=specs[row.weight].spec.power_of_two,
+            power_of_two=specs[row.weight].integer.power_of_two,
         )
         if grown is not None:
             weights[row.weight] = grown
@@ -182,7 +185,7 @@ def _adjustment(moved: Moved, plan: Plan, stats: Stats) -> Adjustment:
     cost = None
     if tensor.role == "activation":
         before, after = (
-            power_of_two_qparams(position, tensor.spec.format)
+            power_of_two_qparams(position, tensor.integer.format)
             for position in (moved.before, moved.after)
         )
         cost = _cost(plan, stats, moved.tensor, before, after)
@@ -195,7 +198,7 @@ def _cost(plan: Plan, stats: Stats, name: str, before: QParams, after: QParams) 
     if tensor.range is not None or stats[tensor.observe].counts is None:
         return None
     density = Density.of(stats[tensor.observe], name)
-    errors = [error_of(density, params, tensor.spec) for params in (before, after)]
+    errors = [error_of(density, params, tensor.integer) for params in (before, after)]
     if min(errors) <= 0:
         return None
     return 10 * math.log10(errors[1] / errors[0])

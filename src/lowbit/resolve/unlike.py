@@ -30,7 +30,7 @@ def unlike_joins(plan: Plan, stats: Stats) -> list[UnlikeJoin]:
     """Return the parts that the join they are in would ruin."""
     return [
         join
-        for group in plan.groups
+        for group in plan.integers().groups
         if group.op_type == "Concat"
         for name in group.inputs
         if (join := _measure(plan, stats, group, name)) is not None
@@ -51,8 +51,9 @@ def _measure(plan: Plan, stats: Stats, group: AlignedGroup, name: str) -> Unlike
     power = density.power()
     if power <= 0:
         return None
-    alone = error_of(density, params_of(stats[own.observe], own.spec, name), own.spec)
-    joined = error_of(density, params_of_range((low, high), own.spec), own.spec)
+    spec = own.integer
+    alone = error_of(density, params_of(stats[own.observe], spec, name), spec)
+    joined = error_of(density, params_of_range((low, high), spec), spec)
     return UnlikeJoin(group.node, name, _decibels(power, alone), _decibels(power, joined))
 
 

@@ -11,12 +11,14 @@ from types import MappingProxyType
 
 import msgspec
 
+from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
 from lowbit.ops import OPS
 from lowbit.targets.target import Alignment, FusedPair, ShiftLimits, Target
 
 _EIGHT = (Format.INT8, Format.UINT8)
 _INTEGERS = (*_EIGHT, Format.INT16, Format.UINT16)
+_FLOATS = tuple(FloatFormat)
 
 _COMPUTE = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
@@ -65,6 +67,8 @@ ONNXRUNTIME = Target(
     operators=tuple(OPS),
     activation_formats=_INTEGERS,
     weight_formats=(*_INTEGERS, Format.INT4, Format.UINT4),
+    float_formats=_FLOATS,
+    blocks=True,
     shares=_MOVES_DATA,
     fuse=(FusedPair(producers=(*_COMPUTE, *_POOLS), consumers=_RELUS), _PADDED_POOLS),
 )
@@ -79,6 +83,20 @@ RYZEN_AI = Target(
     align=(Alignment(operators=("Concat",), rule="merged"),),
     fuse=_QUARK_FUSE,
     transforms=_NPU_TRANSFORMS,
+)
+
+RYZEN_AI_FLOAT = Target(
+    name="ryzen-ai-float",
+    description="AMD Ryzen AI NPUs, models in BF16, FP16 and block formats",
+    operators=tuple(OPS),
+    every_operator=True,
+    activation_formats=_INTEGERS,
+    weight_formats=_INTEGERS,
+    float_formats=_FLOATS,
+    blocks=True,
+    shares=_MOVES_DATA,
+    movers="always",
+    fuse=_QUARK_FUSE,
 )
 
 RYZEN_AI_CNN = Target(
@@ -132,6 +150,8 @@ QUARK_EXTENDED = Target(
     operators=_QUARK_NPU,
     activation_formats=_INTEGERS,
     weight_formats=_INTEGERS,
+    float_formats=_FLOATS,
+    blocks=True,
     shares=_QUARK_SHARES,
     movers="always",
     align=(Alignment(operators=("Concat",), rule="output"),),
@@ -139,6 +159,23 @@ QUARK_EXTENDED = Target(
     transforms=_NPU_TRANSFORMS,
     calibrate_optimised=False,
     softmax_range=(0.0, 1.0),
+)
+
+QUARK_FLOAT = msgspec.structs.replace(
+    QUARK_EXTENDED,
+    name="quark-float",
+    description="AMD Quark's extended flow over every operator (BF16)",
+    every_operator=True,
+    align=(),
+)
+
+QUARK_BLOCK = msgspec.structs.replace(
+    QUARK_EXTENDED,
+    name="quark-block",
+    description="AMD Quark's extended flow for block formats (BFP16, MX)",
+    movers="behind",
+    align=(),
+    fuse=(),
 )
 
 QUARK_NPU_CNN = Target(
@@ -189,10 +226,13 @@ BUILTIN: Mapping[str, Target] = MappingProxyType(
         for target in (
             ONNXRUNTIME,
             RYZEN_AI,
+            RYZEN_AI_FLOAT,
             RYZEN_AI_CNN,
             QUARK_STANDARD,
             QUARK_STANDARD_SYMMETRIC,
             QUARK_EXTENDED,
+            QUARK_FLOAT,
+            QUARK_BLOCK,
             QUARK_NPU_CNN,
             QUARK_VINT8,
         )

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lowbit.errors import ConfigError, did_you_mean
+from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
 
 AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
@@ -23,7 +24,7 @@ AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
 power-of-two scales. ``output`` / ``input``: the output's (input's) own, copied to the others.
 """
 
-Movers: TypeAlias = Literal["follow", "always"]
+Movers: TypeAlias = Literal["follow", "behind", "always"]
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,11 +71,15 @@ class Target(_Data, frozen=True, kw_only=True):
 
     Attributes:
         operators: Operator types it runs quantized.
+        every_operator: Whether it also runs operators that no rule is known for, on the numbers of
+            all their float inputs and outputs.
         activation_formats: Formats of activations; ``weight_formats`` likewise for weights.
+        float_formats: 16-bit float formats of both; ``blocks``: whether it has block formats.
         power_of_two: Whether every scale must be a power of two.
         per_channel: Whether weights may have a scale a channel.
         shares: Operators whose output uses the very parameters of its input.
-        movers: ``follow`` quantizes data movement only next to something quantized.
+        movers: ``follow`` quantizes data movement only next to something quantized, ``behind`` only
+            where what it reads is.
         align: Further operators whose tensors must agree, in the order they are applied.
         fuse: Pairs with no Q/DQ between.
         limits: Bounds of a fixed-point datapath, if it has one.
@@ -89,8 +94,11 @@ class Target(_Data, frozen=True, kw_only=True):
     name: str
     description: str = ""
     operators: tuple[str, ...]
+    every_operator: bool = False
     activation_formats: tuple[Format, ...]
     weight_formats: tuple[Format, ...]
+    float_formats: tuple[FloatFormat, ...] = ()
+    blocks: bool = False
     power_of_two: bool = False
     per_channel: bool = True
     shares: tuple[str, ...] = ()

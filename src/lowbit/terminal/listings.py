@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lowbit.config.presets import Preset
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import Spec
 from lowbit.targets import Target
 from lowbit.terminal.layout import make_table, show
 from lowbit.terminal.plan import describe_bias
@@ -64,5 +64,5 @@ def _formats(preset: Preset) -> tuple[str, str, str]:
     return (_described(config.activation), _described(config.weight), describe_bias(config.bias))
 
 
-def _described(spec: TensorSpec | None) -> str:
+def _described(spec: Spec | None) -> str:
     return "float" if spec is None else spec.describe()

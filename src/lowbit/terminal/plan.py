@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, Group
 from rich.table import Table
 
-from lowbit.config.specs import BiasSpec, TensorSpec
+from lowbit.config.specs import BiasSpec, ProductBias
 from lowbit.plan import Plan, TensorPlan
 from lowbit.targets import Target
 from lowbit.terminal.figures import counted
@@ -47,9 +47,9 @@ def describe_bias(spec: BiasSpec | None) -> str:
     """Return a few words for tables."""
     if spec is None:
         return "float"
-    if isinstance(spec, TensorSpec):
-        return spec.describe()
-    return f"{spec.format.value} product"
+    if isinstance(spec, ProductBias):
+        return f"{spec.format.value} product"
+    return spec.describe()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

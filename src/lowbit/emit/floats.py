@@ -1,0 +1,176 @@
+"""16-bit floats in the graph: as AMD's named operators, or as pairs of Cast.
+
+A tensor passes through ``ExtendedQuantizeLinear`` and ``ExtendedDequantizeLinear``, or through a
+Cast to the format and one back, with factors around them if it is scaled. Constants go the same
+way as they are, or are stored in the format, which takes half the space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.config.specs import FloatSpec
+from lowbit.emit.functions import DOMAIN, Functions, number
+from lowbit.emit.writer import Writer
+from lowbit.numerics.floats import FloatFormat, as_stored
+from lowbit.numerics.formats import Floats
+from lowbit.plan.plan import TensorPlan
+
+_DTYPES = {
+    FloatFormat.BFLOAT16: ir.DataType.BFLOAT16,
+    FloatFormat.FLOAT16: ir.DataType.FLOAT16,
+}
+_FLOAT = int(ir.DataType.FLOAT)
+
+
+class Conversion(Protocol):
+    """One way to write the conversion of a tensor to 16 bits and back."""
+
+    def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
+        """Return the nodes that bring a value to the format."""
+
+    def up(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
+        """Return the nodes that bring it back to float32."""
+
+
+class FloatNodes:
+    """Writes tensors in 16-bit floats; ``stored`` keeps constants in the format."""
+
+    def __init__(
+        self, writer: Writer, conversion: Conversion, scales: Mapping[str, float], *, stored: bool
+    ) -> None:
+        self._writer = writer
+        self._conversion = conversion
+        self._scales = scales
+        self._stored = stored
+
+    def activation(self, tensor: TensorPlan, spec: FloatSpec) -> None:
+        """Let all readers of an activation read it through the format."""
+        value = self._writer.values[tensor.name]
+        down = self._conversion.down(tensor, spec, value)
+        up = self._conversion.up(tensor, spec, down[-1].outputs[0])
+        self._writer.put_behind(value, [*down, *up])
+
+    def weight(self, tensor: TensorPlan, spec: FloatSpec, make: Callable[[], Floats]) -> None:
+        """Let all readers of a constant read it through the format."""
+        value = self._writer.values[tensor.name]
+        uses = tuple(value.uses())
+        if self._stored:
+            scale = self._scales.get(tensor.name, 1.0)
+            stored = self._writer.lazy(
+                f"{tensor.name}_quantized",
+                value,
+                _DTYPES[spec.format],
+                lambda name: _tensor(as_stored(make(), spec.format, scale), spec.format, name),
+            )
+            nodes = self._conversion.up(tensor, spec, stored)
+        else:
+            self._writer.set_values(value, make)
+            nodes = self._conversion.down(tensor, spec, value)
+            nodes += self._conversion.up(tensor, spec, nodes[-1].outputs[0])
+        self._writer.read_through(value, uses, nodes)
+
+
+class NamedOperators:
+    """``com.amd.quark``'s ExtendedQuantizeLinear and ExtendedDequantizeLinear."""
+
+    def __init__(self, writer: Writer, functions: Functions, scales: Mapping[str, float]) -> None:
+        self._writer = writer
+        self._functions = functions
+        self._scales = scales
+        self._parameters: dict[str, list[ir.Value]] = {}
+
+    def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
+        """Return one node."""
+        last, steps = "x", []
+        if spec.scaled:
+            last, steps = "a", ["a = Div(x, scale)"]
+        if _saturates(tensor, spec):
+            largest = spec.format.largest
+            steps += [f"low = {number(-largest)}", f"high = {number(largest)}"]
+            steps += [f"b = Clip({last}, low, high)"]
+            last = "b"
+        steps.append(f"y = Cast <to = {int(_DTYPES[spec.format])}> ({last})")
+        return [self._node("QuantizeLinear", tensor, spec, value, steps)]
+
+    def up(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
+        """Return one node."""
+        steps = [f"y = Cast <to = {_FLOAT}> (x)"]
+        if spec.scaled:
+            steps = [f"a = Cast <to = {_FLOAT}> (x)", "y = Mul(a, scale)"]
+        return [self._node("DequantizeLinear", tensor, spec, value, steps)]
+
+    def _node(
+        self, op: str, tensor: TensorPlan, spec: FloatSpec, value: ir.Value, steps: list[str]
+    ) -> ir.Node:
+        name = f"Extended{op}"
+        overload = self._functions.define(name, "(x, scale, zero_point) => (y)", "\n".join(steps))
+        inputs = [value, *self._of(tensor.leader, spec)]
+        return self._writer.node(
+            name, inputs, f"{tensor.name}_{op}", domain=DOMAIN, overload=overload
+        )
+
+    def _of(self, leader: str, spec: FloatSpec) -> list[ir.Value]:
+        if leader not in self._parameters:
+            scale = np.asarray(self._scales.get(leader, 1.0), np.float32)
+            zero = np.zeros((), spec.format.dtype)
+            self._parameters[leader] = [
+                self._writer.constant(f"{leader}_scale", scale),
+                self._writer.tensor(
+                    f"{leader}_zero_point", lambda name: _tensor(zero, spec.format, name)
+                ),
+            ]
+        return self._parameters[leader]
+
+
+class CastPairs:
+    """A Cast to the format and one back, with Mul around them if the tensor is scaled."""
+
+    def __init__(self, writer: Writer, scales: Mapping[str, float]) -> None:
+        self._writer = writer
+        self._scales = scales
+
+    def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
+        """Return Mul if scaled, Clip if saturating, and Cast."""
+        nodes: list[ir.Node] = []
+        name = f"{tensor.name}_QuantizeLinear"
+        if spec.scaled:
+            factor = np.float32(1) / np.float32(self._scales[tensor.name])
+            nodes.append(self._mul(value, f"{name}_mul", factor))
+        if _saturates(tensor, spec):
+            source = nodes[-1].outputs[0] if nodes else value
+            bounds = [
+                self._writer.constant(f"{name}_{word}", np.asarray(bound, np.float32))
+                for word, bound in (("min", -spec.format.largest), ("max", spec.format.largest))
+            ]
+            nodes.append(self._writer.node("Clip", [source, *bounds], f"{name}_clip"))
+        source = nodes[-1].outputs[0] if nodes else value
+        to = {"to": int(_DTYPES[spec.format])}
+        return [*nodes, self._writer.node("Cast", [source], name, to)]
+
+    def up(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
+        """Return Cast, and Mul if scaled."""
+        name = f"{tensor.name}_DequantizeLinear"
+        if not spec.scaled:
+            return [self._writer.node("Cast", [value], name, {"to": _FLOAT})]
+        cast = self._writer.node("Cast", [value], f"{name}_cast", {"to": _FLOAT})
+        scale = np.float32(self._scales[tensor.name])
+        return [cast, self._mul(cast.outputs[0], name, scale)]
+
+    def _mul(self, value: ir.Value, name: str, factor: np.float32) -> ir.Node:
+        constant = self._writer.constant(f"{name}_scale", np.asarray(factor))
+        return self._writer.node("Mul", [value, constant], name)
+
+
+def _saturates(tensor: TensorPlan, spec: FloatSpec) -> bool:
+    """Whether finite values must be kept finite here: constants are so beforehand."""
+    return spec.saturate and tensor.role == "activation"
+
+
+def _tensor(data: NDArray[Any], fmt: FloatFormat, name: str) -> ir.TensorProtocol:
+    return ir.Tensor(data, dtype=_DTYPES[fmt], name=name)
