@@ -166,3 +166,47 @@ def test_the_type_of_an_input_is_told() -> None:
 def test_an_input_without_type_is_refused() -> None:
     with pytest.raises(ModelError, match="'x' has no element type"):
         input_dtype(ir.val("x"))
+
+
+def test_repeated_runs_give_what_single_runs_give(chain, floats, run) -> None:
+    """Shapes change and change back; an input and a batch not in row order are among them."""
+    sizes = [2, 2, 3, 2, 1, 2]
+    feeds = [{"image": floats(n, 8), "index": np.int64([n])} for n in sizes]
+    feeds[3]["image"] = np.asfortranarray(feeds[3]["image"])
+
+    with session(io.load(chain), ["image", "hidden"], threads=1) as running:
+        again = running.repeated(["image", "hidden", "scores"])
+        for feed in feeds:
+            image, hidden, scores = (array.copy() for array in again(feed))
+            np.testing.assert_array_equal(image, feed["image"])
+            np.testing.assert_allclose(hidden, running.run(["hidden"], feed)[0], rtol=1e-6)
+            np.testing.assert_allclose(scores, run(chain, feed)[0], rtol=1e-6)
+
+
+def test_repeated_runs_hand_back_the_same_arrays(chain, floats) -> None:
+    feeds = [{"image": floats(2, 8), "index": np.int64([1])} for _ in range(2)]
+
+    with session(io.load(chain), threads=1) as running:
+        again = running.repeated(["scores"])
+        first, second = again(feeds[0])[0], again(feeds[1])[0]
+
+    assert np.shares_memory(first, second)
+
+
+def test_repeated_runs_take_outputs_whose_shape_depends_on_values(parse) -> None:
+    graph = "g (float[n] x) => (int64[1,m] at) { at = NonZero(x) }"
+    feeds = [{"x": np.float32(v)} for v in ([1, 0, 2], [1, 1, 1], [0, 3, 0])]
+
+    with session(io.load(parse(graph)), threads=1) as running:
+        again = running.repeated(["at"])
+        found = [again(feed)[0].tolist() for feed in feeds]
+
+    assert found == [[[0, 2]], [[0, 1, 2]], [[1]]]
+
+
+def test_a_wrong_feed_of_a_repeated_run_names_the_input(chain, feed) -> None:
+    with session(io.load(chain), threads=1) as running:
+        again = running.repeated(["scores"])
+        again(feed)
+        with pytest.raises(ModelError, match="'image' is of type float64; expected float32"):
+            again(feed | {"image": feed["image"].astype(np.float64)})

@@ -278,9 +278,12 @@ def _run_all(
 ) -> int:
     """Run every sample and measure it; return how many there were."""
     names = list(needs)
+    own = threading.local()
 
     def work(feed: Feed) -> tuple[int, dict[str, ChannelSums]]:
-        arrays = dict(zip(names, running.run(names, feed), strict=True))
+        if not hasattr(own, "run"):
+            own.run = running.repeated(names)
+        arrays = dict(zip(names, own.run(feed), strict=True))
         for name, array in arrays.items():
             measure.add(name, array)
         size = sum(array.nbytes for array in arrays.values())
