@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from lowbit.calibrate.loghistogram import BINS, count, edges
+from lowbit.calibrate.loghistogram import BINS, Counter, count, edges, fold, raw_counts
 
 _ANY_FLOAT = arrays.arrays(
     np.float32, arrays.array_shapes(max_dims=3), elements=st.floats(width=32)
@@ -67,3 +67,27 @@ def test_what_is_out_of_range_counts_as_zero_or_as_the_last_bin() -> None:
 
     assert counts[BINS] == 3
     assert counts[-1] == counts[0] == 1
+
+
+def test_a_counter_counts_as_one_pass_over_everything_would() -> None:
+    rng = np.random.default_rng(3)
+    parts = [rng.normal(size=n).astype(np.float32) for n in (5, 70_000, 0, 30_000, 40_000, 1)]
+    one, other = Counter(), Counter()
+
+    for k, part in enumerate(parts):
+        (one if k % 2 else other).add(part)
+    one.merge(other)
+
+    expected, _ = count(np.concatenate(parts))
+    np.testing.assert_array_equal(fold(one.counts())[0], expected)
+
+
+def test_a_counter_keeps_no_reference_to_what_it_counts() -> None:
+    buffer, counter = np.ones(8, np.float32), Counter()
+
+    counter.add(buffer)
+    buffer[:] = -2
+    counter.add(buffer)
+
+    both = np.float32([1] * 8 + [-2] * 8)
+    np.testing.assert_array_equal(counter.counts(), raw_counts(both))

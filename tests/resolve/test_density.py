@@ -145,3 +145,20 @@ def test_values_beyond_the_last_bin_reach_to_the_observed_extreme() -> None:
 def test_statistics_without_a_histogram_are_refused() -> None:
     with pytest.raises(CalibrationError, match="'conv_out' have no histogram"):
         Density.of(TensorStats(0.0, 1.0, 5), "conv_out")
+
+
+def test_a_coarser_density_holds_the_same_values_in_fewer_bins() -> None:
+    """What lies apart stays apart: an outlier is not smeared over the gap before it."""
+    values = np.concatenate((np.random.default_rng(0).normal(size=20_000), [500.0, -80.0]))
+    fine = Density.of(TensorStats.of(values.astype(np.float32), histogram=True))
+
+    coarse = fine.coarser(4)
+
+    assert len(coarse.start) < len(fine.start) / 2
+    assert coarse.total == fine.total
+    assert coarse.power() == pytest.approx(fine.power(), rel=1e-3)
+    assert (coarse.start[0], coarse.end[-1]) == (fine.start[0], fine.end[-1])
+    assert coarse.start[-1] > 490
+    assert coarse.end[0] < -78
+    np.testing.assert_array_less(coarse.start[:-1], coarse.end[:-1] + 1e-12)
+    assert (coarse.start[1:] >= coarse.end[:-1]).all()

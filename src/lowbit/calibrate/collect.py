@@ -163,28 +163,27 @@ class _Measure:
     def __init__(self, needs: Mapping[str, Need]) -> None:
         self._needs = needs
         self._stats: dict[str, TensorStats] = {}
-        self._raw: dict[str, loghistogram.Counts] = {}
+        self._counters: list[dict[str, loghistogram.Counter]] = []
+        self._own = threading.local()
         self._channels: dict[str, ChannelSums] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, x: Floats) -> None:
         new = TensorStats.of(x, histogram=False)
-        raw = None
         if self._needs[name].histogram and new.count:
-            raw = loghistogram.raw_counts(thinned(x))
+            self._counter(name).add(thinned(x))
         with self._lock:
             old = self._stats.get(name)
             self._stats[name] = new if old is None else old | new
-            if raw is not None:
-                self._count(name, raw)
 
-    def _count(self, name: str, raw: loghistogram.Counts) -> None:
-        """Add counts as they are; they are sorted into bins once, at the end."""
-        known = self._raw.get(name)
-        if known is None or len(known) < len(raw):
-            self._raw[name] = raw
-            known, raw = raw, known if known is not None else raw[:0]
-        known[: len(raw)] += raw
+    def _counter(self, name: str) -> loghistogram.Counter:
+        """Return this thread's counter; the counts of all threads are added up at the end."""
+        if not hasattr(self._own, "counters"):
+            self._own.counters = {}
+            with self._lock:
+                self._counters.append(self._own.counters)
+        counters: dict[str, loghistogram.Counter] = self._own.counters
+        return counters.setdefault(name, loghistogram.Counter())
 
     def result(self) -> dict[str, TensorStats]:
         return {
@@ -206,9 +205,14 @@ class _Measure:
         return TensorStats(0.0, 0.0, 0, channels=total / positions, positions=positions)
 
     def _with_counts(self, name: str) -> TensorStats:
-        if name not in self._raw:
+        total = loghistogram.Counter()
+        for counters in self._counters:
+            if name in counters:
+                total.merge(counters[name])
+        raw = total.counts()
+        if not len(raw):
             return self._stats[name]
-        return dataclasses.replace(self._stats[name], counts=loghistogram.fold(self._raw[name])[0])
+        return dataclasses.replace(self._stats[name], counts=loghistogram.fold(raw)[0])
 
 
 def thinned(x: Floats) -> Floats:

@@ -21,6 +21,7 @@ BINS = _LAST - _FIRST
 """Bins for each sign."""
 
 Counts = NDArray[np.int64]
+_TOGETHER = 1 << 16
 
 
 def count(x: Floats) -> tuple[Counts, int]:
@@ -30,8 +31,53 @@ def count(x: Floats) -> tuple[Counts, int]:
 
 def raw_counts(x: Floats) -> Counts:
     """Return how often each leading half occurs, up to the largest that does."""
+    return np.bincount(_leading_halves(x))
+
+
+def _leading_halves(x: Floats) -> NDArray[np.uint16]:
     flat = np.ascontiguousarray(x, np.float32).reshape(-1)
-    return np.bincount(flat.view(np.uint16)[1::2])  # the high half on little-endian machines
+    return flat.view(np.uint16)[1::2]  # the high half on little-endian machines
+
+
+class Counter:
+    """Raw counts of many arrays; for one thread.
+
+    Small arrays are gathered and counted together: the table of counts is longer than they are.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing counted."""
+        self._waiting: list[NDArray[np.uint16]] = []
+        self._size = 0
+        self._counts = np.zeros(0, np.int64)
+
+    def add(self, x: Floats) -> None:
+        """Count the values of ``x``."""
+        self._waiting.append(_leading_halves(x).copy())
+        self._size += x.size
+        if self._size >= _TOGETHER:
+            self._count()
+
+    def merge(self, other: Counter) -> None:
+        """Count what another has counted."""
+        self._sum(other.counts())
+
+    def counts(self) -> Counts:
+        """Return what was counted, by leading half."""
+        self._count()
+        return self._counts
+
+    def _count(self) -> None:
+        if self._waiting:
+            self._sum(np.bincount(np.concatenate(self._waiting)))
+        self._waiting, self._size = [], 0
+
+    def _sum(self, counts: Counts) -> None:
+        longer, shorter = self._counts, counts
+        if len(longer) < len(shorter):
+            longer, shorter = shorter.copy(), longer
+        longer[: len(shorter)] += shorter
+        self._counts = longer
 
 
 def fold(raw: Counts) -> tuple[Counts, int]:

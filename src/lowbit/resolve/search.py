@@ -12,6 +12,7 @@ from lowbit.resolve.density import Density, Doubles
 
 _COARSE = np.geomspace(0.01, 1.0, 43)
 _OCTAVES = 6
+_TOGETHER = 4
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -39,7 +40,7 @@ def best_params(density: Density, low: float, high: float, spec: TensorSpec) -> 
         return _params(low, high, spec)
     if spec.symmetric:
         top = max(abs(low), abs(high))
-        ratio = _best_ratio(lambda r: _symmetric_errors(density, top * r, spec))
+        ratio = _best_ratio(density, lambda d, r: _symmetric_errors(d, top * r, spec))
         return _params(-top * ratio, top * ratio, spec)
     return _best_asymmetric(density, low, high, spec)
 
@@ -75,29 +76,29 @@ def _symmetric_errors(density: Density, top: Doubles, spec: TensorSpec) -> Doubl
     return density.squared_error(scale, scale * (qmin - zero), scale * (qmax - zero))
 
 
-def _best_ratio(errors: Callable[[Doubles], Doubles]) -> float:
+def _best_ratio(density: Density, errors: Callable[[Density, Doubles], Doubles]) -> float:
     """Return the ratio (of at most 1) of least error: a coarse search, then a fine one."""
-    coarse = int(np.argmin(errors(_COARSE)))
+    coarse = int(np.argmin(errors(density.coarser(_TOGETHER), _COARSE)))
     low, high = _COARSE[max(coarse - 1, 0)], _COARSE[min(coarse + 1, len(_COARSE) - 1)]
     fine = np.linspace(low, high, 11)
-    return float(fine[int(np.argmin(errors(fine)))])
+    return float(fine[int(np.argmin(errors(density, fine)))])
 
 
 def _best_asymmetric(density: Density, low: float, high: float, spec: TensorSpec) -> QParams:
     """Shrink both ends together, then each alone."""
 
-    def errors(lows: Doubles, highs: Doubles) -> Doubles:
+    def errors(priced: Density, lows: Doubles, highs: Doubles) -> Doubles:
         tried = [_params(a, b, spec) for a, b in zip(lows, highs, strict=True)]
         ranges = np.array([code_range(p, spec) for p in tried])
         scale = np.array([float(p.scale) for p in tried])
-        return density.squared_error(scale, ranges[:, 0], ranges[:, 1])
+        return priced.squared_error(scale, ranges[:, 0], ranges[:, 1])
 
-    both = _best_ratio(lambda r: errors(low * r, high * r))
+    both = _best_ratio(density, lambda d, r: errors(d, low * r, high * r))
     low, high = low * both, high * both
     if high > 0:
-        high *= _best_ratio(lambda r: errors(np.full(len(r), low), high * r))
+        high *= _best_ratio(density, lambda d, r: errors(d, np.full(len(r), low), high * r))
     if low < 0:
-        low *= _best_ratio(lambda r: errors(low * r, np.full(len(r), high)))
+        low *= _best_ratio(density, lambda d, r: errors(d, low * r, np.full(len(r), high)))
     return _params(low, high, spec)
 
 
