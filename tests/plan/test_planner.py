@@ -3,12 +3,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import onnx_ir as ir
 import pytest
 
-from lowbit.config.specs import ProductBias, TensorOverride, TensorSpec
+from lowbit.config.config import QuantConfig
+from lowbit.config.specs import ProductBias, Rule, TensorOverride, TensorSpec
 from lowbit.errors import ConfigError, PlanError
 from lowbit.numerics.formats import Format
+from lowbit.plan import make_plan
+from lowbit.targets import OperatorFormats, Target, find_target
 
 _INT16 = TensorSpec(format=Format.INT16)
 
@@ -120,6 +124,44 @@ def test_what_a_target_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_of(small, target, **options)
+
+
+def _with_formats(*formats: OperatorFormats) -> Target:
+    return msgspec.structs.replace(find_target("onnxruntime"), name="toy", formats=formats)
+
+
+def test_an_operator_without_the_format_stays_in_float_and_says_why(small: ir.Model) -> None:
+    target = _with_formats(
+        OperatorFormats(operators=("ConvTranspose",), activation=(Format.INT16, Format.UINT16))
+    )
+    config = QuantConfig(
+        activation=TensorSpec(format=Format.INT8), weight=TensorSpec(format=Format.INT8)
+    )
+
+    plan = make_plan(small, config, target)
+    wide = make_plan(
+        small,
+        msgspec.structs.replace(config, rules=(Rule(op_type="ConvTranspose", activation=_INT16),)),
+        target,
+    )
+
+    assert [(n.op_type, n.why) for n in plan.float_nodes] == [
+        ("ConvTranspose", "toy takes ConvTranspose in int16 or uint16, not int8")
+    ]
+    assert "v" not in plan.by_name()
+    assert wide.by_name()["y"].spec.format is Format.INT16
+    assert not wide.float_nodes
+
+
+def test_the_last_entry_of_an_operators_formats_holds() -> None:
+    target = _with_formats(
+        OperatorFormats(operators=("Conv", "Gemm"), weight=(Format.INT16,)),
+        OperatorFormats(operators=("Conv",), weight=(Format.INT4, Format.INT8)),
+    )
+
+    assert target.formats_of("Conv")[1] == (Format.INT4, Format.INT8)
+    assert target.formats_of("Gemm") == (target.activation_formats, (Format.INT16,))
+    assert target.formats_of("Relu") == (target.activation_formats, target.weight_formats)
 
 
 def test_softmax_has_a_fixed_range_where_the_target_says_so(

@@ -33,7 +33,8 @@ def make_plan(model: ir.Model, config: QuantConfig, target: Target) -> Plan:
     """Decide the spec of every tensor of a normalised model."""
     _check_formats(config, target)
     graph = model.graph
-    schemes = _protect_head(choose_schemes(graph, config), graph, config)
+    schemes = _within_formats(choose_schemes(graph, config), target)
+    schemes = _protect_head(schemes, graph, config)
     draft = place(graph, schemes, target)
     drop_fused(graph, draft, target)
     _override(draft, graph, config.tensors)
@@ -70,6 +71,26 @@ def _protect_head(
         else scheme
         for node, scheme in schemes.items()
     }
+
+
+def _within_formats(schemes: Mapping[ir.Node, Scheme], target: Target) -> Mapping[ir.Node, Scheme]:
+    """Leave in float what the target takes only in other formats than its scheme has."""
+    special = {op_type for entry in target.formats for op_type in entry.operators}
+    return {
+        node: _within(scheme, node.op_type, target) if node.op_type in special else scheme
+        for node, scheme in schemes.items()
+    }
+
+
+def _within(scheme: Scheme, op_type: str, target: Target) -> Scheme:
+    for spec, formats in zip(
+        (scheme.activation, scheme.weight), target.formats_of(op_type), strict=True
+    ):
+        if scheme.excluded is None and spec is not None and not _takes(target, spec, formats):
+            known = " or ".join(f.value for f in formats)
+            why = f"{target.name} takes {op_type} in {known}, not {describe_format(spec)}"
+            return dataclasses.replace(scheme, excluded=why)
+    return scheme
 
 
 def _moves(node: ir.Node) -> bool:

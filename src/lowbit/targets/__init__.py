@@ -1,5 +1,5 @@
 """What a device or runtime can do, as data."""
 
-from lowbit.targets.target import FusedPair, ShiftLimits, Target, find_target
+from lowbit.targets.target import FusedPair, OperatorFormats, ShiftLimits, Target, find_target
 
-__all__ = ["FusedPair", "ShiftLimits", "Target", "find_target"]
+__all__ = ["FusedPair", "OperatorFormats", "ShiftLimits", "Target", "find_target"]

@@ -47,6 +47,14 @@ class Alignment(_Data, frozen=True, kw_only=True):
     rule: AlignRule
 
 
+class OperatorFormats(_Data, frozen=True, kw_only=True):
+    """Operators that take other formats than the rest; ``None``: the same for this role."""
+
+    operators: tuple[str, ...]
+    activation: tuple[Format, ...] | None = None
+    weight: tuple[Format, ...] | None = None
+
+
 class ShiftLimits(_Data, frozen=True, kw_only=True):
     """Bounds on sums and differences of binary points, set by the width of shifters.
 
@@ -75,6 +83,7 @@ class Target(_Data, frozen=True, kw_only=True):
             all their float inputs and outputs.
         activation_formats: Formats of activations; ``weight_formats`` likewise for weights.
         float_formats: 16-bit float formats of both; ``blocks``: whether it has block formats.
+        formats: Operators that take other formats; of two entries for one operator the last holds.
         power_of_two: Whether every scale must be a power of two.
         per_channel: Whether weights may have a scale a channel.
         shares: Operators whose output uses the very parameters of its input.
@@ -99,6 +108,7 @@ class Target(_Data, frozen=True, kw_only=True):
     weight_formats: tuple[Format, ...]
     float_formats: tuple[FloatFormat, ...] = ()
     blocks: bool = False
+    formats: tuple[OperatorFormats, ...] = ()
     power_of_two: bool = False
     per_channel: bool = True
     shares: tuple[str, ...] = ()
@@ -112,6 +122,15 @@ class Target(_Data, frozen=True, kw_only=True):
     calibrate_optimised: bool = True
     softmax_range: tuple[float, float] | None = None
     fallback: str = "the CPU"
+
+    def formats_of(self, op_type: str) -> tuple[tuple[Format, ...], tuple[Format, ...]]:
+        """Return the formats an operator takes for activations and for weights."""
+        activation, weight = self.activation_formats, self.weight_formats
+        for entry in self.formats:
+            if op_type in entry.operators:
+                activation = entry.activation or activation
+                weight = entry.weight or weight
+        return activation, weight
 
 
 def find_target(name: str) -> Target:
