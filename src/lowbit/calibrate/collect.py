@@ -44,7 +44,7 @@ T = TypeVar("T")
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
 # Values of one sample a histogram is taken of, and the fewest rows of it.
-_ENOUGH, _LEAST_ROWS = 1 << 15, 4
+_ENOUGH, _LEAST_ROWS = 1 << 13, 4
 _NOTHING = TensorStats(0.0, 0.0, 0)
 
 
@@ -218,7 +218,7 @@ class _Measure:
 def thinned(x: Floats) -> Floats:
     """Return ``x``, or evenly spaced rows of it when one sample has more values than needed.
 
-    Histograms and means of some thirty thousand values a sample serve as well as those of a million
+    Histograms and means of some ten thousand values a sample serve as well as those of a million
     and much faster; the range is always that of all values. What is taken depends on the shape
     of a single sample only, so the result does not depend on batching.
     """
