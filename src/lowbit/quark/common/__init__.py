@@ -1,0 +1,1 @@
+"""What Quark shares between its parts."""

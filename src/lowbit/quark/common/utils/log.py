@@ -1,0 +1,28 @@
+"""Quark's logger, as a plain logger of Python's: lowbit leaves handlers to the application."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["ScreenLogger", "log_errors"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class ScreenLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger by name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.getLogger(name), {})
+
+    @classmethod
+    def set_shared_level(cls, level: int) -> None:
+        """Set the level of all of them."""
+        logging.getLogger("quark").setLevel(level)
+
+
+def log_errors(function: _F) -> _F:
+    """Return the function itself: an error is said once, where it is raised."""
+    return function

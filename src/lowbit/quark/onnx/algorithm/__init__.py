@@ -1,0 +1,62 @@
+"""Algorithms that change a float model, by Quark's names. They return a new model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from lowbit.config.equalise import QuarkCle
+from lowbit.equalise import equalise
+from lowbit.equalise.stem import equalise_stem
+from lowbit.graph import io
+from lowbit.graph.normalise import normalise
+from lowbit.quark.errors import QuarkConfigError, say
+
+__all__ = ["cle_transforms", "stem_equalize_transforms"]
+
+
+def cle_transforms(
+    model: onnx.ModelProto,
+    op_types_to_quantize: Sequence[str] = (),
+    nodes_to_quantize: Sequence[str] = (),
+    nodes_to_exclude: Sequence[str] = (),
+    cle_steps: int = -1,
+    cle_balance_method: str = "max",
+    cle_weight_threshold: float = 0.5,
+    cle_scale_append_bias: bool = True,  # noqa: FBT001, FBT002
+    cle_scale_use_threshold: bool = True,  # noqa: FBT001, FBT002
+    cle_total_layer_diff_threshold: float = 1.9e-7,
+) -> onnx.ModelProto:
+    """Return the model equalised across layers; it computes the same."""
+    _say_unused(op_types_to_quantize, nodes_to_quantize)
+    if cle_balance_method != "max":
+        raise QuarkConfigError(f"cle_balance_method is {cle_balance_method!r}; 'max' is known")
+    how = QuarkCle(
+        steps=cle_steps,
+        weight_threshold=cle_weight_threshold,
+        append_bias=cle_scale_append_bias,
+        use_threshold=cle_scale_use_threshold,
+        total_layer_diff_threshold=cle_total_layer_diff_threshold,
+    )
+    even = equalise(normalise(io.load(model)), how, keep=set(nodes_to_exclude))
+    return io.to_proto(even.model)
+
+
+def stem_equalize_transforms(
+    model: onnx.ModelProto,
+    op_types_to_quantize: Sequence[str] = (),
+    nodes_to_quantize: Sequence[str] = (),
+    nodes_to_exclude: Sequence[str] = (),
+) -> onnx.ModelProto:
+    """Return the model with the channels of its first convolution evened out."""
+    _say_unused(op_types_to_quantize, [*nodes_to_quantize, *nodes_to_exclude])
+    loaded = io.load(model)
+    equalise_stem(loaded.graph)
+    return io.to_proto(loaded)
+
+
+def _say_unused(op_types: Sequence[str], nodes: Sequence[str]) -> None:
+    if nodes:
+        say(f"equalisation does not look at these nodes apart: {', '.join(nodes)}")
+    del op_types  # Only convolutions and Gemm are equalised, whatever else is quantized.

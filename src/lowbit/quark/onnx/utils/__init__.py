@@ -1,0 +1,1 @@
+"""Helpers by Quark's names."""

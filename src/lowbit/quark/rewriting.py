@@ -1,0 +1,116 @@
+"""Changes of a whole model that Quark offers as options and as tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.errors import did_you_mean
+from lowbit.graph.passes.require_opset import require_opset
+from lowbit.quark.errors import NotSupportedError, QuarkConfigError
+
+_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+_SHAPE = re.compile(r"^\s*(?P<name>.+?)\s*:\s*\[(?P<dims>[\d,\s]*)\]\s*$")
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in ``name:[1,3,224,224];other:[1,10]``."""
+    shapes = {}
+    for part in filter(str.strip, text.split(";")):
+        match = _SHAPE.match(part)
+        if match is None:
+            raise QuarkConfigError(
+                f"cannot read the shape {part!r}; expected name:[1,3,224,224], several after ;"
+            )
+        dims = [word for word in match["dims"].split(",") if word.strip()]
+        shapes[match["name"]] = tuple(int(word) for word in dims)
+    return shapes
+
+
+def fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
+    """Return the model with fixed shapes of inputs and outputs, and all others inferred anew."""
+    model = model.clone()
+    ends = {str(v.name): v for v in (*model.graph.inputs, *model.graph.outputs)}
+    for name, shape in shapes.items():
+        value = ends.get(name)
+        if value is None:
+            raise QuarkConfigError(
+                f"the model has no input or output {name!r}{did_you_mean(name, ends)}"
+            )
+        if value.shape is not None and len(value.shape) != len(shape):
+            raise QuarkConfigError(
+                f"{name!r} has {len(value.shape)} dimensions, but is given the shape {list(shape)}"
+            )
+        value.shape = ir.Shape(shape)
+    inputs = {str(v.name) for v in model.graph.inputs}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name not in inputs and not value.is_graph_output():
+                value.shape = None
+    from onnx_ir.passes.common import ShapeInferencePass
+
+    return ShapeInferencePass()(model).model
+
+
+def to_opset(model: ir.Model, version: int) -> ir.Model:
+    """Return the model at a later operator set."""
+    if model.opset_imports.get("", 0) > version:
+        raise NotSupportedError(
+            f"the model is at operator set {model.opset_imports.get('', 0)}; converting down to "
+            f"{version} is not supported"
+        )
+    return require_opset(model, version)
+
+
+def nchw_to_nhwc(model: ir.Model) -> ir.Model:
+    """Return the model with four-dimensional inputs and outputs channels-last."""
+    model = model.clone()
+    for value in tuple(model.graph.inputs):
+        if _is_image(value):
+            _transpose_input(model.graph, value)
+    for index, value in enumerate(tuple(model.graph.outputs)):
+        if _is_image(value):
+            _transpose_output(model.graph, index, value)
+    model.graph.sort()
+    return model
+
+
+def feed_to_nhwc(feed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a feed with four-dimensional arrays channels-last."""
+    return {
+        name: np.transpose(array, _TO_NHWC) if np.ndim(array) == 4 else array
+        for name, array in feed.items()
+    }
+
+
+def _is_image(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 4
+
+
+def _transpose_input(graph: ir.Graph, value: ir.Value) -> None:
+    """Put a Transpose behind an input, which keeps its name. Changes ``graph``."""
+    assert value.shape is not None
+    inner = ir.node("Transpose", [value], {"perm": _TO_NCHW}, name=f"{value.name}_to_nchw")
+    inner.outputs[0].name = f"{value.name}_nchw"
+    inner.outputs[0].type, inner.outputs[0].shape = value.type, value.shape
+    ir.convenience.replace_all_uses_with(value, inner.outputs[0])
+    inner.replace_input_with(0, value)
+    value.shape = ir.Shape([value.shape[i] for i in _TO_NHWC])
+    graph.insert_before(graph[0], inner)
+
+
+def _transpose_output(graph: ir.Graph, index: int, value: ir.Value) -> None:
+    """Put a Transpose before an output, which keeps its name. Changes ``graph``."""
+    assert value.shape is not None
+    name = value.name
+    value.name = f"{name}_nchw"
+    outer = ir.node("Transpose", [value], {"perm": _TO_NHWC}, name=f"{name}_to_nhwc")
+    result = outer.outputs[0]
+    result.name, result.type = name, value.type
+    result.shape = ir.Shape([value.shape[i] for i in _TO_NHWC])
+    graph.append(outer)
+    graph.outputs[index] = result

@@ -1,0 +1,160 @@
+"""Run a configuration of Quark's on a model: what ``ModelQuantizer`` and ``quantize_static`` do."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from lowbit.data.iterables import Reader
+from lowbit.graph import io
+from lowbit.pipeline import Result, compare, quantize
+from lowbit.quark import by_onnxruntime, rewriting
+from lowbit.quark.errors import MissingModelError, QuarkConfigError, QuarkDataError
+from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
+from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig
+from lowbit.quark.onnx.quantization.config.config import QConfig
+from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.translate.job import Job, make_job
+from lowbit.quark.translate.layers import LayerException
+from lowbit.quark.translate.options import ExtraOptions
+from lowbit.quark.translate.qconfig import layer_exceptions, to_legacy, with_algorithms
+from lowbit.terminal.consoles import stdout
+from lowbit.terminal.report import show_comparison, show_result
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a user hands over beside the configuration."""
+
+    model: str | Path | onnx.ModelProto
+    output: str | Path | None = None
+    reader: Any = None
+    data_path: str | Path | None = None
+
+
+def run(
+    given: Given, config: QuantizationConfig | QConfig, algorithms: Sequence[AlgoConfig]
+) -> onnx.ModelProto | None:
+    """Quantize as the configuration says; return the model if no output path is given."""
+    if given.output is not None:
+        io.check_writable(given.output)
+    loaded = read_model(given.model)
+    if isinstance(config, QConfig):
+        legacy = with_algorithms(to_legacy(config), algorithms)
+        return _run(given, loaded, legacy, layer_exceptions(config))
+    return _run(given, loaded, with_algorithms(config, algorithms), ())
+
+
+def _run(
+    given: Given, loaded: ir.Model, config: QuantizationConfig, layers: Sequence[LayerException]
+) -> onnx.ModelProto | None:
+    if config.use_dynamic_quant:
+        return _handed_over(by_onnxruntime.dynamic(loaded, config), given, config)
+    if config.extra_options.get("UseMatMulNBits"):
+        parameters = config.extra_options.get("MatMulNBitsParams") or {}
+        return _handed_over(by_onnxruntime.nbits(loaded, parameters), given, config)
+    return _calibrated(given, loaded, config, layers)
+
+
+def _calibrated(
+    given: Given, loaded: ir.Model, config: QuantizationConfig, layers: Sequence[LayerException]
+) -> onnx.ModelProto | None:
+    job = make_job(config, loaded, layers=layers, lenient=config.ignore_warnings)
+    source = _prepared(loaded, config, job.options)
+    result = quantize(source, data=_data(given, config, job), config=job.config, target=job.target)
+    message = _handed_over(result.quantized, given, config)
+    _tell(result, source, given, config, job.options)
+    return message
+
+
+def _handed_over(
+    model: ir.Model, given: Given, config: QuantizationConfig
+) -> onnx.ModelProto | None:
+    """Write the model if there is a path, and return it otherwise."""
+    if given.output is None:
+        return io.to_proto(model)
+    io.save(model, given.output, beside=config.use_external_data_format)
+    return None
+
+
+def read_model(model: str | Path | onnx.ModelProto) -> ir.Model:
+    """Return the model behind a path or a message."""
+    if isinstance(model, (str, os.PathLike)) and not Path(model).exists():
+        raise MissingModelError(f"no such model: {model}")
+    if not isinstance(model, (str, os.PathLike, onnx.ModelProto)):
+        raise QuarkConfigError(
+            f"model_input is a {type(model).__name__}; expected a path or an onnx.ModelProto"
+        )
+    return io.load(model)
+
+
+def _prepared(model: ir.Model, config: QuantizationConfig, options: ExtraOptions) -> ir.Model:
+    """Return the model with the changes the configuration asks for before all else."""
+    if options.FixShapes:
+        model = rewriting.fix_shapes(model, rewriting.parse_shapes(options.FixShapes))
+    if config.convert_nchw_to_nhwc or options.ConvertNCHWToNHWC:
+        model = rewriting.nchw_to_nhwc(model)
+    if options.ConvertOpsetVersion is not None:
+        model = rewriting.to_opset(model, options.ConvertOpsetVersion)
+    return model
+
+
+def _data(given: Given, config: QuantizationConfig, job: Job) -> Any:
+    """Return what to calibrate on: the reader, the path, or random data if that is asked for."""
+    options = job.options
+    if given.reader is not None:
+        source = _feeds(given.reader)
+        if config.convert_nchw_to_nhwc or options.ConvertNCHWToNHWC:
+            source = (rewriting.feed_to_nhwc(feed) for feed in source)
+        return _first(source, options.CalibDataSize)
+    if given.data_path is not None:
+        return given.data_path
+    if options.UseRandomData:
+        return _feeds(
+            RandomDataReader(
+                given.model,
+                options.RandomDataReaderInputShape or {},
+                options.RandomDataReaderInputDataRange,
+            )
+        )
+    raise QuarkDataError(
+        "there is nothing to calibrate on: give calibration_data_reader or calibration_data_path, "
+        "or set the extra option UseRandomData"
+    )
+
+
+def _feeds(reader: Any) -> Iterator[Any]:
+    """Yield what a reader gives, from where it stands."""
+    if not isinstance(reader, Reader):
+        yield from reader
+        return
+    while (feed := reader.get_next()) is not None:
+        yield feed
+
+
+def _first(feeds: Iterator[Any], count: int | None) -> Iterator[Any]:
+    if count is not None and count < 1:
+        raise QuarkConfigError(f"CalibDataSize is {count}; at least one sample is needed")
+    return feeds if count is None else itertools.islice(feeds, count)
+
+
+def _tell(
+    result: Result,
+    source: ir.Model,
+    given: Given,
+    config: QuantizationConfig,
+    options: ExtraOptions,
+) -> None:
+    """Print what was done, unless told not to."""
+    if config.print_summary and options.PrintSummary is not False:
+        show_result(stdout(), result.report, str(given.output or "(returned)"))
+    if options.EvalMetrics and options.EvalDataReader is not None:
+        report = compare(source, result.quantized, _feeds(options.EvalDataReader))
+        show_comparison(stdout(), report)

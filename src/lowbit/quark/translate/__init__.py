@@ -1,0 +1,1 @@
+"""What Quark's configurations mean in lowbit: from its fields to a ``QuantConfig`` and a target."""

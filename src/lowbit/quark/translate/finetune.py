@@ -1,0 +1,122 @@
+"""Fast finetuning: Quark's dictionary of parameters as a refinement of lowbit's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from lowbit.config.refine import TUNED_OPS, AdaQuant, AdaRound
+from lowbit.errors import did_you_mean
+from lowbit.quark.errors import QuarkConfigError, say
+from lowbit.quark.translate.options import does, ignored
+
+_LOADER = ignored("lowbit trains without a data loader", 1, False)
+
+
+class FastFinetune(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="pascal"
+):
+    """The keys of the FastFinetune dictionary, with the defaults they have where left out."""
+
+    optim_algorithm: Annotated[Literal["adaround", "adaquant"], does("which one")] = "adaround"
+    num_iterations: Annotated[int, does("num_iterations")] = 1000
+    batch_size: Annotated[int, does("batch_size")] = 1
+    num_batches: Annotated[int, does("num_batches")] = 1
+    learning_rate: Annotated[float | None, does("learning_rate")] = None
+    data_size: Annotated[int | None, does("data_size")] = None
+    fixed_seed: Annotated[int, does("fixed_seed")] = 1705472343
+    early_stop: Annotated[bool, does("early_stop")] = False
+    lr_adjust: Annotated[tuple[float, ...] | None, does("lr_adjust")] = msgspec.field(
+        default=None, name="LRAdjust"
+    )
+    target_op_type: Annotated[tuple[str, ...], does("target_op_type")] = TUNED_OPS
+    selective_update: Annotated[bool, does("selective_update")] = False
+    update_bias: Annotated[bool, does("update_bias")] = True
+    output_qdq: Annotated[bool, does("output_qdq")] = msgspec.field(default=False, name="OutputQDQ")
+    drop_ratio: Annotated[float, does("drop_ratio")] = 1.0
+    mem_opt_level: Annotated[Literal[0, 1, 2], does("mem_opt_level")] = 1
+    cache_dir: Annotated[str | None, does("cache_dir")] = None
+    log_period: Annotated[float | None, does("log_period")] = None
+    output_index: Annotated[int | None, does("output_index")] = None
+    ref_model_path: Annotated[str | None, does("ref_model_path")] = None
+    dynamic_batch: Annotated[bool, does("dynamic_batch")] = False
+    parallel: Annotated[bool, does("parallel")] = False
+    reg_param: Annotated[float, does("reg_param of AdaRound")] = 0.01
+    beta_range: Annotated[tuple[float, float], does("beta_range of AdaRound")] = (20.0, 2.0)
+    warm_start: Annotated[float, does("warm_start of AdaRound")] = 0.2
+    optim_device: Annotated[str, does("optim_device")] = "cpu"
+    infer_device: Annotated[str, does("infer_device")] = "cpu"
+    num_workers: Annotated[int, _LOADER] = 1
+    pin_memory: Annotated[bool, _LOADER] = False
+    use_gds: Annotated[bool, _LOADER] = msgspec.field(default=False, name="UseGDS")
+    select_max_mem_layer: Annotated[bool, _LOADER] = False
+
+
+_KEYS = FastFinetune.__struct_encode_fields__
+
+
+def read_finetune(given: Mapping[str, Any], *, lenient: bool) -> FastFinetune:
+    """Return the parameters as a value; a key that is not one is an error."""
+    known = {}
+    for key, value in given.items():
+        if key in _KEYS:
+            known[key] = value
+            continue
+        message = f"FastFinetune has no {key!r}{did_you_mean(str(key), _KEYS)}"
+        if not lenient:
+            raise QuarkConfigError(message)
+        say(f"{message} (it is ignored)")
+    try:
+        read = msgspec.convert(known, FastFinetune)
+    except msgspec.ValidationError as error:
+        raise QuarkConfigError(f"FastFinetune: {error}") from error
+    for field in ("num_workers", "pin_memory", "use_gds", "select_max_mem_layer"):
+        if getattr(read, field) not in (1, False):
+            say(f"FastFinetune: {field} has no effect: lowbit trains without a data loader")
+    return read
+
+
+def refinement_of(tune: FastFinetune) -> AdaRound | AdaQuant:
+    """Return the refinement these parameters mean."""
+    common: dict[str, Any] = {
+        "data_size": tune.data_size,
+        "batch_size": tune.batch_size,
+        "num_batches": tune.num_batches,
+        "num_iterations": tune.num_iterations,
+        "fixed_seed": tune.fixed_seed,
+        "early_stop": tune.early_stop,
+        "selective_update": tune.selective_update,
+        "output_index": tune.output_index or 0,
+        "lr_adjust": _lr_adjust(tune),
+        "target_op_type": tune.target_op_type,
+        "update_bias": tune.update_bias,
+        "output_qdq": tune.output_qdq,
+        "drop_ratio": tune.drop_ratio,
+        "mem_opt_level": tune.mem_opt_level,
+        "cache_dir": tune.cache_dir,
+        "log_period": None if tune.log_period is None else max(1, int(tune.log_period)),
+        "ref_model_path": tune.ref_model_path,
+        "dynamic_batch": tune.dynamic_batch,
+        "parallel": tune.parallel,
+        "optim_device": tune.optim_device,
+        "infer_device": tune.infer_device,
+    }
+    if tune.optim_algorithm == "adaround":
+        return AdaRound(
+            learning_rate=tune.learning_rate or 0.1,
+            reg_param=tune.reg_param,
+            beta_range=tune.beta_range,
+            warm_start=tune.warm_start,
+            **common,
+        )
+    return AdaQuant(learning_rate=tune.learning_rate or 1e-5, **common)
+
+
+def _lr_adjust(tune: FastFinetune) -> tuple[float, float] | None:
+    if not tune.lr_adjust:
+        return None
+    if len(tune.lr_adjust) != 2:
+        raise QuarkConfigError(f"LRAdjust is {tune.lr_adjust}; expected (error, learning rate)")
+    return tune.lr_adjust[0], tune.lr_adjust[1]

@@ -1,0 +1,203 @@
+"""Which of Quark's flows a configuration takes, and the target that is in lowbit.
+
+Quark has three: the NPU's CNN flow, the extended flow and the standard one. Options then switch
+single rewrites, alignments, limits and fusions on or off; here they change a built-in target.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from lowbit.ops import OPS
+from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat, VitisQuantFormat
+from lowbit.quark.translate.options import ExtraOptions
+from lowbit.targets import Target, find_target
+from lowbit.targets.target import Alignment, AlignRule, FusedPair, ShiftLimits
+
+_ANY = 1 << 20
+"""A bound that no binary point reaches."""
+
+_NO_BOUNDS = (-_ANY, _ANY)
+
+
+class Flow(enum.Enum):
+    """One of Quark's ways to quantize; the value is the target it is in lowbit."""
+
+    NPU_CNN = "quark-npu-cnn"
+    EXTENDED = "quark-extended"
+    STANDARD = "quark-standard"
+    STANDARD_SYMMETRIC = "quark-standard-symmetric"
+
+
+_TRANSFORMS: Mapping[str, str] = MappingProxyType(
+    {
+        "ConvertReduceMeanToGlobalAvgPool": "reduce_mean_to_pool",
+        "SplitLargeKernelPool": "split_large_pool",
+        "ConvertSplitToSlice": "split_to_slice",
+        "ConvertBNToConv": "batchnorm_to_conv",
+    }
+)
+_ARITHMETIC: Mapping[str, str] = MappingProxyType(
+    {
+        "ConvertLeakyReluToDPUVersion": "leaky_relu_slope",
+        "ConvertSigmoidToHardSigmoid": "sigmoid_to_hardsigmoid",
+        "ConvertHardSigmoidToDPUVersion": "hardsigmoid_factor",
+        "ConvertAvgPoolToDPUVersion": "average_pool_factor",
+        "ConvertReduceMeanToDPUVersion": "reduce_mean_factor",
+    }
+)
+_POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+_ALIGNED: tuple[tuple[str, tuple[str, ...], AlignRule], ...] = (
+    ("AlignConcat", ("Concat",), "output"),
+    ("AlignPool", _POOLS, "input"),
+    ("AlignPad", ("Pad",), "output"),
+    ("AlignSlice", ("Slice",), "input"),
+    ("AlignTranspose", ("Transpose",), "output"),
+    ("AlignReshape", ("Reshape",), "output"),
+)
+"""In the order Quark applies them; the rule is the extended flow's, the NPU's is always lowest."""
+
+_FUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "RemoveQDQConvRelu": "Relu",
+        "RemoveQDQConvClip": "Clip",
+        "RemoveQDQConvLeakyRelu": "LeakyRelu",
+        "RemoveQDQConvPRelu": "PRelu",
+    }
+)
+_TRANSFORMER = ("Gemm", "MatMul")
+
+
+def flow_of(config: QuantizationConfig, options: ExtraOptions) -> Flow:
+    """Return the flow that Quark would take."""
+    if config.enable_npu_cnn:
+        return Flow.NPU_CNN
+    extended = config.quant_format is ExtendedQuantFormat.QDQ or isinstance(
+        config.quant_format, VitisQuantFormat
+    )
+    if extended or options.TensorQuantOverrides or options.MixedPrecisionTensor:
+        return Flow.EXTENDED
+    return Flow.STANDARD_SYMMETRIC if options.ActivationSymmetric else Flow.STANDARD
+
+
+def target_of(
+    flow: Flow, config: QuantizationConfig, options: ExtraOptions, op_types: Iterable[str]
+) -> Target:
+    """Return the flow's target, changed by what the options say.
+
+    ``op_types`` are those of the model, for options that speak of all.
+    """
+    base = find_target(flow.value)
+    npu = config.enable_npu_cnn or config.enable_npu_transformer or flow is Flow.EXTENDED
+    return msgspec.structs.replace(
+        base,
+        operators=_operators(base, config, options, op_types),
+        movers=base.movers if options.ForceQuantizeNoInputCheck is not False else "follow",
+        transforms=_transforms(options, npu=npu),
+        arithmetic=_arithmetic(flow, options),
+        calibrate_arithmetic=False,
+        align=_align(flow, options),
+        limits=_limits(base.limits, options),
+        fuse=_fuse(flow, base.fuse, options),
+    )
+
+
+def _operators(
+    base: Target, config: QuantizationConfig, options: ExtraOptions, op_types: Iterable[str]
+) -> tuple[str, ...]:
+    chosen: Sequence[str] = config.op_types_to_quantize or options.OpTypesToQuantize or ()
+    if not chosen:
+        chosen = _TRANSFORMER if config.enable_npu_transformer else base.operators
+    extra = [*config.extra_op_types_to_quantize, *(options.ExtraOpTypesToQuantize or ())]
+    if options.QuantizeAllOpTypes:
+        extra += [word for word in op_types if word in OPS]
+    return tuple(dict.fromkeys([*chosen, *extra]))
+
+
+def _transforms(options: ExtraOptions, *, npu: bool) -> tuple[str, ...]:
+    if options.SkipPreprocess:
+        return ()
+    return tuple(name for key, name in _TRANSFORMS.items() if _is_on(options, key, default=npu))
+
+
+def _arithmetic(flow: Flow, options: ExtraOptions) -> tuple[str, ...]:
+    names = []
+    if options.SimulateDPU is not False and flow in (Flow.NPU_CNN, Flow.EXTENDED):
+        default = flow is Flow.NPU_CNN
+        names = [n for key, n in _ARITHMETIC.items() if _is_on(options, key, default=default)]
+    return (*names, "clip_to_relu") if options.ConvertClipToRelu else tuple(names)
+
+
+def _align(flow: Flow, options: ExtraOptions) -> tuple[Alignment, ...]:
+    if flow not in (Flow.NPU_CNN, Flow.EXTENDED) or options.NPULimitationCheck is False:
+        return ()
+    rows = []
+    for key, operators, rule in _ALIGNED:
+        npu = flow is Flow.NPU_CNN
+        if npu and key in ("AlignTranspose", "AlignReshape"):
+            continue
+        if _is_on(options, key, default=npu):
+            rows.append(Alignment(operators=operators, rule="lowest" if npu else rule))
+    return tuple(rows)
+
+
+def _limits(limits: ShiftLimits | None, options: ExtraOptions) -> ShiftLimits | None:
+    if limits is None or options.NPULimitationCheck is False:
+        return None
+    lifted: dict[str, Any] = {}
+    if options.AdjustShiftRead is False:
+        lifted["read"] = _ANY
+    if options.AdjustShiftWrite is False:
+        lifted.update(write_add=_NO_BOUNDS, write_mul=_NO_BOUNDS)
+    if options.AdjustShiftCut is False:
+        lifted["cut"] = _NO_BOUNDS
+    if options.AdjustShiftBias is False:
+        lifted.update(bias_high=_ANY, bias_width=_ANY)
+    if options.AdjustHardSigmoid is False:
+        lifted.update(
+            hardsigmoid_input=_NO_BOUNDS,
+            hardsigmoid_output_low=-_ANY,
+            hardsigmoid_shift=_NO_BOUNDS,
+        )
+    if options.AdjustShiftSwish is False:
+        lifted["swish"] = _NO_BOUNDS
+    return msgspec.structs.replace(limits, **lifted)
+
+
+def _fuse(flow: Flow, pairs: Sequence[FusedPair], options: ExtraOptions) -> tuple[FusedPair, ...]:
+    if options.QDQKeepRemovableActivations:
+        return ()
+    kept = {word for key, word in _FUSED.items() if _is_on(options, key, default=True)}
+    fused = [_only(pair, kept) for pair in pairs]
+    first = fused[0]
+    if options.RemoveQDQConvGelu:
+        consumers = (*first.consumers, "Gelu")
+        fused[0] = first = msgspec.structs.replace(first, consumers=consumers)
+    if options.RemoveQDQInstanceNorm:
+        producers = (*first.producers, "InstanceNormalization")
+        fused[0] = msgspec.structs.replace(first, producers=producers)
+    if flow is Flow.EXTENDED and options.FoldRelu and not options.ActivationSymmetric:
+        fused.append(FusedPair(producers=tuple(OPS), consumers=("Relu", "Clip")))
+    if options.RemoveQDQMulAdd:
+        fused.append(FusedPair(producers=("Mul",), consumers=("Add",)))
+    for producer, consumer in options.RemoveQDQBetweenOps or ():
+        fused.append(FusedPair(producers=(producer,), consumers=(consumer,)))
+    return tuple(pair for pair in fused if pair.consumers)
+
+
+def _only(pair: FusedPair, kept: set[str]) -> FusedPair:
+    """Return a pair without the activations whose fusion is switched off."""
+    switchable = set(_FUSED.values())
+    consumers = tuple(c for c in pair.consumers if c not in switchable or c in kept)
+    return msgspec.structs.replace(pair, consumers=consumers)
+
+
+def _is_on(options: ExtraOptions, key: str, *, default: bool) -> bool:
+    value = getattr(options, key)
+    return default if value is None else bool(value)

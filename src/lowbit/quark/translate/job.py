@@ -1,0 +1,227 @@
+"""From one of Quark's configurations to everything a run of lowbit needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.config.config import QuantConfig
+from lowbit.config.equalise import QuarkCle
+from lowbit.config.refine import Refinement
+from lowbit.config.specs import BiasSpec, ProductBias, TensorOverride, TensorSpec
+from lowbit.numerics.formats import Format
+from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
+from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
+from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.translate.finetune import read_finetune, refinement_of
+from lowbit.quark.translate.flows import Flow, flow_of, target_of
+from lowbit.quark.translate.layers import LayerException, find_exceptions
+from lowbit.quark.translate.options import ExtraOptions
+from lowbit.quark.translate.reading import read_options
+from lowbit.quark.translate.selection import (
+    Nodes,
+    any_of,
+    inputs_of,
+    subgraph_rules,
+    tensor_overrides,
+    unquantized_outputs,
+)
+from lowbit.quark.translate.types import (
+    activation_method,
+    integer_format,
+    is_power_of_two,
+    weight_method,
+)
+from lowbit.targets import Target
+
+_CLE_THRESHOLD = 2e-7
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to do to a model."""
+
+    config: QuantConfig
+    target: Target
+    options: ExtraOptions
+
+
+def make_job(
+    config: QuantizationConfig,
+    model: ir.Model,
+    *,
+    layers: Sequence[LayerException] = (),
+    lenient: bool,
+) -> Job:
+    """Return what a configuration, with its exceptions by layer, means for a model.
+
+    Neither is changed. ``lenient`` turns misspelt names into warnings.
+    """
+    options = read_options(config.extra_options, lenient=lenient)
+    _refuse(config, options)
+    nodes = Nodes(model, lenient=lenient)
+    flow = flow_of(config, options)
+    if layers and flow in (Flow.STANDARD, Flow.STANDARD_SYMMETRIC):
+        # Several formats in one model are the extended flow's business.
+        flow = Flow.EXTENDED
+    activation = _activation(config, options, flow)
+    weight = _weight(config, options)
+    exceptions = find_exceptions(layers, nodes, activation, weight)
+    quant = QuantConfig(
+        name=f"quark {name_of(config)}",
+        activation=None if options.WeightsOnly else activation,
+        weight=weight,
+        bias=_bias(flow, weight, options),
+        target=flow.value,
+        rules=(*exceptions.rules, *subgraph_rules(config.subgraphs_to_exclude)),
+        include=nodes.patterns(
+            [*config.nodes_to_quantize, *(options.NodesToQuantize or ())], "nodes_to_quantize"
+        ),
+        exclude=_excluded(config, options, nodes),
+        tensors=(*exceptions.tensors, *_tensors(config, options, nodes, activation)),
+        domain=_domain(flow, options),
+        head="int8",
+        equalise=_equalise(config, options),
+        correct=bool(options.BiasCorrection),
+        refine=_refine(config, options, lenient=lenient),
+    )
+    target = target_of(flow, config, options, nodes.op_types())
+    return Job(config=quant, target=target, options=options)
+
+
+def name_of(config: QuantizationConfig) -> str:
+    """Return the name of the preset a configuration equals, or ``custom``."""
+    return next(
+        (name for name, preset in DefaultConfigMapping.items() if preset == config), "custom"
+    )
+
+
+def _refuse(config: QuantizationConfig, options: ExtraOptions) -> None:
+    """Raise for what lowbit does not have."""
+    del options
+    missing = (
+        ("include_rotation", "QuaRot is not built"),
+        ("include_auto_mp", "automatic mixed precision is not built yet"),
+        ("include_sq", "SmoothQuant is not built yet"),
+        ("crypto_mode", "encrypted models are not built"),
+    )
+    for field, why in missing:
+        if getattr(config, field):
+            raise NotSupportedError(f"{field}=True is not supported: {why}")
+    if getattr(config.quant_format, "name", "") == "QOperator":
+        raise NotSupportedError(
+            "the QOperator format is not supported: Q/DQ is what every runtime fuses itself"
+        )
+    if config.execution_providers not in ([], ["CPUExecutionProvider"]):
+        say(f"execution_providers={config.execution_providers}: calibration runs on the CPU")
+
+
+def _activation(config: QuantizationConfig, options: ExtraOptions, flow: Flow) -> TensorSpec:
+    symmetric = bool(options.ActivationSymmetric)
+    if flow is Flow.NPU_CNN and not symmetric:
+        raise QuarkConfigError(
+            "enable_npu_cnn needs symmetric activations: set ActivationSymmetric to True"
+        )
+    return TensorSpec(
+        format=integer_format(config.activation_type),
+        symmetric=symmetric,
+        power_of_two=is_power_of_two(config.calibrate_method, options),
+        reduce_range=config.reduce_range,
+        method=activation_method(config.calibrate_method, options),
+    )
+
+
+def _weight(config: QuantizationConfig, options: ExtraOptions) -> TensorSpec:
+    kind = integer_format(config.weight_type)
+    symmetric = kind.signed if options.WeightSymmetric is None else options.WeightSymmetric
+    return TensorSpec(
+        format=kind,
+        symmetric=symmetric,
+        per_channel=config.per_channel,
+        power_of_two=is_power_of_two(config.calibrate_method, options),
+        reduce_range=config.reduce_range,
+        method=weight_method(config.calibrate_method, options),
+    )
+
+
+def _bias(flow: Flow, weight: TensorSpec, options: ExtraOptions) -> BiasSpec | None:
+    if options.QuantizeBias is False:
+        return None
+    in_accumulator = flow is not Flow.NPU_CNN if options.Int32Bias is None else options.Int32Bias
+    if not in_accumulator and not options.Int16Bias:
+        return msgspec.structs.replace(weight, per_channel=False)
+    repair = options.AdjustWeightScaleForInt32Bias or (
+        options.QDQDisableWeightAdjustForInt32Bias is False
+    )
+    return ProductBias(
+        format=Format.INT16 if options.Int16Bias else Format.INT32,
+        repair=repair,
+        truncate_realigned=True,
+    )
+
+
+def _domain(flow: Flow, options: ExtraOptions) -> Any:
+    return "com.microsoft" if flow is Flow.EXTENDED or options.UseQDQContribOps else "auto"
+
+
+def _excluded(config: QuantizationConfig, options: ExtraOptions, nodes: Nodes) -> tuple[str, ...]:
+    first = [*config.input_nodes, *(options.InputNodes or ())]
+    last = [*config.output_nodes, *(options.OutputNodes or ())]
+    patterns = [
+        *nodes.patterns(config.nodes_to_exclude, "nodes_to_exclude"),
+        *nodes.outside(first, last),
+    ]
+    const_only = options.MatMulConstBOnly
+    if const_only or (const_only is None and config.enable_npu_transformer):
+        products = nodes.of_types(["MatMul"])
+        dynamic = [n.name for n in products if inputs_of(n)[1] not in nodes.constants]
+        patterns += any_of(name for name in dynamic if name)
+    return tuple(patterns)
+
+
+def _tensors(
+    config: QuantizationConfig, options: ExtraOptions, nodes: Nodes, start: TensorSpec
+) -> tuple[TensorOverride, ...]:
+    given: dict[str, Any] = dict(options.TensorQuantOverrides or {})
+    if config.specific_tensor_precision or options.SpecificTensorPrecision:
+        for kind, names in (options.MixedPrecisionTensor or {}).items():
+            given.update({name: {"quant_type": kind} for name in names})
+    bare = [
+        *nodes.of_types(options.OpTypesToExcludeOutputQuantization or ()),
+        *nodes.named(
+            options.NodesToExcludeOutputQuantization or (), "NodesToExcludeOutputQuantization"
+        ),
+    ]
+    return (*tensor_overrides(given, nodes, start), *unquantized_outputs(bare))
+
+
+def _equalise(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | None:
+    if not config.include_cle or options.SkipPreprocess:
+        return None
+    return QuarkCle(
+        steps=_or(options.CLESteps, 1),
+        weight_threshold=_or(options.CLEWeightThreshold, 0.5),
+        append_bias=_or(options.CLEScaleAppendBias, True),
+        use_threshold=_or(options.CLEScaleUseThreshold, True),
+        total_layer_diff_threshold=_or(options.CLETotalLayerDiffThreshold, _CLE_THRESHOLD),
+        replace_relu6=bool(options.ReplaceClip6Relu),
+    )
+
+
+def _refine(
+    config: QuantizationConfig, options: ExtraOptions, *, lenient: bool
+) -> Refinement | None:
+    given: Mapping[str, Any] | None = options.FastFinetune
+    if not config.include_fast_ft and given is None:
+        return None
+    if not config.include_fast_ft:
+        say("FastFinetune is given without include_fast_ft: the model is finetuned, as asked for")
+    return refinement_of(read_finetune(given or {}, lenient=lenient))
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value

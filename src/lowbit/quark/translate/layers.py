@@ -1,0 +1,89 @@
+"""Exceptions by layer: Quark's newer API gives other specs to named nodes or operator types."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.config.specs import BiasSpec, ProductBias, Rule, TensorOverride, TensorSpec
+from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig, QuantGranularity
+from lowbit.quark.translate.selection import Nodes, exactly, inputs_of, outputs_of
+from lowbit.quark.translate.types import integer_format
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerException:
+    """What holds for some nodes, by name or by operator type; ``None``: they stay in float."""
+
+    layer: QLayerConfig | None
+    names: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exceptions:
+    """Rules for weights and biases by node, overrides for activations by tensor."""
+
+    rules: tuple[Rule, ...] = ()
+    tensors: tuple[TensorOverride, ...] = ()
+
+
+def find_exceptions(
+    given: Iterable[LayerException], nodes: Nodes, activation: TensorSpec, weight: TensorSpec
+) -> Exceptions:
+    """Return what the exceptions mean for the nodes of a model."""
+    rules: list[Rule] = []
+    tensors: dict[str, TensorOverride] = {}
+    for exception in given:
+        found = (
+            *nodes.named(exception.names, "specific_layer_config"),
+            *nodes.of_types(exception.op_types),
+        )
+        if exception.layer is None:
+            rules += [Rule(name=exactly(node.name or ""), exclude=True) for node in found]
+            continue
+        for node in found:
+            rules += _rules(node, exception.layer, weight)
+            tensors.update(_tensors(node, exception.layer, activation, nodes.constants))
+    return Exceptions(tuple(rules), tuple(tensors.values()))
+
+
+def _rules(node: ir.Node, layer: QLayerConfig, weight: TensorSpec) -> list[Rule]:
+    if layer.weight is None and layer.bias is None:
+        return []
+    spec = None if layer.weight is None else _changed(weight, layer.weight)
+    bias: BiasSpec | None = None
+    if layer.bias is not None:
+        name = layer.bias.data_type.__name__
+        bias = ProductBias(repair=False, truncate_realigned=True)
+        if name not in ("Int32", "UInt32"):
+            bias = msgspec.structs.replace(_changed(weight, layer.bias), per_channel=False)
+    return [Rule(name=exactly(node.name or ""), weight=spec, bias=bias)]
+
+
+def _tensors(
+    node: ir.Node, layer: QLayerConfig, activation: TensorSpec, constants: set[str]
+) -> dict[str, TensorOverride]:
+    inputs = [name for name in inputs_of(node) if name not in constants]
+    parts: Sequence[tuple[QTensorConfig | None, Sequence[str]]] = (
+        (layer.inputs(), inputs),
+        (layer.output_tensors, outputs_of(node)),
+    )
+    return {
+        name: TensorOverride(tensor=name, spec=_changed(activation, spec), optional=True)
+        for spec, names in parts
+        if spec is not None
+        for name in names
+    }
+
+
+def _changed(start: TensorSpec, spec: QTensorConfig) -> TensorSpec:
+    return msgspec.structs.replace(
+        start,
+        format=integer_format(spec.data_type.map_onnx_format),
+        symmetric=spec.symmetric,
+        per_channel=start.per_channel or spec.quant_granularity is QuantGranularity.Channel,
+    )

@@ -1,0 +1,286 @@
+"""The table of extra options: each one's type, and what becomes of it.
+
+``does`` says where in a lowbit configuration it goes, ``ignored`` why it has no effect (said once
+as a warning), ``refused`` why it cannot be done (an error, unless it only asks for the default).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+Effect: TypeAlias = Literal["does", "ignored", "refused"]
+
+
+def does(where: str) -> msgspec.Meta:
+    """Mark an option that has its effect."""
+    return msgspec.Meta(extra={"effect": "does", "why": where})
+
+
+def ignored(why: str, *anyway: Any) -> msgspec.Meta:
+    """Mark an option that is accepted and has no effect; ``anyway`` is what is done in any case."""
+    return msgspec.Meta(extra={"effect": "ignored", "why": why, "anyway": anyway})
+
+
+def refused(why: str) -> msgspec.Meta:
+    """Mark an option that is an error."""
+    return msgspec.Meta(extra={"effect": "refused", "why": why})
+
+
+Flag: TypeAlias = bool | None
+Names: TypeAlias = list[str] | None
+_TRANSFORM = does("the target's graph rewrites before calibration")
+_ARITHMETIC = does("the target's arithmetic, put into the graph as nodes")
+_LIMIT = does("the target's shift limits")
+_ALIGN = does("which tensors the target aligns")
+_FUSE = does("which pairs the target fuses")
+_SELECT = does("which nodes are quantized")
+_BLOCKS = does("the block format")
+_SAME = ignored(
+    "it changes how a file looks, not what it computes; lowbit writes one pair a tensor"
+)
+_NORMAL = ignored(
+    "lowbit brings every model into its own normal form, which computes the same", True
+)
+_FLOAT32 = ignored("half-precision models are always quantized in float32", True)
+_SPEED = ignored("lowbit measures while it runs, in memory that does not grow with the data", True)
+_UNREAD = ignored("AMD Quark reads it in no Q/DQ flow")
+_NO_PLOTS = ignored("`lowbit report` shows ranges and errors instead")
+
+
+class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every extra option of Quark 0.13, typed; ``None`` where it is not given."""
+
+    # Symmetry and formats
+    ActivationSymmetric: Annotated[Flag, does("activation.symmetric")] = None
+    WeightSymmetric: Annotated[Flag, does("weight.symmetric")] = None
+    ActivationScaled: Annotated[Flag, does("activation.scaled, for 16-bit floats")] = None
+    WeightScaled: Annotated[Flag, does("weight.scaled, for 16-bit floats")] = None
+    QuantizeFP16: Annotated[Flag, _FLOAT32] = None
+    UseFP32Scale: Annotated[Flag, _FLOAT32] = None
+    ConvertFP16ToFP32: Annotated[Flag, _FLOAT32] = None
+    UseUnsignedReLU: Annotated[Flag, _UNREAD] = None
+    QuantizeBias: Annotated[Flag, does("bias: none if False")] = None
+    Int32Bias: Annotated[Flag, does("bias: in the accumulator's scale, or its own if False")] = None
+    Int16Bias: Annotated[Flag, does("bias.format")] = None
+    AdjustBiasScale: Annotated[
+        Flag, ignored("a bias always has the scale its layer accumulates in", True)
+    ] = None
+    AdjustWeightScaleForInt32Bias: Annotated[Flag, does("bias.repair")] = None
+    QDQDisableWeightAdjustForInt32Bias: Annotated[Flag, does("not bias.repair")] = None
+    UsePowerOf2Scale: Annotated[Flag, does("activation.power_of_two, weight.power_of_two")] = None
+    Int16Scale: Annotated[Flag, refused("scales of the form m / 2**n are not built")] = None
+    WeightsOnly: Annotated[Flag, does("activation: none")] = None
+    UseQDQContribOps: Annotated[Flag, does("domain")] = None
+    AlignEltwiseQuantType: Annotated[
+        Flag, ignored("a constant beside wider activations always has their format", True)
+    ] = None
+    BFPAttributes: Annotated[dict[str, Any] | None, _BLOCKS] = None
+    MXAttributes: Annotated[dict[str, Any] | None, _BLOCKS] = None
+    BF16QDQToCast: Annotated[Flag, does("how 16-bit floats are written: as Cast")] = None
+    BF16WithClip: Annotated[Flag, refused("Clip before bfloat16 is not built")] = None
+    EnableVaimlBF16: Annotated[
+        Flag, refused("use BF16QDQToCast, or the tool remove_bf16_cast on its result")
+    ] = None
+    RefineBlockAxis: Annotated[Flag, ignored("blocks always lie along what is summed up", True)] = (
+        None
+    )
+
+    # Preparing the model
+    RemoveInputInit: Annotated[Flag, _NORMAL] = None
+    SimplifyModel: Annotated[Flag, _NORMAL] = None
+    SimplifyModelOptions: Annotated[dict[str, Any] | None, _NORMAL] = None
+    OptimizeModel: Annotated[Flag, _NORMAL] = None
+    FoldBatchNorm: Annotated[Flag, _NORMAL] = None
+    FuseInstanceNorm: Annotated[Flag, _NORMAL] = None
+    FuseL2Norm: Annotated[Flag, _NORMAL] = None
+    FuseGelu: Annotated[Flag, _NORMAL] = None
+    FuseLayerNorm: Annotated[Flag, _NORMAL] = None
+    CopySharedInit: Annotated[Names, _NORMAL] = None
+    CopyBiasInit: Annotated[Names, _NORMAL] = None
+    FillAllValueInfo: Annotated[Flag, _NORMAL] = None
+    SkipPreprocess: Annotated[Flag, does("no rewrites, no equalisation")] = None
+    ConvertOpsetVersion: Annotated[int | None, does("the operator set of the model")] = None
+    ConvertNCHWToNHWC: Annotated[Flag, does("Transpose at four-dimensional inputs, outputs")] = None
+    FixShapes: Annotated[str | None, does("the shapes of inputs")] = None
+    ShapeShifterYaml: Annotated[str | None, refused("lists of passes in YAML are not built")] = None
+    PreprocessYAML: Annotated[str | None, refused("lists of passes in YAML are not built")] = None
+    ConvertBNToConv: Annotated[Flag, _TRANSFORM] = None
+    ConvertReduceMeanToGlobalAvgPool: Annotated[Flag, _TRANSFORM] = None
+    SplitLargeKernelPool: Annotated[Flag, _TRANSFORM] = None
+    ConvertSplitToSlice: Annotated[Flag, _TRANSFORM] = None
+    ConvertClipToRelu: Annotated[Flag, _ARITHMETIC] = None
+    ReplaceClip6Relu: Annotated[Flag, does("equalise.replace_relu6")] = None
+
+    # Which nodes and tensors
+    OpTypesToQuantize: Annotated[Names, _SELECT] = None
+    NodesToQuantize: Annotated[Names, _SELECT] = None
+    ExtraOpTypesToQuantize: Annotated[Names, _SELECT] = None
+    InputNodes: Annotated[Names, _SELECT] = None
+    OutputNodes: Annotated[Names, _SELECT] = None
+    QuantizeAllOpTypes: Annotated[Flag, _SELECT] = None
+    MatMulConstBOnly: Annotated[Flag, _SELECT] = None
+    ForceQuantizeNoInputCheck: Annotated[Flag, does("the target's movers")] = None
+    EnableSubgraph: Annotated[Flag, _UNREAD] = None
+    OpTypesToExcludeOutputQuantization: Annotated[Names, does("tensors")] = None
+    NodesToExcludeOutputQuantization: Annotated[Names, does("tensors")] = None
+    TensorQuantOverrides: Annotated[dict[str, Any] | None, does("tensors")] = None
+    MixedPrecisionTensor: Annotated[dict[Any, Any] | None, does("tensors")] = None
+    SpecificTensorPrecision: Annotated[Flag, does("tensors")] = None
+    NodesWithMixedPrecision: Annotated[Names, _UNREAD] = None
+    QDQOpTypePerChannelSupportToAxis: Annotated[
+        dict[str, Any] | None, refused("the channel axis is the operator's own")
+    ] = None
+    EnableDualQuantNodePairs: Annotated[
+        Flag, refused("two pairs where precisions meet are not built")
+    ] = None
+    AddQDQPairToWeight: Annotated[Flag, _SAME] = None
+    DedicatedQDQPair: Annotated[Flag, _SAME] = None
+    DedicateDQNode: Annotated[Flag, _SAME] = None
+    QDQKeepRemovableActivations: Annotated[Flag, _FUSE] = None
+    RemoveQDQConvRelu: Annotated[Flag, _FUSE] = None
+    RemoveQDQConvClip: Annotated[Flag, _FUSE] = None
+    RemoveQDQConvLeakyRelu: Annotated[Flag, _FUSE] = None
+    RemoveQDQConvPRelu: Annotated[Flag, _FUSE] = None
+    RemoveQDQConvGelu: Annotated[Flag, _FUSE] = None
+    RemoveQDQInstanceNorm: Annotated[Flag, _FUSE] = None
+    RemoveQDQMulAdd: Annotated[Flag, _FUSE] = None
+    RemoveQDQBetweenOps: Annotated[list[tuple[str, str]] | None, _FUSE] = None
+    RemoveFusedQDQ: Annotated[Flag, _FUSE] = None
+    FoldRelu: Annotated[Flag, does("which pairs the target fuses; nothing if symmetric")] = None
+
+    # Calibration
+    CalibTensorRangeSymmetric: Annotated[Flag, does("activation.method.symmetric_range")] = None
+    CalibMovingAverage: Annotated[Flag, does("activation.method.moving_average")] = None
+    CalibMovingAverageConstant: Annotated[
+        float | None, does("activation.method.moving_average")
+    ] = None
+    Percentile: Annotated[float | None, does("activation.method.percentile")] = None
+    NumBins: Annotated[int | None, does("activation.method.bins")] = None
+    NumQuantizedBins: Annotated[int | None, does("activation.method.levels")] = None
+    Scenario: Annotated[Literal["same"] | None, does("the only one there is")] = None
+    LWPMetric: Annotated[Literal["mae", "mse"] | None, does("activation.method.metric")] = None
+    PercentileCandidates: Annotated[list[float] | None, does("activation.method.candidates")] = None
+    LWPUseHistogram: Annotated[Flag, _SPEED] = None
+    MinMSEModePof2Scale: Annotated[
+        Literal["All", "MostCommon", "Percentile"] | None,
+        ignored("the scale of least error over all samples is always searched", "All"),
+    ] = None
+    WeightCalibrateMethod: Annotated[Any, does("weight.method")] = None
+    MinMSEModeFloatScale: Annotated[
+        Literal["All", "HistCenter", "Percentile"] | None,
+        ignored("the least error is always searched on all weights", "All"),
+    ] = None
+    MinimumRealRange: Annotated[float | None, refused("a least range is not built")] = None
+    UseRandomData: Annotated[Flag, does("data")] = None
+    RandomDataReaderInputShape: Annotated[dict[str, list[int]] | None, does("data")] = None
+    RandomDataReaderInputDataRange: Annotated[dict[str, list[float]] | None, does("data")] = None
+    CalibDataSize: Annotated[int | None, does("limit")] = None
+    CalibWorkerNum: Annotated[int | None, _SPEED] = None
+    CalibOptimizeMem: Annotated[Flag, _SPEED] = None
+    CalibOptimizeDisk: Annotated[Flag, _SPEED] = None
+    CalibPassthroughOpTypes: Annotated[
+        Names, refused("which operators pass ranges on is in the target")
+    ] = None
+    SaveAndRestore: Annotated[
+        str | None, refused("lowbit.quantize(stats=...) takes saved statistics")
+    ] = None
+    TensorsRangeFile: Annotated[
+        str | None, refused("lowbit.quantize(stats=...) takes saved statistics")
+    ] = None
+    SaveTensorHistFig: Annotated[Flag, _NO_PLOTS] = None
+
+    # The NPU's arithmetic and limits
+    EnableNPUCnn: Annotated[Flag, does("target")] = None
+    SimulateDPU: Annotated[Flag, _ARITHMETIC] = None
+    ConvertLeakyReluToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
+    ConvertSigmoidToHardSigmoid: Annotated[Flag, _ARITHMETIC] = None
+    ConvertHardSigmoidToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
+    ConvertAvgPoolToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
+    ConvertReduceMeanToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
+    ConvertSoftmaxToDPUVersion: Annotated[Flag, refused("the NPU's Softmax is not built")] = None
+    ConvertInstanceNormToDPUVersion: Annotated[
+        Flag, refused("the NPU's InstanceNormalization is not built")
+    ] = None
+    ConvertClipToDPUVersion: Annotated[Flag, refused("the NPU's Clip is not built")] = None
+    NPULimitationCheck: Annotated[Flag, does("whether limits and alignments hold at all")] = None
+    MaxLoopNum: Annotated[int | None, ignored("limits are solved, not looped over")] = None
+    AdjustShiftCut: Annotated[Flag, _LIMIT] = None
+    AdjustShiftBias: Annotated[Flag, _LIMIT] = None
+    AdjustShiftRead: Annotated[Flag, _LIMIT] = None
+    AdjustShiftWrite: Annotated[Flag, _LIMIT] = None
+    AdjustHardSigmoid: Annotated[Flag, _LIMIT] = None
+    AdjustShiftSwish: Annotated[Flag, _LIMIT] = None
+    AlignConcat: Annotated[Flag, _ALIGN] = None
+    AlignPool: Annotated[Flag, _ALIGN] = None
+    AlignPad: Annotated[Flag, _ALIGN] = None
+    AlignSlice: Annotated[Flag, _ALIGN] = None
+    AlignTranspose: Annotated[Flag, _ALIGN] = None
+    AlignReshape: Annotated[Flag, _ALIGN] = None
+
+    # Algorithms
+    CLEBalanceMethod: Annotated[Literal["max"] | None, does("the only one there is")] = None
+    CLESteps: Annotated[int | None, does("equalise.steps")] = None
+    CLEWeightThreshold: Annotated[float | None, does("equalise.weight_threshold")] = None
+    CLEScaleAppendBias: Annotated[Flag, does("equalise.append_bias")] = None
+    CLEScaleUseThreshold: Annotated[Flag, does("equalise.use_threshold")] = None
+    CLETotalLayerDiffThreshold: Annotated[
+        float | None, does("equalise.total_layer_diff_threshold")
+    ] = None
+    SmoothAlpha: Annotated[float | None, does("SmoothQuant's alpha")] = None
+    BiasCorrection: Annotated[Flag, does("correct")] = None
+    FastFinetune: Annotated[dict[str, Any] | None, does("refine")] = None
+    UseGPTQ: Annotated[Flag, refused("GPTQ is not built yet; AdaRound does its job")] = None
+    GPTQParams: Annotated[dict[str, Any] | None, does("GPTQ's parameters, with UseGPTQ")] = None
+    RMatrixDim: Annotated[int | None, does("QuaRot's parameters, with include_rotation")] = None
+    UseRandomHad: Annotated[Flag, does("QuaRot's parameters, with include_rotation")] = None
+    RConfigPath: Annotated[str | None, does("QuaRot's parameters, with include_rotation")] = None
+    AutoMixprecision: Annotated[dict[str, Any] | None, does("with include_auto_mp")] = None
+    UseMatMulNBits: Annotated[Flag, does("weights of MatMul in blocks of 4 bits")] = None
+    MatMulNBitsParams: Annotated[dict[str, Any] | None, does("with UseMatMulNBits")] = None
+    QuantizationPreference: Annotated[
+        Literal["accuracy", "speed", "resource_efficiency"] | None,
+        ignored("a preset named *_ACCURATE of lowbit's own is the way to ask for accuracy"),
+    ] = None
+
+    # The run
+    EvalMetrics: Annotated[Flag, does("prints how far the result is from float")] = None
+    EvalDataReader: Annotated[Any, does("what EvalMetrics measures on")] = None
+    PrintSummary: Annotated[Flag, does("whether a summary is printed")] = None
+    IgnoreWarnings: Annotated[Flag, does("whether warnings are shown")] = None
+    DebugMode: Annotated[Flag, ignored("`lowbit plan` and the report say what was decided")] = None
+    TmpDir: Annotated[str | None, ignored("the system's temporary folder is used")] = None
+    ExecutionProviders: Annotated[
+        Names, ignored("calibration runs on the CPU", ["CPUExecutionProvider"])
+    ] = None
+    UserCustomOpLibPath: Annotated[
+        str | None, refused("models with custom operators cannot be quantized")
+    ] = None
+    CryptoMode: Annotated[Flag, refused("encrypted models are not built")] = None
+    EncryptionAlgorithm: Annotated[str | None, refused("encrypted models are not built")] = None
+    NnapiSigmoid: Annotated[Flag, _UNREAD] = msgspec.field(default=None, name="extra.Sigmoid.nnapi")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table."""
+
+    key: str
+    effect: Effect
+    why: str
+    anyway: tuple[Any, ...] = ()
+
+
+def _rows() -> dict[str, Option]:
+    info = msgspec.inspect.type_info(ExtraOptions)
+    assert isinstance(info, msgspec.inspect.StructType)
+    rows = {}
+    for field in info.fields:
+        extra = getattr(field.type, "extra", None) or {}
+        rows[field.encode_name] = Option(field.encode_name, **extra)
+    return rows
+
+
+OPTIONS: dict[str, Option] = _rows()

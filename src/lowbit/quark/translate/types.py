@@ -1,0 +1,131 @@
+"""Quark's types and calibration methods as lowbit's formats and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from onnxruntime.quantization.calibrate import CalibrationMethod
+
+from lowbit.config.methods import (
+    Distribution,
+    Entropy,
+    LayerwisePercentile,
+    Method,
+    MinMax,
+    MinMse,
+    NonOverflow,
+    Percentile,
+)
+from lowbit.numerics.formats import Format
+from lowbit.quark.errors import NotSupportedError, QuarkConfigError
+from lowbit.quark.onnx.calibration.methods import (
+    ExtendedCalibrationMethod,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+)
+from lowbit.quark.onnx.quantization.quant_utils import AnyQuantType
+from lowbit.quark.translate.options import ExtraOptions
+
+_INTEGERS: Mapping[str, Format] = MappingProxyType(
+    {
+        "QInt4": Format.INT4,
+        "QUInt4": Format.UINT4,
+        "QInt8": Format.INT8,
+        "QUInt8": Format.UINT8,
+        "QInt16": Format.INT16,
+        "QUInt16": Format.UINT16,
+    }
+)
+"""By the name of the member, which is the same in onnxruntime's and in both of Quark's types."""
+
+_MOVING_AVERAGE = 0.01
+
+
+def integer_format(kind: AnyQuantType) -> Format:
+    """Return the integer format of a quantized type."""
+    name = getattr(kind, "name", str(kind))
+    if name not in _INTEGERS:
+        raise NotSupportedError(f"tensors of type {name} cannot be quantized yet")
+    return _INTEGERS[name]
+
+
+def is_power_of_two(method: Any, options: ExtraOptions) -> bool:
+    """Whether a calibration method asks for power-of-two scales."""
+    return isinstance(method, PowerOfTwoMethod) and options.UsePowerOf2Scale is not False
+
+
+def activation_method(method: Any, options: ExtraOptions) -> Method:
+    """Return how Quark finds a range under this name, with the options it reads."""
+    if method is CalibrationMethod.MinMax:
+        return _minmax(options)
+    if method is CalibrationMethod.Percentile:
+        return Percentile(
+            percentile=_given(options.Percentile, 99.999),
+            histogram="growing",
+            bins=_given(options.NumBins, 2048),
+            symmetric_range=_given(options.CalibTensorRangeSymmetric, True),
+        )
+    if method is CalibrationMethod.Entropy:
+        return Entropy(
+            histogram="growing",
+            bins=_given(options.NumBins, 128),
+            levels=_given(options.NumQuantizedBins, 128),
+        )
+    if method is CalibrationMethod.Distribution:
+        return Distribution()
+    if isinstance(method, PowerOfTwoMethod):
+        return _power_of_two(method, options)
+    if method is LayerWiseMethod.LayerWisePercentile:
+        return LayerwisePercentile(
+            candidates=tuple(options.PercentileCandidates or (99.99, 99.999, 99.99999)),
+            metric=options.LWPMetric or "mae",
+            histogram="growing",
+            bins=options.NumBins or 2048,
+        )
+    if isinstance(method, Int16Method):
+        raise NotSupportedError(
+            f"{method} is not supported: scales of the form m / 2**n are not built"
+        )
+    raise QuarkConfigError(f"calibrate_method is {method!r}; expected one of Quark's methods")
+
+
+def weight_method(method: Any, options: ExtraOptions) -> Method:
+    """Return how the range of a weight is found, given the method of activations."""
+    if isinstance(method, PowerOfTwoMethod):
+        return activation_method(method, options)
+    chosen = options.WeightCalibrateMethod
+    if chosen is None or chosen is CalibrationMethod.MinMax:
+        return MinMax()
+    if chosen is ExtendedCalibrationMethod.MinMSE:
+        return MinMse()
+    raise QuarkConfigError(
+        f"WeightCalibrateMethod is {chosen!r}; expected CalibrationMethod.MinMax or "
+        "ExtendedCalibrationMethod.MinMSE"
+    )
+
+
+def _power_of_two(method: PowerOfTwoMethod, options: ExtraOptions) -> Method:
+    if options.UsePowerOf2Scale is False:
+        return MinMse() if method is PowerOfTwoMethod.MinMSE else MinMax()
+    if method is PowerOfTwoMethod.NonOverflow:
+        return NonOverflow(nearest=True)
+    # Quark keeps raw data for 0 bins; a histogram serves as well.
+    return MinMse(histogram="growing", bins=options.NumBins or 2048)
+
+
+def _minmax(options: ExtraOptions) -> Method:
+    if options.CalibTensorRangeSymmetric and not options.ActivationSymmetric:
+        raise NotSupportedError(
+            "CalibTensorRangeSymmetric with MinMax is not supported: set ActivationSymmetric, "
+            "which makes the larger side hold for both"
+        )
+    if options.CalibMovingAverage:
+        return MinMax(moving_average=_given(options.CalibMovingAverageConstant, _MOVING_AVERAGE))
+    return MinMax()
+
+
+def _given(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
