@@ -29,10 +29,13 @@ def dynamic(model: ir.Model, config: QuantizationConfig) -> ir.Model:
         raise NotSupportedError(f"dynamic quantization has weights of 8 bits, not {name}")
     nodes = Nodes(model, lenient=config.ignore_warnings)
     options = {"MatMulConstBOnly": True, **config.extra_options}
-    with tempfile.TemporaryDirectory(prefix="lowbit-") as folder, io.as_file(model) as path:
+    message = io.to_proto(model)
+    # onnxruntime transposes weights and trips over shapes written down before.
+    message.graph.ClearField("value_info")
+    with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
         written = Path(folder, "model.onnx")
         quantize_dynamic(
-            path,
+            message,
             written,
             op_types_to_quantize=config.op_types_to_quantize or None,
             per_channel=config.per_channel,

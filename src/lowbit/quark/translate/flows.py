@@ -13,10 +13,13 @@ from typing import Any
 
 import msgspec
 
+from lowbit.numerics.formats import Format
 from lowbit.ops import OPS
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat, VitisQuantFormat
+from lowbit.quark.translate.blocks import is_block
 from lowbit.quark.translate.options import ExtraOptions
+from lowbit.quark.translate.types import fixed_neuron
 from lowbit.targets import Target, find_target
 from lowbit.targets.target import Alignment, AlignRule, FusedPair, ShiftLimits
 
@@ -94,18 +97,28 @@ def target_of(
     ``op_types`` are those of the model, for options that speak of all.
     """
     base = find_target(flow.value)
-    npu = config.enable_npu_cnn or config.enable_npu_transformer or flow is Flow.EXTENDED
+    rewrites = config.enable_npu_cnn or config.enable_npu_transformer
+    rewrites = rewrites or (flow is Flow.EXTENDED and not options.BF16QDQToCast)
     return msgspec.structs.replace(
         base,
+        weight_formats=_weight_formats(flow, base),
         operators=_operators(base, config, options, op_types),
-        movers=base.movers if options.ForceQuantizeNoInputCheck is not False else "follow",
-        transforms=_transforms(options, npu=npu),
+        every_operator=bool(options.QuantizeAllOpTypes),
+        movers="always" if options.ForceQuantizeNoInputCheck else "behind",
+        transforms=_transforms(options, default=rewrites),
         arithmetic=_arithmetic(flow, options),
         calibrate_arithmetic=False,
         align=_align(flow, options),
         limits=_limits(base.limits, options),
-        fuse=_fuse(flow, base.fuse, options),
+        fuse=_fuse(flow, base.fuse, config, options),
     )
+
+
+def _weight_formats(flow: Flow, base: Target) -> tuple[Format, ...]:
+    """Return the target's formats and 4 bits, which Quark's documentation promises."""
+    if flow is Flow.NPU_CNN:
+        return base.weight_formats
+    return (*base.weight_formats, Format.INT4, Format.UINT4)
 
 
 def _operators(
@@ -116,14 +129,14 @@ def _operators(
         chosen = _TRANSFORMER if config.enable_npu_transformer else base.operators
     extra = [*config.extra_op_types_to_quantize, *(options.ExtraOpTypesToQuantize or ())]
     if options.QuantizeAllOpTypes:
-        extra += [word for word in op_types if word in OPS]
+        extra += op_types
     return tuple(dict.fromkeys([*chosen, *extra]))
 
 
-def _transforms(options: ExtraOptions, *, npu: bool) -> tuple[str, ...]:
+def _transforms(options: ExtraOptions, *, default: bool) -> tuple[str, ...]:
     if options.SkipPreprocess:
         return ()
-    return tuple(name for key, name in _TRANSFORMS.items() if _is_on(options, key, default=npu))
+    return tuple(name for key, name in _TRANSFORMS.items() if _is_on(options, key, default=default))
 
 
 def _arithmetic(flow: Flow, options: ExtraOptions) -> tuple[str, ...]:
@@ -170,8 +183,11 @@ def _limits(limits: ShiftLimits | None, options: ExtraOptions) -> ShiftLimits | 
     return msgspec.structs.replace(limits, **lifted)
 
 
-def _fuse(flow: Flow, pairs: Sequence[FusedPair], options: ExtraOptions) -> tuple[FusedPair, ...]:
-    if options.QDQKeepRemovableActivations:
+def _fuse(
+    flow: Flow, pairs: Sequence[FusedPair], config: QuantizationConfig, options: ExtraOptions
+) -> tuple[FusedPair, ...]:
+    blocks = is_block(fixed_neuron(config.quant_format, config.activation_type))
+    if options.QDQKeepRemovableActivations or (blocks and not options.RemoveFusedQDQ):
         return ()
     kept = {word for key, word in _FUSED.items() if _is_on(options, key, default=True)}
     fused = [_only(pair, kept) for pair in pairs]

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
 from lowbit.config.refine import Refinement
-from lowbit.config.specs import BiasSpec, ProductBias, TensorOverride, TensorSpec
+from lowbit.config.specs import BiasSpec, ProductBias, Spec, TensorOverride, TensorSpec
 from lowbit.numerics.formats import Format
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
@@ -30,12 +30,7 @@ from lowbit.quark.translate.selection import (
     tensor_overrides,
     unquantized_outputs,
 )
-from lowbit.quark.translate.types import (
-    activation_method,
-    integer_format,
-    is_power_of_two,
-    weight_method,
-)
+from lowbit.quark.translate.specs import activation_spec, weight_spec
 from lowbit.targets import Target
 
 _CLE_THRESHOLD = 2e-7
@@ -69,13 +64,13 @@ def make_job(
         # Several formats in one model are the extended flow's business.
         flow = Flow.EXTENDED
     activation = _activation(config, options, flow)
-    weight = _weight(config, options)
+    weight = weight_spec(config, options)
     exceptions = find_exceptions(layers, nodes, activation, weight)
     quant = QuantConfig(
         name=f"quark {name_of(config)}",
         activation=None if options.WeightsOnly else activation,
         weight=weight,
-        bias=_bias(flow, weight, options),
+        bias=_bias(flow, activation, weight, options),
         target=flow.value,
         rules=(*exceptions.rules, *subgraph_rules(config.subgraphs_to_exclude)),
         include=nodes.patterns(
@@ -87,6 +82,7 @@ def make_job(
         head="int8",
         equalise=_equalise(config, options),
         correct=bool(options.BiasCorrection),
+        casts=bool(options.BF16QDQToCast),
         refine=_refine(config, options, lenient=lenient),
     )
     target = target_of(flow, config, options, nodes.op_types())
@@ -120,36 +116,20 @@ def _refuse(config: QuantizationConfig, options: ExtraOptions) -> None:
         say(f"execution_providers={config.execution_providers}: calibration runs on the CPU")
 
 
-def _activation(config: QuantizationConfig, options: ExtraOptions, flow: Flow) -> TensorSpec:
-    symmetric = bool(options.ActivationSymmetric)
-    if flow is Flow.NPU_CNN and not symmetric:
+def _activation(config: QuantizationConfig, options: ExtraOptions, flow: Flow) -> Spec:
+    if flow is Flow.NPU_CNN and not options.ActivationSymmetric:
         raise QuarkConfigError(
             "enable_npu_cnn needs symmetric activations: set ActivationSymmetric to True"
         )
-    return TensorSpec(
-        format=integer_format(config.activation_type),
-        symmetric=symmetric,
-        power_of_two=is_power_of_two(config.calibrate_method, options),
-        reduce_range=config.reduce_range,
-        method=activation_method(config.calibrate_method, options),
-    )
+    return activation_spec(config, options)
 
 
-def _weight(config: QuantizationConfig, options: ExtraOptions) -> TensorSpec:
-    kind = integer_format(config.weight_type)
-    symmetric = kind.signed if options.WeightSymmetric is None else options.WeightSymmetric
-    return TensorSpec(
-        format=kind,
-        symmetric=symmetric,
-        per_channel=config.per_channel,
-        power_of_two=is_power_of_two(config.calibrate_method, options),
-        reduce_range=config.reduce_range,
-        method=weight_method(config.calibrate_method, options),
-    )
-
-
-def _bias(flow: Flow, weight: TensorSpec, options: ExtraOptions) -> BiasSpec | None:
+def _bias(flow: Flow, activation: Spec, weight: Spec, options: ExtraOptions) -> BiasSpec | None:
     if options.QuantizeBias is False:
+        return None
+    if not isinstance(weight, TensorSpec):
+        return weight
+    if not isinstance(activation, TensorSpec):
         return None
     in_accumulator = flow is not Flow.NPU_CNN if options.Int32Bias is None else options.Int32Bias
     if not in_accumulator and not options.Int16Bias:
@@ -184,7 +164,7 @@ def _excluded(config: QuantizationConfig, options: ExtraOptions, nodes: Nodes) -
 
 
 def _tensors(
-    config: QuantizationConfig, options: ExtraOptions, nodes: Nodes, start: TensorSpec
+    config: QuantizationConfig, options: ExtraOptions, nodes: Nodes, start: Spec
 ) -> tuple[TensorOverride, ...]:
     given: dict[str, Any] = dict(options.TensorQuantOverrides or {})
     if config.specific_tensor_precision or options.SpecificTensorPrecision:

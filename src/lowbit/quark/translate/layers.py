@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import onnx_ir as ir
 
-from lowbit.config.specs import BiasSpec, ProductBias, Rule, TensorOverride, TensorSpec
-from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig, QuantGranularity
+from lowbit.config.specs import BiasSpec, ProductBias, Rule, Spec, TensorOverride, TensorSpec
+from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
 from lowbit.quark.translate.selection import Nodes, exactly, inputs_of, outputs_of
-from lowbit.quark.translate.types import integer_format
+from lowbit.quark.translate.specs import layer_spec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Exceptions:
 
 
 def find_exceptions(
-    given: Iterable[LayerException], nodes: Nodes, activation: TensorSpec, weight: TensorSpec
+    given: Iterable[LayerException], nodes: Nodes, activation: Spec, weight: Spec
 ) -> Exceptions:
     """Return what the exceptions mean for the nodes of a model."""
     rules: list[Rule] = []
@@ -51,21 +51,23 @@ def find_exceptions(
     return Exceptions(tuple(rules), tuple(tensors.values()))
 
 
-def _rules(node: ir.Node, layer: QLayerConfig, weight: TensorSpec) -> list[Rule]:
+def _rules(node: ir.Node, layer: QLayerConfig, weight: Spec) -> list[Rule]:
     if layer.weight is None and layer.bias is None:
         return []
-    spec = None if layer.weight is None else _changed(weight, layer.weight)
+    spec = None if layer.weight is None else layer_spec(weight, layer.weight)
     bias: BiasSpec | None = None
     if layer.bias is not None:
         name = layer.bias.data_type.__name__
         bias = ProductBias(repair=False, truncate_realigned=True)
         if name not in ("Int32", "UInt32"):
-            bias = msgspec.structs.replace(_changed(weight, layer.bias), per_channel=False)
+            bias = layer_spec(weight, layer.bias)
+            if isinstance(bias, TensorSpec):
+                bias = msgspec.structs.replace(bias, per_channel=False)
     return [Rule(name=exactly(node.name or ""), weight=spec, bias=bias)]
 
 
 def _tensors(
-    node: ir.Node, layer: QLayerConfig, activation: TensorSpec, constants: set[str]
+    node: ir.Node, layer: QLayerConfig, activation: Spec, constants: set[str]
 ) -> dict[str, TensorOverride]:
     inputs = [name for name in inputs_of(node) if name not in constants]
     parts: Sequence[tuple[QTensorConfig | None, Sequence[str]]] = (
@@ -73,17 +75,8 @@ def _tensors(
         (layer.output_tensors, outputs_of(node)),
     )
     return {
-        name: TensorOverride(tensor=name, spec=_changed(activation, spec), optional=True)
+        name: TensorOverride(tensor=name, spec=layer_spec(activation, spec), optional=True)
         for spec, names in parts
         if spec is not None
         for name in names
     }
-
-
-def _changed(start: TensorSpec, spec: QTensorConfig) -> TensorSpec:
-    return msgspec.structs.replace(
-        start,
-        format=integer_format(spec.data_type.map_onnx_format),
-        symmetric=spec.symmetric,
-        per_channel=start.per_channel or spec.quant_granularity is QuantGranularity.Channel,
-    )

@@ -129,7 +129,6 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     TensorQuantOverrides: Annotated[dict[str, Any] | None, does("tensors")] = None
     MixedPrecisionTensor: Annotated[dict[Any, Any] | None, does("tensors")] = None
     SpecificTensorPrecision: Annotated[Flag, does("tensors")] = None
-    NodesWithMixedPrecision: Annotated[Names, _UNREAD] = None
     QDQOpTypePerChannelSupportToAxis: Annotated[
         dict[str, Any] | None, refused("the channel axis is the operator's own")
     ] = None

@@ -7,19 +7,30 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lowbit.config.specs import TensorOverride, TensorSpec
+from lowbit.config.methods import MinMax
+from lowbit.config.specs import Spec, TensorOverride, TensorSpec
 from lowbit.errors import did_you_mean
+from lowbit.numerics.formats import Format
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
+from lowbit.quark.translate.blocks import float_spec, is_float
 from lowbit.quark.translate.types import integer_format
 
 _KEYS = ("quant_type", "symmetric", "reduce_range", "axis", "scale", "zero_point", "rmin", "rmax")
 
 
-def override_of(name: str, entry: Any, start: TensorSpec) -> TensorOverride:
+def override_of(name: str, entry: Any, given: Spec) -> TensorOverride:
     """Return what ``entry`` (a dictionary, or a list of one) asks for a tensor."""
     asked = _single(name, entry)
-    spec = start
-    if "quant_type" in asked:
+    kind = asked.get("quant_type")
+    if kind is not None and is_float(kind):
+        spec = float_spec(kind, MinMax(), scaled=False)
+        return TensorOverride(tensor=name, spec=spec, optional=True)
+    return _integers(name, asked, given)
+
+
+def _integers(name: str, asked: dict[str, Any], given: Spec) -> TensorOverride:
+    spec = given if isinstance(given, TensorSpec) else TensorSpec(format=Format.INT8)
+    if asked.get("quant_type") is not None:
         spec = msgspec.structs.replace(spec, format=integer_format(asked["quant_type"]))
     for key, field in (("symmetric", "symmetric"), ("reduce_range", "reduce_range")):
         if asked.get(key) is not None:

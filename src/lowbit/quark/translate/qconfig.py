@@ -25,10 +25,6 @@ from lowbit.quark.onnx.quantization.config.algorithm import (
     SmoothQuantConfig,
 )
 from lowbit.quark.onnx.quantization.config.config import QConfig
-from lowbit.quark.onnx.quantization.config.custom_config import (
-    DEFAULT_MICROEXPONENTS_PARAMS,
-    DEFAULT_MICROSCALING_PARAMS,
-)
 from lowbit.quark.onnx.quantization.config.legacy import AnyCalibrationMethod, QuantizationConfig
 from lowbit.quark.onnx.quantization.config.spec import (
     CalibMethod,
@@ -38,6 +34,7 @@ from lowbit.quark.onnx.quantization.config.spec import (
 )
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat
 from lowbit.quark.translate.layers import LayerException
+from lowbit.quark.translate.types import block_attributes
 
 _METHODS: dict[CalibMethod, AnyCalibrationMethod] = {
     CalibMethod.MinMax: CalibrationMethod.MinMax,
@@ -48,15 +45,6 @@ _METHODS: dict[CalibMethod, AnyCalibrationMethod] = {
     CalibMethod.Distribution: CalibrationMethod.Distribution,
 }
 _EIGHT = ("Int8", "UInt8")
-_BLOCKS = {"MX4": 11, "MX6": 13, "MX9": 16}
-_ELEMENTS = {
-    "MXFP4E2M1": "fp4_e2m1",
-    "MXFP6E3M2": "fp6_e3m2",
-    "MXFP6E2M3": "fp6_e2m3",
-    "MXFP8E5M2": "fp8_e5m2",
-    "MXFP8E4M3": "fp8_e4m3",
-    "MXInt8": "int8",
-}
 
 
 def to_legacy(config: QConfig) -> QuantizationConfig:
@@ -65,7 +53,8 @@ def to_legacy(config: QConfig) -> QuantizationConfig:
     options = {
         **_symmetry(inputs, weight),
         **_weight_method(weight),
-        **_block_attributes(inputs, weight),
+        **block_attributes(inputs.data_type),
+        **block_attributes(weight.data_type),
         **_bias_options(config.global_config.bias),
         **config.extra_options,
     }
@@ -169,21 +158,6 @@ def _weight_method(weight: QTensorConfig) -> dict[str, Any]:
     if weight.calibration_method is CalibMethod.MinMSE:
         return {"WeightCalibrateMethod": ExtendedCalibrationMethod.MinMSE}
     return {"WeightCalibrateMethod": CalibrationMethod.MinMax}
-
-
-def _block_attributes(*specs: QTensorConfig) -> dict[str, Any]:
-    """Return the attributes of block formats, which the older API has as options."""
-    found: dict[str, Any] = {}
-    for spec in specs:
-        name = spec.data_type.__name__
-        if name in _BLOCKS:
-            found["BFPAttributes"] = {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": _BLOCKS[name]}
-        if name in _ELEMENTS:
-            found["MXAttributes"] = {
-                **DEFAULT_MICROSCALING_PARAMS,
-                "element_dtype": _ELEMENTS[name],
-            }
-    return found
 
 
 def _bias_options(bias: QTensorConfig | None) -> dict[str, Any]:

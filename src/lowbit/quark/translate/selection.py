@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from lowbit.config.specs import Rule, TensorOverride, TensorSpec
+from lowbit.config.specs import Rule, Spec, TensorOverride
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import QuarkConfigError, say
 
@@ -155,7 +155,7 @@ def unquantized_outputs(nodes: Iterable[ir.Node]) -> tuple[TensorOverride, ...]:
 
 
 def tensor_overrides(
-    given: Mapping[str, Any], nodes: Nodes, start: TensorSpec
+    given: Mapping[str, Any], nodes: Nodes, start: Spec
 ) -> tuple[TensorOverride, ...]:
     """Return the exceptions by tensor that Quark's dictionary means."""
     from lowbit.quark.translate.overrides import override_of

@@ -26,7 +26,18 @@ from lowbit.quark.onnx.calibration.methods import (
     LayerWiseMethod,
     PowerOfTwoMethod,
 )
-from lowbit.quark.onnx.quantization.quant_utils import AnyQuantType
+from lowbit.quark.onnx.quantization.config.custom_config import (
+    DEFAULT_BFP_PARAMS,
+    DEFAULT_MICROEXPONENTS_PARAMS,
+    DEFAULT_MICROSCALING_PARAMS,
+)
+from lowbit.quark.onnx.quantization.config.data_type import DataType
+from lowbit.quark.onnx.quantization.quant_utils import (
+    AnyQuantFormat,
+    AnyQuantType,
+    ExtendedQuantType,
+    VitisQuantFormat,
+)
 from lowbit.quark.translate.options import ExtraOptions
 
 _INTEGERS: Mapping[str, Format] = MappingProxyType(
@@ -41,6 +52,15 @@ _INTEGERS: Mapping[str, Format] = MappingProxyType(
 )
 """By the name of the member, which is the same in onnxruntime's and in both of Quark's types."""
 
+_PAIRED = {"MX4": 11, "MX6": 13, "MX9": 16}
+_ELEMENTS = {
+    "MXFP4E2M1": "fp4_e2m1",
+    "MXFP6E3M2": "fp6_e3m2",
+    "MXFP6E2M3": "fp6_e2m3",
+    "MXFP8E5M2": "fp8_e5m2",
+    "MXFP8E4M3": "fp8_e4m3",
+    "MXInt8": "int8",
+}
 _MOVING_AVERAGE = 0.01
 
 
@@ -48,8 +68,33 @@ def integer_format(kind: AnyQuantType) -> Format:
     """Return the integer format of a quantized type."""
     name = getattr(kind, "name", str(kind))
     if name not in _INTEGERS:
-        raise NotSupportedError(f"tensors of type {name} cannot be quantized yet")
+        raise NotSupportedError(
+            f"tensors of type {name} are not supported; integers of 4, 8 and 16 bits, 16-bit "
+            "floats and block formats are"
+        )
     return _INTEGERS[name]
+
+
+def fixed_neuron(layout: AnyQuantFormat, kind: AnyQuantType) -> AnyQuantType:
+    """Return the type that a format of the older names brings with it, or the one given."""
+    if layout is VitisQuantFormat.BFPFixNeuron:
+        return ExtendedQuantType.QBFP
+    if layout is VitisQuantFormat.MXFixNeuron:
+        return ExtendedQuantType.QMX
+    return kind
+
+
+def block_attributes(kind: type[DataType]) -> dict[str, dict[str, Any]]:
+    """Return the options that say which block format a data type is."""
+    name = kind.__name__
+    if name == "BFP16":
+        return {"BFPAttributes": dict(DEFAULT_BFP_PARAMS)}
+    if name in _PAIRED:
+        return {"BFPAttributes": {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": _PAIRED[name]}}
+    if name in _ELEMENTS:
+        element = {"element_dtype": _ELEMENTS[name]}
+        return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, **element}}
+    return {}
 
 
 def is_power_of_two(method: Any, options: ExtraOptions) -> bool:

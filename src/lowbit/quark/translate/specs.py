@@ -1,0 +1,84 @@
+"""From a quantized type of Quark's to the spec of a tensor."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lowbit.config.methods import Method, MinMax
+from lowbit.config.specs import Spec, TensorSpec
+from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.onnx.quantization.config.spec import QTensorConfig, QuantGranularity
+from lowbit.quark.onnx.quantization.quant_utils import AnyQuantType
+from lowbit.quark.translate.blocks import block_spec, float_spec, is_block, is_float
+from lowbit.quark.translate.options import ExtraOptions
+from lowbit.quark.translate.types import (
+    activation_method,
+    block_attributes,
+    fixed_neuron,
+    integer_format,
+    is_power_of_two,
+    weight_method,
+)
+
+
+def activation_spec(config: QuantizationConfig, options: ExtraOptions) -> Spec:
+    """Return how activations are quantized."""
+    kind = fixed_neuron(config.quant_format, config.activation_type)
+    method = activation_method(config.calibrate_method, options)
+    if is_float(kind):
+        return float_spec(kind, method, scaled=bool(options.ActivationScaled))
+    if is_block(kind):
+        return block_spec(kind, options.BFPAttributes, options.MXAttributes)
+    return _integers(kind, config, options, method, symmetric=bool(options.ActivationSymmetric))
+
+
+def weight_spec(config: QuantizationConfig, options: ExtraOptions) -> Spec:
+    """Return how weights are quantized."""
+    kind = fixed_neuron(config.quant_format, config.weight_type)
+    method = weight_method(config.calibrate_method, options)
+    if is_float(kind):
+        return float_spec(kind, MinMax(), scaled=bool(options.WeightScaled))
+    if is_block(kind):
+        return block_spec(kind, options.BFPAttributes, options.MXAttributes)
+    given = options.WeightSymmetric
+    symmetric = integer_format(kind).signed if given is None else given
+    spec = _integers(kind, config, options, method, symmetric=symmetric)
+    return msgspec.structs.replace(spec, per_channel=config.per_channel)
+
+
+def layer_spec(start: Spec, asked: QTensorConfig) -> Spec:
+    """Return the spec a layer asks for; ranges are found as for all others."""
+    kind = asked.data_type.map_onnx_format
+    if is_float(kind):
+        return float_spec(kind, MinMax(), scaled=False)
+    if is_block(kind):
+        attributes = block_attributes(asked.data_type)
+        return block_spec(kind, attributes.get("BFPAttributes"), attributes.get("MXAttributes"))
+    per_channel = asked.quant_granularity is QuantGranularity.Channel
+    if not isinstance(start, TensorSpec):
+        return TensorSpec(
+            format=integer_format(kind), symmetric=asked.symmetric, per_channel=per_channel
+        )
+    return msgspec.structs.replace(
+        start,
+        format=integer_format(kind),
+        symmetric=asked.symmetric,
+        per_channel=start.per_channel or per_channel,
+    )
+
+
+def _integers(
+    kind: AnyQuantType,
+    config: QuantizationConfig,
+    options: ExtraOptions,
+    method: Method,
+    *,
+    symmetric: bool,
+) -> TensorSpec:
+    return TensorSpec(
+        format=integer_format(kind),
+        symmetric=symmetric,
+        power_of_two=is_power_of_two(config.calibrate_method, options),
+        reduce_range=config.reduce_range,
+        method=method,
+    )

@@ -1,0 +1,119 @@
+"""Every name that scripts import from Quark, and both ways to import it."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import subprocess
+
+import pytest
+from quark_helpers import run_python
+
+ONNX = """
+ModelQuantizer Config QConfig QuantizationConfig QLayerConfig QTensorConfig CalibMethod ScaleType
+QuantGranularity DataType Int8 UInt8 Int16 UInt16 Int32 UInt32 Float16 BFloat16 BFP16 AlgoConfig
+SmoothQuantConfig CLEConfig BiasCorrectionConfig GPTQConfig AutoMixprecisionConfig AdaRoundConfig
+AdaQuantConfig QuarotConfig Int8Spec UInt8Spec XInt8Spec Int16Spec UInt16Spec Int32Spec UInt32Spec
+Int4Spec UInt4Spec Float16Spec BFloat16Spec BFP16Spec MX4Spec MX6Spec MX9Spec MXFP4E2M1Spec
+MXFP6E2M3Spec MXFP6E3M2Spec MXFP8E4M3Spec MXFP8E5M2Spec MXInt8Spec XINT8_QCONFIG
+XINT8_ADAROUND_QCONFIG XINT8_ADAQUANT_QCONFIG VINT8_QCONFIG A8W8_QCONFIG A8W8_ADAROUND_QCONFIG
+A8W8_ADAQUANT_QCONFIG A16W8_QCONFIG A16W8_ADAROUND_QCONFIG A16W8_ADAQUANT_QCONFIG BF16_QCONFIG
+BFP16_QCONFIG PowerOfTwoMethod Int16Method LayerWiseMethod ExtendedCalibrationMethod
+ExtendedQuantType ExtendedQuantFormat VitisQuantType VitisQuantFormat CachedDataReader
+RandomDataReader PathDataReader create_calibrator_power_of_two create_calibrator_float_scale
+quantize_static quantize_dynamic AutoSearch AutoSearchPro SearchSpace generate_all_configs
+get_auto_search_config dump_model get_library_path _COP_DOMAIN _COP_VERSION CalibraterBase
+CalibrationDataReader CalibrationMethod MinMaxCalibrater QuantFormat QuantizationMode QuantType
+write_calibration_table get_default_config __version__
+""".split()
+
+MODULES = {
+    "onnx": ONNX,
+    "onnx.quantization": "QConfig AdaRoundConfig CLEConfig _algo_flag".split(),
+    "onnx.quantization.api": ["ModelQuantizer"],
+    "onnx.quantization.config": "Config QConfig QuantizationConfig get_default_config "
+    "get_default_config_mapping DefaultConfigMapping".split(),
+    "onnx.quantization.config.config": "Config QConfig QuantizationConfig".split(),
+    "onnx.quantization.config.custom_config": "get_default_config DefaultConfigMapping "
+    "INT8_CNN_ACCURATE_CONFIG XINT8_QCONFIG DEFAULT_ADAROUND_PARAMS DEFAULT_ADAQUANT_PARAMS "
+    "DEFAULT_BFP_PARAMS DEFAULT_MICROEXPONENTS_PARAMS DEFAULT_MICROSCALING_PARAMS".split(),
+    "onnx.quantization.config.spec": "QLayerConfig QTensorConfig Int4Spec UInt8Spec CalibMethod "
+    "ScaleType QuantGranularity".split(),
+    "onnx.quantization.config.algorithm": "AdaRoundConfig AdaQuantConfig CLEConfig from_dict "
+    "BiasCorrectionConfig SmoothQuantConfig GPTQConfig QuarotConfig AutoMixprecisionConfig".split(),
+    "onnx.quantization.quantize": "quantize_static quantize_dynamic".split(),
+    "onnx.quantization.quant_utils": "ExtendedQuantType VitisQuantType".split(),
+    "onnx.calibration": "PowerOfTwoMethod CachedDataReader".split(),
+    "onnx.calibration.methods": ["PowerOfTwoMethod"],
+    "onnx.operators.custom_ops": ["get_library_path"],
+    "onnx.algorithm": ["stem_equalize_transforms"],
+    "onnx.quant_utils": "PowerOfTwoMethod VitisQuantType VitisQuantFormat".split(),
+    "onnx.quantize": "quantize_static quantize_dynamic".split(),
+    "onnx.calibrate": "PowerOfTwoMethod CachedDataReader CalibrationDataReader".split(),
+    "onnx.auto_search": "AutoSearch SearchSpace".split(),
+    "onnx.finetuning": ["fast_finetune"],
+    "onnx.optimize": ["optimize"],
+    "shares.utils.log": "ScreenLogger log_errors".split(),
+    "common.utils.log": "ScreenLogger log_errors".split(),
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_the_names_scripts_import(module: str) -> None:
+    found = importlib.import_module(f"lowbit.quark.{module}")
+
+    assert [name for name in MODULES[module] if not hasattr(found, name)] == []
+
+
+def test_everything_is_imported_by_a_star() -> None:
+    names: dict = {}
+
+    exec("from lowbit.quark.onnx import *", names)  # noqa: S102
+
+    assert [name for name in ONNX if name not in names] == []
+
+
+def _run(*arguments: str, cwd: pathlib.Path) -> subprocess.CompletedProcess:
+    return run_python("-m", "lowbit.quark", *arguments, cwd=cwd)
+
+
+def test_an_unchanged_script_runs_with_its_arguments(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    (tmp_path / "script.py").write_text(
+        "import sys, beside, quark\n"
+        "from quark.onnx import *\n"
+        "from quark.onnx.quant_utils import PowerOfTwoMethod as legacy\n"
+        "import quark.onnx.quantization.config.custom_config as presets\n"
+        "import lowbit.quark.onnx.quantization.config.custom_config as same\n"
+        "assert presets is same and legacy is PowerOfTwoMethod\n"
+        "assert __name__ == '__main__'\n"
+        "print(beside.VALUE, sys.argv[1:], quark.__version__)\n"
+    )
+
+    done = _run("script.py", "--flag", "x", cwd=tmp_path)
+
+    assert done.stderr == ""
+    assert done.stdout.startswith("7 ['--flag', 'x'] 0.13+lowbit.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [([], "usage"), (["nothing.py"], "no such script: nothing.py")]
+)
+def test_a_missing_script_is_said(tmp_path: pathlib.Path, arguments: list, message: str) -> None:
+    done = _run(*arguments, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_script_that_fails_has_its_traceback_and_an_exit_code(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "from quark.onnx.quantization.config import get_default_config\n"
+        "get_default_config('XINT9')\n"
+    )
+
+    done = _run("script.py", cwd=tmp_path)
+
+    assert done.returncode != 0
+    assert "line 2" in done.stderr
+    assert "did you mean 'XINT8'" in done.stderr
