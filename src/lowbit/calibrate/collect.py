@@ -39,6 +39,7 @@ from lowbit.numerics.formats import Floats
 from lowbit.plan.plan import Plan
 
 Progress = Callable[[int], None]
+S = TypeVar("S")
 T = TypeVar("T")
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
@@ -325,7 +326,7 @@ def _thread_count(bytes_per_sample: int) -> int:
     return int(max(1, min(os.cpu_count() or 1, fitting)))
 
 
-def bounded_map(work: Callable[[Feed], T], feeds: Iterator[Feed], threads: int) -> Iterator[T]:
+def bounded_map(work: Callable[[S], T], feeds: Iterator[S], threads: int) -> Iterator[T]:
     """Yield ``work(feed)`` in order, with at most ``threads`` running and one more feed read."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         pending: list[concurrent.futures.Future[T]] = []

@@ -69,7 +69,7 @@ def _quantize(parser: Parser) -> None:
     more.add_argument(
         "--no-reconstruct",
         action="store_true",
-        help="(nothing to leave out yet: reconstruction is not part of this version)",
+        help="round weights to the nearest integer instead of reconstructing each layer's output",
     )
     more.add_argument(
         "--domain",

@@ -11,6 +11,7 @@ from lowbit.config.config import QuantConfig
 from lowbit.config.files import read_config
 from lowbit.config.methods import BY_NAME, Method, Percentile
 from lowbit.config.presets import PRESETS, find_preset
+from lowbit.config.refine import Reconstruct, Refinement
 from lowbit.config.specs import Rule
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.plan import Plan
@@ -65,7 +66,13 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         domain=getattr(args, "domain", None) or config.domain,
         equalise=None if getattr(args, "no_equalise", False) else config.equalise,
         correct=config.correct and not getattr(args, "no_correct", False),
+        refine=_refinement(config, args),
     )
+
+
+def _refinement(config: QuantConfig, args: argparse.Namespace) -> Refinement | None:
+    left_out = getattr(args, "no_reconstruct", False) and isinstance(config.refine, Reconstruct)
+    return None if left_out else config.refine
 
 
 def _change_methods(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:

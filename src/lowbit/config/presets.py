@@ -13,6 +13,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import Equalise
 from lowbit.config.methods import MinMax, MinMse
+from lowbit.config.refine import Reconstruct
 from lowbit.config.specs import FloatSpec, ProductBias, Spec, TensorSpec
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.numerics.floats import FloatFormat
@@ -52,6 +53,7 @@ def _float_scales(
         target=target,
         equalise=equalise,
         correct=True,
+        refine=Reconstruct(),
     )
     return Preset(config=config, summary=summary)
 
@@ -113,6 +115,7 @@ _ALL = (
             bias=_POWER_OF_TWO,
             target="ryzen-ai-cnn",
             correct=True,
+            refine=Reconstruct(),
         ),
         summary="Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
     ),
@@ -139,6 +142,7 @@ _ALL = (
             bias=_POWER_OF_TWO,
             target="quark-vint8",
             correct=True,
+            refine=Reconstruct(),
         ),
         summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
     ),

@@ -40,7 +40,7 @@ class Reconstruct(
         activation_rounds: How often targets are corrected for what the activation behind the
             layer hides (a value cut off by a Relu need not be met); 0: the output before the
             activation is the target.
-        infer_device: Where onnxruntime runs: ``cpu``, ``cuda:0`` or ``rocm:0``.
+        infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
         optim_device: Where the descent runs; other than ``cpu`` needs PyTorch.
     """
 
@@ -86,7 +86,7 @@ class _FineTune(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         dynamic_batch: Run onnxruntime on ``batch_size`` samples at once.
         parallel: Tune modules independently of each other, several at a time.
         optim_device: Where tuning runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD), with PyTorch.
-        infer_device: Where onnxruntime runs: ``cpu``, ``cuda:0`` or ``rocm:0``.
+        infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
         held_out: The share of the samples that decides whether a module's result is kept; 0
             decides on the samples it was tuned on.
     """

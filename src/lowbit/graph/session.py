@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.errors import ModelError, did_you_mean
+from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph import io
 from lowbit.graph.passes.name_everything import name_everything
 
@@ -32,12 +32,21 @@ _NUMPY_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     }
 )
 
+_GPU = ("CUDAExecutionProvider", "ROCMExecutionProvider", "MIGraphXExecutionProvider")
+_PROVIDERS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": (), "cuda": _GPU})
+
 
 class Session:
     """A model that can be run; ``run`` may be called from several threads at once."""
 
     def __init__(
-        self, path: pathlib.Path | bytes, *, threads: int, optimise: Optimise, name: str
+        self,
+        path: pathlib.Path | bytes,
+        *,
+        threads: int,
+        optimise: Optimise,
+        name: str,
+        device: str = "cpu",
     ) -> None:
         """Load the file. ``threads`` = 0 leaves the number to onnxruntime.
 
@@ -53,8 +62,9 @@ class Session:
         )
         options.intra_op_num_threads = threads
         options.log_severity_level = 4
+        providers = providers_of(device)
         try:
-            self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(path, options, providers=providers)
         except Exception as error:  # onnxruntime's exceptions share no public base
             raise ModelError(f"onnxruntime cannot load {name}: {_reason(error)}") from error
         self._name = name
@@ -141,6 +151,25 @@ class _Repeated:
                     value = ort.OrtValue.ortvalue_from_numpy(array)
                     self._binding.bind_ortvalue_output(name, value)
         return arrays
+
+
+def providers_of(device: str) -> list[Any]:
+    """Return onnxruntime's execution providers for ``cpu``, ``cuda:0`` (NVIDIA, AMD) or such."""
+    import onnxruntime as ort
+
+    kind, _, index = device.partition(":")
+    if kind not in _PROVIDERS or (index and not index.isdigit()):
+        raise ConfigError(f"unknown device {device!r}; expected cpu, cuda:0, cuda:1, ...")
+    available = ort.get_available_providers()
+    if kind == "cpu":
+        return ["CPUExecutionProvider"]
+    for provider in _PROVIDERS[kind]:
+        if provider in available:
+            return [(provider, {"device_id": int(index or 0)}), "CPUExecutionProvider"]
+    raise ConfigError(
+        f"onnxruntime has no provider for {device!r} here (it has {', '.join(available)}); "
+        "install onnxruntime-gpu (NVIDIA) or onnxruntime-rocm (AMD), or take infer_device='cpu'"
+    )
 
 
 @contextlib.contextmanager

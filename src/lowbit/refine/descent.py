@@ -1,0 +1,119 @@
+"""Round a matrix of weights so that its product with given inputs is nearest to given outputs.
+
+With H the second moments of the inputs and G those of outputs with inputs, the squared error of
+weights V is tr(V H V') - 2 tr(V G') up to a constant. Over the integers that V may be made of it is
+minimised one column at a time, all rows at once; every step is exact, so the error never rises.
+
+Written against the array API: arrays may be NumPy's or PyTorch's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from array_api_compat import array_namespace, device
+
+Array = Any
+_BLOCK = 64
+_TINY = 1e-12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moments:
+    """H (groups x depth x depth) and G (groups x outputs x depth)."""
+
+    inputs: Array
+    outputs: Array
+
+    def held_to(self, weight: Array, ridge: float) -> Moments:
+        """Return the moments as if ``weight`` had been seen to be right on every input alone."""
+        xp = array_namespace(self.inputs)
+        power = _diagonal(xp, self.inputs)
+        # An input that never varies decides nothing: its weights stay where they are.
+        floor = xp.max(power) * 1e-6 + _TINY
+        extra = ridge * power + floor
+        depth, where = self.inputs.shape[-1], device(self.inputs)
+        eye = xp.eye(depth, dtype=self.inputs.dtype, device=where)
+        return Moments(
+            self.inputs + extra[:, :, None] * eye, self.outputs + extra[:, None, :] * weight
+        )
+
+
+def moments_of(patches: Array, targets: Array, *, centred: bool) -> Moments:
+    """Return the second moments of groups x depth x n inputs and groups x outputs x n outputs."""
+    xp = array_namespace(patches)
+    if centred:
+        patches = patches - xp.mean(patches, axis=2, keepdims=True)
+        targets = targets - xp.mean(targets, axis=2, keepdims=True)
+    across = xp.matrix_transpose(patches)
+    count = patches.shape[2]
+    return Moments(xp.matmul(patches, across) / count, xp.matmul(targets, across) / count)
+
+
+def descend(
+    moments: Moments, start: Array, scale: Array, bounds: tuple[Array, Array], sweeps: int
+) -> Array:
+    """Return integers between ``bounds`` that minimise the error of ``scale`` times them.
+
+    ``start`` and ``bounds`` are groups x outputs x depth, ``scale`` broadcasts to them.
+    """
+    xp = array_namespace(start)
+    # Columns become rows, which lie together in memory.
+    codes, low, high, steps = (_columns_first(xp, a, start) for a in (start, *bounds, scale))
+    inputs = moments.inputs
+    error = xp.matrix_transpose(moments.outputs) - xp.matmul(inputs, codes * steps)
+    depth = inputs.shape[-1]
+    for _ in range(sweeps):
+        moved = False
+        for first in range(0, depth, _BLOCK):
+            last = min(first + _BLOCK, depth)
+            block = slice(first, last)
+            change = _sweep_block(
+                xp,
+                inputs[:, block, block],
+                error[:, block, :],
+                codes[:, block, :],
+                steps[:, block, :],
+                low[:, block, :],
+                high[:, block, :],
+            )
+            if not xp.any(change):
+                continue
+            moved = True
+            codes[:, block, :] += change
+            change = change * steps[:, block, :]
+            error -= xp.matmul(inputs[:, :, block], change)
+        if not moved:
+            break
+    return xp.matrix_transpose(codes)
+
+
+def _columns_first(xp: Any, array: Array, like: Array) -> Array:
+    groups, outputs, depth = like.shape
+    copy = xp.zeros((groups, depth, outputs), dtype=like.dtype, device=device(like))
+    copy[...] = xp.matrix_transpose(xp.broadcast_to(array, like.shape))
+    return copy
+
+
+def _sweep_block(
+    xp: Any, inputs: Array, error: Array, codes: Array, steps: Array, low: Array, high: Array
+) -> Array:
+    """Return by how much the codes of one block change, column after column."""
+    size = codes.shape[1]
+    gain = 1.0 / (_diagonal(xp, inputs)[:, :, None] * steps)
+    error = error + 0.0
+    new = codes + 0.0
+    for j in range(size):
+        best = xp.round(codes[:, j, :] + error[:, j, :] * gain[:, j, :])
+        best = xp.minimum(xp.maximum(best, low[:, j, :]), high[:, j, :])
+        new[:, j, :] = best
+        moved = (best - codes[:, j, :]) * steps[:, j, :]
+        if j + 1 < size and xp.any(moved):
+            error[:, j + 1 :, :] -= inputs[:, j + 1 :, j, None] * moved[:, None, :]
+    return new - codes
+
+
+def _diagonal(xp: Any, matrices: Array) -> Array:
+    eye = xp.eye(matrices.shape[-1], dtype=matrices.dtype, device=device(matrices))
+    return xp.sum(matrices * eye, axis=1)

@@ -1,0 +1,190 @@
+"""The layers whose weights can be refined, in the order of the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.config.specs import TensorSpec
+from lowbit.graph.constants import constant
+from lowbit.graph.names import tensor_name
+from lowbit.graph.session import Array
+from lowbit.numerics.formats import Floats
+from lowbit.numerics.qparams import QParams, dequantize
+from lowbit.plan.plan import BiasPlan, Plan
+from lowbit.refine.layers import Layer, layer_of
+from lowbit.resolve.bias import bias_integers
+from lowbit.resolve.integers import Weights
+from lowbit.resolve.params import Params
+from lowbit.resolve.resolve import settle_biases
+from lowbit.resolve.values import bias_values, constant_values
+from lowbit.targets.target import Target
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draft:
+    """A model as quantized so far, and all it was made from.
+
+    ``floats`` computes the float reference under the same names; ``quantized`` is ``adapted``
+    emitted with ``weights``.
+    """
+
+    floats: ir.Model
+    adapted: ir.Model
+    quantized: ir.Model
+    plan: Plan
+    params: Params
+    weights: Weights
+    target: Target
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """A value of the quantized model that a module reads: integers with their scale, or floats."""
+
+    name: str
+    scale: Floats | None = None
+    zero_point: NDArray[np.integer] | None = None
+
+    def floats(self, array: Array) -> Floats:
+        """Return what the array stands for."""
+        if self.scale is None or self.zero_point is None:
+            return np.asarray(array, np.float32)
+        # Of 8 or 16 bits, so the difference is exact.
+        return (array.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Module:
+    """One layer: where it reads, what it is compared with, and how its weights are stored.
+
+    ``weight_value`` and ``bias_value`` are the float values that the quantized model's node reads.
+    """
+
+    node: str
+    op_type: str
+    layer: Layer
+    source: Source
+    output: str
+    weight: str
+    spec: TensorSpec
+    params: QParams
+    weight_value: str
+    bias_value: str | None
+    bias: BiasPlan | None
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest stored integer."""
+        spec = self.spec
+        return spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+
+
+def find_modules(draft: Draft, ops: Collection[str]) -> tuple[list[Module], list[tuple[str, str]]]:
+    """Return the modules, and the names of layers that are left alone with the reason."""
+    planned = {t.name: t for t in draft.plan.weights()}
+    biases = {row.node: row for row in draft.plan.biases}
+    nodes = {node.name: node for node in draft.quantized.graph}
+    known = ir.convenience.create_value_mapping(draft.floats.graph, include_subgraphs=False)
+    modules, skipped = [], []
+    for node in draft.adapted.graph:
+        if node.op_type not in ops or len(node.inputs) < 2 or node.inputs[1] is None:
+            continue
+        weight = node.inputs[1]
+        row = planned.get(str(weight.name))
+        if row is None or node.name is None or not isinstance(row.spec, TensorSpec):
+            continue
+        layer = layer_of(node)
+        if isinstance(layer, str):
+            skipped.append((node.name, layer))
+            continue
+        if len(weight.uses()) > 1:
+            skipped.append((node.name, "its weight is shared with another layer"))
+            continue
+        output = tensor_name(node.outputs[0])
+        if output not in known:
+            skipped.append((node.name, "the float model does not compute its output"))
+            continue
+        twin = nodes[node.name]
+        modules.append(
+            Module(
+                node=node.name,
+                op_type=node.op_type,
+                layer=layer,
+                source=_source(twin.inputs[0]),
+                output=output,
+                weight=row.name,
+                spec=row.spec,
+                params=draft.params.tensors[row.name],
+                weight_value=_name(twin.inputs[1]),
+                bias_value=_name(twin.inputs[2]) if node.name in biases else None,
+                bias=biases.get(node.name),
+            )
+        )
+    return modules, skipped
+
+
+def _name(value: ir.Value | None) -> str:
+    if value is None:
+        raise ValueError("a planned constant is not read")
+    return tensor_name(value)
+
+
+def _source(value: ir.Value | None) -> Source:
+    """Look behind a DequantizeLinear, so that integers are kept rather than floats."""
+    if value is None:
+        raise ValueError("a layer without an input")
+    node = value.producer()
+    if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] is None:
+        return Source(tensor_name(value))
+    scale = constant(node.inputs[1])
+    zero_point = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if scale is None or scale.size != 1:
+        return Source(tensor_name(value))
+    zero = np.zeros((), np.int32) if zero_point is None else zero_point
+    return Source(tensor_name(node.inputs[0]), scale.reshape(()), zero.reshape(()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What refinement made of a module: integers, and a float bias where it has one.
+
+    ``before`` and ``after`` are the errors on held-out samples; ``kept`` says which part of the
+    result was taken over.
+    """
+
+    node: str
+    codes: NDArray[np.integer]
+    bias: Floats | None
+    before: float
+    after: float
+    kept: str
+
+
+def settled_bias(draft: Draft, module: Module, bias: Floats) -> Floats:
+    """Return what a float bias becomes in the quantized model."""
+    row = module.bias
+    if row is None:
+        raise ValueError(f"{module.node} has no bias")
+    only = msgspec.structs.replace(draft.plan, biases=(row,))
+    params = settle_biases(draft.adapted, only, draft.params, draft.target, {row.node: bias})
+    found = params.biases[row.node]
+    return dequantize(bias_integers(bias, row, found, params.biases_before.get(row.node)), found)
+
+
+def float_weights(draft: Draft, module: Module) -> Floats:
+    """Return a module's weights before rounding."""
+    return constant_values(draft.adapted, module.weight)
+
+
+def float_bias(draft: Draft, module: Module) -> Floats | None:
+    """Return a module's float bias as the draft has it, corrected or not."""
+    if module.bias is None:
+        return None
+    known: Mapping[str, Floats] = draft.params.bias_values
+    return known.get(module.node, bias_values(draft.adapted, module.bias))

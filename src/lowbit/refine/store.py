@@ -1,0 +1,90 @@
+"""Where values wait between two steps: in memory, or in files that are read one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from lowbit.errors import OutputError
+from lowbit.graph.session import Array
+
+
+class Store(Protocol):
+    """Keeps arrays by sample and name; each sample is used by one thread at a time."""
+
+    def put(self, sample: int, name: str, array: Array) -> None:
+        """Keep an array."""
+
+    def get(self, sample: int, name: str) -> Array:
+        """Return an array."""
+
+    def drop(self, sample: int, name: str) -> None:
+        """Forget an array."""
+
+
+class MemoryStore:
+    """Arrays in memory."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, str], Array] = {}
+
+    def put(self, sample: int, name: str, array: Array) -> None:
+        """Keep an array."""
+        self._arrays[sample, name] = array
+
+    def get(self, sample: int, name: str) -> Array:
+        """Return an array."""
+        return self._arrays[sample, name]
+
+    def drop(self, sample: int, name: str) -> None:
+        """Forget an array."""
+        del self._arrays[sample, name]
+
+
+class DiskStore:
+    """Arrays in files of one folder, of which nothing stays in memory."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+
+    def put(self, sample: int, name: str, array: Array) -> None:
+        """Keep an array."""
+        try:
+            np.save(self._path(sample, name), array)
+        except OSError as error:
+            raise OutputError(
+                f"cannot keep activations in {self._folder}: {error.strerror or error}; give a "
+                "cache_dir with more room"
+            ) from error
+
+    def get(self, sample: int, name: str) -> Array:
+        """Return an array."""
+        return np.load(self._path(sample, name), allow_pickle=False)  # type: ignore[no-any-return]
+
+    def drop(self, sample: int, name: str) -> None:
+        """Forget an array."""
+        self._path(sample, name).unlink()
+
+    def _path(self, sample: int, name: str) -> pathlib.Path:
+        key = hashlib.sha256(name.encode()).hexdigest()[:24]
+        return self._folder / f"{key}-{sample}.npy"
+
+
+@contextlib.contextmanager
+def disk_store(parent: str | os.PathLike[str] | None) -> Iterator[DiskStore]:
+    """Yield a store in a new folder inside ``parent``, which is removed afterwards."""
+    if parent is not None:
+        pathlib.Path(parent).mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="lowbit-", dir=parent)
+    try:
+        yield DiskStore(pathlib.Path(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
