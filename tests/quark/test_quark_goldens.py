@@ -19,7 +19,7 @@ from quark_cases import (
 )
 from quark_helpers import BareReader, ListReader, quiet
 
-from lowbit.pipeline import quantizing
+from lowbit.pipeline import building
 from lowbit.quark.onnx import (
     A8W8_QCONFIG,
     A16W8_QCONFIG,
@@ -110,8 +110,8 @@ FLOATS = {
 @pytest.fixture(autouse=True)
 def _quarks_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibrate with as many threads a sample as Quark had: float sums depend on it."""
-    collect = functools.partial(quantizing.collect, threads_per_sample=QUARK_THREADS)
-    monkeypatch.setattr(quantizing, "collect", collect)
+    collect = functools.partial(building.collect, threads_per_sample=QUARK_THREADS)
+    monkeypatch.setattr(building, "collect", collect)
 
 
 @pytest.mark.parametrize("case", INTEGERS)

@@ -1,8 +1,9 @@
 """The order of the stages: the only package that knows all of them."""
 
+from lowbit.pipeline.clock import Progress
 from lowbit.pipeline.comparing import compare
 from lowbit.pipeline.preparing import ModelSource, Prepared, model_inputs, prepare
-from lowbit.pipeline.quantizing import Progress, Result, quantize
+from lowbit.pipeline.quantizing import Result, quantize
 
 __all__ = [
     "ModelSource",

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import os
-import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import onnx_ir as ir
 
 import lowbit
-from lowbit.calibrate.collect import collect
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
@@ -24,26 +19,19 @@ from lowbit.emit.qdq import emit_qdq
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.graph.normalise import refuse_quantized
-from lowbit.pipeline.preparing import ModelSource, Prepared, model_inputs, prepare
+from lowbit.pipeline.building import Builder, Built
+from lowbit.pipeline.clock import Clock, Progress
+from lowbit.pipeline.preparing import ModelSource, model_inputs
 from lowbit.pipeline.refining import refined
 from lowbit.pipeline.verifying import check_snr, verify, with_reused
-from lowbit.plan import Plan, make_plan
-from lowbit.plan.fit import check_fit
-from lowbit.plan.head import find_head
-from lowbit.refine.bias_correction import corrected_biases
-from lowbit.resolve.integers import Weights, nearest
+from lowbit.plan import Plan
 from lowbit.resolve.params import Params
-from lowbit.resolve.resolve import resolve, settle_biases
-from lowbit.resolve.unlike import unlike_joins
 from lowbit.samples import split
 from lowbit.targets import Target
 from lowbit.verify.report import Report
 
 if TYPE_CHECKING:
     import onnx
-
-Progress = Callable[[str, int, int | None], None]
-"""Told the stage, how much of it is done, and how much there is (if known)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,22 +53,6 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the quantized model."""
         io.save(self.quantized, path)
-
-
-@dataclasses.dataclass(slots=True)
-class _Clock:
-    """Seconds by stage, and the caller's progress."""
-
-    progress: Progress
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time a stage."""
-        self.progress(name, 0, None)
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
 
 
 def quantize(
@@ -125,7 +97,7 @@ def quantize(
     if limit is not None and limit < 1:
         raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
     config = _choose_config(preset, config)
-    clock = _Clock(progress)
+    clock = Clock(progress)
     with clock.stage("load"):
         loaded = io.load(model)
         refuse_quantized(loaded)
@@ -139,48 +111,24 @@ def quantize(
             limit,
             held_out,
         )
-    with clock.stage("normalise"):
-        ready = prepare(loaded, config, samples.first(), samples.calibration(), target=target)
-    with clock.stage("plan"):
-        chosen = plan or make_plan(ready.adapted, config, ready.target)
-        check_fit(chosen, ready.adapted)
-    with clock.stage("calibrate"):
-        gather = functools.partial(
-            collect,
-            everything=keep_histograms,
-            means=config.correct,
-            optimise="all" if ready.target.calibrate_optimised else "none",
-            progress=lambda done: progress("calibrate", done, samples.calibration_count),
-        )
-        known = stats or gather(ready.observed, chosen, samples.calibration(), twins=ready.twins)
-        if plan is None and _destroys_head(ready, chosen, known):
-            config = msgspec.structs.replace(config, head="float")
-            ready = prepare(loaded, config, equalised=ready.equalised, target=target)
-            chosen = make_plan(ready.adapted, config, ready.target)
-            known = stats or gather(
-                ready.observed, chosen, samples.calibration(), twins=ready.twins
-            )
-    with clock.stage("resolve"):
-        params = resolve(ready.adapted, chosen, known, ready.target)
-        weights = nearest(ready.adapted, chosen, params)
+    builder = Builder(
+        loaded, samples, clock, target, keep_histograms=keep_histograms, means=config.correct
+    )
+    built = builder.build(config, samples.calibration, plan=plan, stats=stats)
     with clock.stage("refine"):
-        if config.correct:
-            values = corrected_biases(ready.adapted, chosen, params, known, weights, ready.twins)
-            params = settle_biases(ready.adapted, chosen, params, ready.target, values)
-            weights = nearest(ready.adapted, chosen, params)
-        params, weights, notes = refined(ready, chosen, params, weights, samples, progress)
+        built, notes = refined(built, samples, clock)
     with clock.stage("emit"):
-        quantized = _emit(ready, chosen, params, weights, samples.data)
+        quantized = _emit(built, samples.data)
     with clock.stage("verify"):
-        report = verify(ready, quantized, chosen, params, samples)
+        report = verify(built.ready, quantized, built.plan, built.params, samples)
         if stats is not None:
-            report = with_reused(report, stats, config)
+            report = with_reused(report, stats, built.config)
         report = msgspec.structs.replace(report, notes=(*report.notes, *notes))
     check_snr(report, min_snr)
     if output is not None:
         io.save(quantized, output)
     report = msgspec.structs.replace(report, seconds=clock.seconds)
-    return Result(quantized, report, chosen, params, known, config)
+    return Result(quantized, report, built.plan, built.params, built.stats, built.config)
 
 
 def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfig:
@@ -189,24 +137,13 @@ def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfi
     return config if config is not None else find_preset(preset or "A8W8")
 
 
-def _destroys_head(ready: Prepared, plan: Plan, stats: Stats) -> bool:
-    """Whether the tail of the graph joins ranges so unlike that one scale ruins the smaller."""
-    if ready.config.head != "auto":
-        return False
-    if any(name not in stats.tensors for name in plan.observed()):
-        # Statistics kept from a run that came to this conclusion lack the tail's tensors.
-        return True
-    tail = set(find_head(ready.adapted.graph).nodes)
-    return any(join.node in tail for join in unlike_joins(plan, stats))
-
-
-def _emit(ready: Prepared, plan: Plan, params: Params, weights: Weights, data: Data) -> ir.Model:
-    config = ready.config
+def _emit(built: Built, data: Data) -> ir.Model:
+    ready, plan, config = built.ready, built.plan, built.ready.config
     quantized = emit_qdq(
         ready.adapted,
         plan,
-        params,
-        weights,
+        built.params,
+        built.weights,
         domain=config.domain,
         casts=config.casts,
         half_weights=config.half_weights,

@@ -1,0 +1,117 @@
+"""From a loaded model to everything that emission needs, for one configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.calibrate.collect import collect
+from lowbit.calibrate.stats import Stats
+from lowbit.config.config import QuantConfig
+from lowbit.graph.session import Feed
+from lowbit.pipeline.clock import Clock
+from lowbit.pipeline.preparing import Prepared, prepare
+from lowbit.plan import Plan, make_plan
+from lowbit.plan.fit import check_fit
+from lowbit.plan.head import find_head
+from lowbit.refine.bias_correction import corrected_biases
+from lowbit.resolve.integers import Weights, nearest
+from lowbit.resolve.params import Params
+from lowbit.resolve.resolve import resolve, settle_biases
+from lowbit.resolve.unlike import unlike_joins
+from lowbit.samples import Split
+from lowbit.targets import Target
+
+Feeds = Callable[[], Iterable[Feed]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Built:
+    """One way to quantize a model, complete but for refinement by data and emission."""
+
+    config: QuantConfig
+    ready: Prepared
+    plan: Plan
+    stats: Stats
+    params: Params
+    weights: Weights
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Builder:
+    """Builds ways to quantize one model from one set of samples.
+
+    ``means``: whether statistics are to hold what bias correction reads, asked for yet or not.
+    """
+
+    loaded: ir.Model
+    samples: Split
+    clock: Clock
+    target: Target | None = None
+    keep_histograms: bool = False
+    means: bool = False
+
+    def build(
+        self,
+        config: QuantConfig,
+        feeds: Feeds,
+        *,
+        plan: Plan | None = None,
+        stats: Stats | None = None,
+    ) -> Built:
+        """Go from the loaded model to weights, calibrating on ``feeds`` unless there are stats."""
+        clock = self.clock
+        with clock.stage("normalise"):
+            first, data = self.samples.first(), self.samples.calibration()
+            ready = prepare(self.loaded, config, first, data, target=self.target)
+        with clock.stage("plan"):
+            chosen = plan or make_plan(ready.adapted, config, ready.target)
+            check_fit(chosen, ready.adapted)
+        with clock.stage("calibrate"):
+            known = stats or self.collect(ready, chosen, feeds)
+            if plan is None and _destroys_head(ready, chosen, known):
+                config = msgspec.structs.replace(config, head="float")
+                ready = prepare(self.loaded, config, equalised=ready.equalised, target=self.target)
+                chosen = make_plan(ready.adapted, config, ready.target)
+                known = stats or self.collect(ready, chosen, feeds)
+        return self.solve(config, ready, chosen, known)
+
+    def collect(self, ready: Prepared, plan: Plan, feeds: Feeds) -> Stats:
+        """Return the statistics the plan needs of these feeds."""
+        total = self.samples.calibration_count
+        return collect(
+            ready.observed,
+            plan,
+            feeds(),
+            twins=ready.twins,
+            everything=self.keep_histograms,
+            means=self.means,
+            optimise="all" if ready.target.calibrate_optimised else "none",
+            progress=lambda done: self.clock.tell("calibrate", done, total),
+        )
+
+    def solve(self, config: QuantConfig, ready: Prepared, plan: Plan, stats: Stats) -> Built:
+        """Resolve all parameters from statistics, round the weights and correct the biases."""
+        with self.clock.stage("resolve"):
+            params = resolve(ready.adapted, plan, stats, ready.target)
+            weights = nearest(ready.adapted, plan, params)
+        with self.clock.stage("refine"):
+            if config.correct:
+                values = corrected_biases(ready.adapted, plan, params, stats, weights, ready.twins)
+                params = settle_biases(ready.adapted, plan, params, ready.target, values)
+                weights = nearest(ready.adapted, plan, params)
+        return Built(config, ready, plan, stats, params, weights)
+
+
+def _destroys_head(ready: Prepared, plan: Plan, stats: Stats) -> bool:
+    """Whether the tail of the graph joins ranges so unlike that one scale ruins the smaller."""
+    if ready.config.head != "auto":
+        return False
+    if any(name not in stats.tensors for name in plan.observed()):
+        # Statistics kept from a run that came to this conclusion lack the tail's tensors.
+        return True
+    tail = set(find_head(ready.adapted.graph).nodes)
+    return any(join.node in tail for join in unlike_joins(plan, stats))
