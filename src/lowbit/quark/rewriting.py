@@ -10,7 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.errors import did_you_mean
+from lowbit.graph import io
 from lowbit.graph.passes.require_opset import require_opset
+from lowbit.graph.session import session
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -46,14 +48,40 @@ def fix_shapes(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model
                 f"{name!r} has {len(value.shape)} dimensions, but is given the shape {list(shape)}"
             )
         value.shape = ir.Shape(shape)
-    inputs = {str(v.name) for v in model.graph.inputs}
+    if not shapes:
+        return model
     for node in model.graph:
         for value in node.outputs:
-            if value.name not in inputs and not value.is_graph_output():
+            if value.name not in shapes:
                 value.shape = None
     from onnx_ir.passes.common import ShapeInferencePass
 
     return ShapeInferencePass()(model).model
+
+
+def know_shapes(model: ir.Model) -> ir.Model:
+    """Return the model with the shape of every tensor written down, seen in one random run."""
+    unknown = [
+        value
+        for node in model.graph
+        for value in node.outputs
+        if value.name and not _is_known(value)
+    ]
+    if not unknown:
+        return model
+    from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
+
+    feed = RandomDataReader(io.to_proto(model)).get_next() or {}
+    names = [str(value.name) for value in unknown]
+    with session(model, names, name="the model") as running:
+        for value, array in zip(unknown, running.run(names, feed), strict=True):
+            value.shape = ir.Shape(np.shape(array))
+            value.dtype = ir.DataType.from_numpy(np.asarray(array).dtype)
+    return model
+
+
+def _is_known(value: ir.Value) -> bool:
+    return value.shape is not None and all(isinstance(d, int) for d in value.shape)
 
 
 def to_opset(model: ir.Model, version: int) -> ir.Model:

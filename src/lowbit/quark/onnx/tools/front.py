@@ -52,7 +52,9 @@ def add_files(parser: Parser) -> None:
     """Add the model to read, the model to write, and how."""
     add_word(parser, "input", _INPUT, "the model to read")
     add_word(parser, "output", _OUTPUT, "the model to write")
-    parser.add_argument(*_BESIDE, action="store_true", dest="beside", help="weights in a file apart")
+    parser.add_argument(
+        *_BESIDE, action="store_true", dest="beside", help="weights in a file apart"
+    )
 
 
 def parse_files(parser: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -62,9 +64,7 @@ def parse_files(parser: Parser, arguments: Sequence[str] | None) -> argparse.Nam
     return args
 
 
-def parse(
-    parser: Parser, arguments: Sequence[str] | None, *names: str
-) -> argparse.Namespace:
+def parse(parser: Parser, arguments: Sequence[str] | None, *names: str) -> argparse.Namespace:
     """Return the arguments of another tool; ``names`` are its words, in order."""
     args = _parse(parser, arguments)
     words_of(parser, args, *names)
@@ -82,7 +82,7 @@ def convert(
     summary: str,
     change: Change,
     arguments: Sequence[str] | None = None,
-    options: Callable[[Parser], None] = lambda parser: None,
+    options: Callable[[Parser], object] = lambda parser: None,
 ) -> int:
     """Read a model, change it, write it; return the exit code."""
 

@@ -1,0 +1,1 @@
+"""Changes of quantized models that Quark offers as tools."""

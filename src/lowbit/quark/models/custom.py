@@ -1,0 +1,158 @@
+"""Quark's own operators: their two sets of names, and standard ones in their place."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.constants import add_constant, constant
+from lowbit.quark.models.pairs import DEQUANTIZE, QUANTIZE, remove_unused
+
+NEW_DOMAIN, OLD_DOMAIN = "com.amd.quark", "com.vai.quantize"
+NAMES = {
+    "ExtendedQuantizeLinear": "VitisQuantizeLinear",
+    "ExtendedDequantizeLinear": "VitisDequantizeLinear",
+    "ExtendedInstanceNormalization": "VitisInstanceNormalization",
+    "ExtendedLSTM": "VitisLSTM",
+    "BFPQuantizeDequantize": "BFPFixNeuron",
+    "MXQuantizeDequantize": "MXFixNeuron",
+}
+_INTEGERS = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
+_LARGEST_BF16 = 3.38953139e38
+
+
+def rename(model: ir.Model, *, back: bool) -> ir.Model:
+    """Return the model with Quark's operators under their older names, or back."""
+    model = model.clone()
+    names = {new: old for old, new in NAMES.items()} if back else NAMES
+    source, target = (OLD_DOMAIN, NEW_DOMAIN) if back else (NEW_DOMAIN, OLD_DOMAIN)
+    for node in model.graph.all_nodes():
+        if node.domain == source and node.op_type in names:
+            node.domain, node.op_type = target, names[node.op_type]
+    for key, function in tuple(model.functions.items()):
+        if function.domain == source and function.name in names:
+            del model.functions[key]
+            function.domain, function.name = target, names[function.name]
+            model.functions[function.identifier()] = function
+    if source in model.opset_imports:
+        model.opset_imports[target] = model.opset_imports.pop(source)
+    return model
+
+
+def to_standard(model: ir.Model) -> ir.Model:
+    """Return the model with Q/DQ of integers from onnxruntime's set instead of Quark's."""
+    model = model.clone()
+    for node in model.graph:
+        if node.domain == NEW_DOMAIN and node.op_type in (QUANTIZE | DEQUANTIZE):
+            zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+            if zero is not None and zero.dtype.name in _INTEGERS:
+                node.op_type = node.op_type.removeprefix("Extended")
+                node.domain = "com.microsoft"
+                model.opset_imports.setdefault("com.microsoft", 1)
+    return model
+
+
+def to_casts(model: ir.Model) -> ir.Model:
+    """Return the model with pairs of bfloat16 as Cast, with Mul for a scale other than 1."""
+    model = model.clone()
+    graph = model.graph
+    for node in tuple(graph):
+        if node.domain != NEW_DOMAIN or not _is_bf16(node):
+            continue
+        quantizes = node.op_type in QUANTIZE
+        cast = ir.node("Cast", [node.inputs[0]], {"to": 16 if quantizes else 1})
+        nodes = [cast]
+        scale = constant(node.inputs[1])
+        if scale is not None and not np.all(scale == 1):
+            nodes = _scaled(graph, node, cast, scale, first=quantizes)
+        graph.insert_before(node, nodes)
+        _take_over(node.outputs[0], nodes[-1].outputs[0])
+        graph.remove(node, safe=True)
+    remove_unused(graph)
+    return model
+
+
+def clip_before(model: ir.Model) -> ir.Model:
+    """Return the model with a Clip to bfloat16's range before activations become bfloat16."""
+    model = model.clone()
+    graph = model.graph
+    for node in tuple(graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type not in QUANTIZE or not _is_bf16(node) or source is None:
+            continue
+        if constant(source) is not None:
+            continue
+        bounds = [
+            _constant(graph, f"{node.name}_{word}", np.array(bound, np.float32))
+            for word, bound in (("low", -_LARGEST_BF16), ("high", _LARGEST_BF16))
+        ]
+        clip = ir.node("Clip", [source, *bounds], name=f"{node.name}_clip")
+        clip.outputs[0].name = f"{source.name}_clipped_{node.name}"
+        clip.outputs[0].type, clip.outputs[0].shape = source.type, source.shape
+        graph.insert_before(node, clip)
+        node.replace_input_with(0, clip.outputs[0])
+    return model
+
+
+def without_casts(model: ir.Model) -> ir.Model:
+    """Return the model without pairs of Cast to bfloat16 and back, its constants rounded to it.
+
+    Casts right behind inputs stay, so that the model still reads what bfloat16 can hold.
+    """
+    model = model.clone()
+    graph = model.graph
+    for node in tuple(graph):
+        if node.op_type != "Cast" or node.attributes.get_int("to", 0) != 16:
+            continue
+        source = node.inputs[0]
+        if source is None or source.is_graph_input():
+            continue
+        stored = constant(source)
+        for use in tuple(node.outputs[0].uses()):
+            back = use.node
+            if back.op_type != "Cast" or back.attributes.get_int("to", 0) != 1:
+                continue
+            if stored is not None:
+                rounded = stored.astype(ml_dtypes.bfloat16).astype(np.float32)
+                source = _constant(graph, f"{source.name}_bf16", rounded)
+            if not back.outputs[0].is_graph_output():
+                ir.convenience.replace_all_uses_with(back.outputs[0], source)
+    remove_unused(graph)
+    return model
+
+
+def _is_bf16(node: ir.Node) -> bool:
+    zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    return (
+        node.op_type in (QUANTIZE | DEQUANTIZE)
+        and zero is not None
+        and zero.dtype == ml_dtypes.bfloat16
+    )
+
+
+def _scaled(
+    graph: ir.Graph, node: ir.Node, cast: ir.Node, scale: np.ndarray, *, first: bool
+) -> list[ir.Node]:
+    """Return the Cast with a Mul before it (to bfloat16) or behind it (from bfloat16)."""
+    factor = np.reciprocal(scale) if first else scale
+    value = _constant(graph, f"{node.name}_factor", factor.astype(np.float32))
+    multiply = ir.node("Mul", [node.inputs[0] if first else cast.outputs[0], value])
+    if first:
+        cast.replace_input_with(0, multiply.outputs[0])
+        return [multiply, cast]
+    return [cast, multiply]
+
+
+def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    if name not in graph.initializers:
+        add_constant(graph, name, array)
+    return graph.initializers[name]
+
+
+def _take_over(old: ir.Value, new: ir.Value) -> None:
+    name = old.name
+    new.type, new.shape = old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    old.name = f"{name}_replaced"
+    new.name = name
