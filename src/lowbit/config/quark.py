@@ -14,7 +14,8 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
 from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
-from lowbit.config.specs import FloatSpec, ProductBias, Spec, TensorSpec
+from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec, ProductBias, Spec, TensorSpec
+from lowbit.numerics.blocks import Element
 from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
 
@@ -70,6 +71,18 @@ def _npu(name: str, activation: TensorSpec, parts: TensorSpec = _POW2) -> QuantC
     )
 
 
+BLOCKS: Mapping[str, BfpSpec | MxSpec] = MappingProxyType(
+    {
+        "BFP16": BfpSpec(),
+        "MX4": BfpSpec(bits=11, block=16, pairs=True),
+        "MX6": BfpSpec(bits=13, block=16, pairs=True),
+        "MX9": BfpSpec(bits=16, block=16, pairs=True),
+        **{f"MX{e.value.upper().replace('_', '')}": MxSpec(element=e) for e in Element},
+    }
+)
+"""The block formats, by the name of the preset that has nothing else."""
+
+_FP16 = FloatSpec(format=FloatFormat.FLOAT16)
 _BF16 = FloatSpec(format=FloatFormat.BFLOAT16)
 _BF16_SCALED = FloatSpec(format=FloatFormat.BFLOAT16, scaled=True)
 
@@ -137,6 +150,10 @@ _ALL = (
     _float("BF16_CAST", _BF16, _BF16, casts=True),
     _float("BF16_SCALED", _BF16_SCALED, _BF16_SCALED),
     _float("BF16_QCONFIG", _BF16, _BF16, "quark-extended"),
+    _float("FP16", _FP16, _FP16, "quark-extended"),
+    *(_float(name, spec, spec, "quark-block") for name, spec in BLOCKS.items()),
+    _float("BF16_BFP16", _BF16, BLOCKS["BFP16"], "quark-block"),
+    _float("BF16_MXINT8", _BF16, BLOCKS["MXINT8"], "quark-block"),
 )
 
 QUARK_PRESETS: Mapping[str, QuantConfig] = MappingProxyType({c.name: c for c in _ALL})

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lowbit.config.config import Domain
 from lowbit.config.specs import FloatSpec, TensorSpec
+from lowbit.emit.blocks import BlockNodes
 from lowbit.emit.floats import CastPairs, FloatNodes, NamedOperators
 from lowbit.emit.functions import Functions
 from lowbit.emit.writer import Writer
@@ -51,11 +52,14 @@ def emit_qdq(
     scales = params.scales
     conversion = CastPairs(writer, scales) if casts else NamedOperators(writer, functions, scales)
     floats = FloatNodes(writer, conversion, scales, stored=half_weights)
+    blocks = BlockNodes(writer, functions)
     for tensor in plan.activations():
         if isinstance(tensor.spec, TensorSpec):
             integers.activation(tensor.name, tensor.leader, params.tensors[tensor.name])
         elif isinstance(tensor.spec, FloatSpec):
             floats.activation(tensor, tensor.spec)
+        else:
+            blocks.activation(tensor, tensor.spec)
     for row in plan.biases:
         integers.bias(row, params.biases[row.node], weights.biases[row.node])
     for tensor in plan.weights():
@@ -64,6 +68,8 @@ def emit_qdq(
             integers.weight(name, params.tensors[name], weights.tensors[name])
         elif isinstance(tensor.spec, FloatSpec):
             floats.weight(tensor, tensor.spec, weights.floats[name])
+        else:
+            blocks.weight(tensor, tensor.spec, weights.floats[name])
     return writer.finish()
 
 

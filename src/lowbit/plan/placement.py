@@ -47,11 +47,17 @@ class Draft:
     def want(self, value: ir.Value, scheme: Scheme, why: str) -> None:
         """Ask for an activation to be quantized; a later rule overrides an earlier one."""
         name, spec = tensor_name(value), scheme.activation
-        if spec is None:
+        if spec is None or _is_lone(value, spec):
             return
         known = self.activations.get(name)
         if known is None or scheme.priority > known.priority:
             self.activations[name] = Wish(spec, scheme.priority, why)
+
+
+def _is_lone(value: ir.Value, spec: Spec) -> bool:
+    """Whether this is a single number, of which no block can be made."""
+    is_block = isinstance(spec, (BfpSpec, MxSpec))
+    return is_block and value.shape is not None and value.shape.rank() == 0
 
 
 def place(graph: ir.Graph, schemes: Mapping[ir.Node, Scheme], target: Target) -> Draft:
@@ -184,6 +190,8 @@ def _place_constants(
         spec = scheme.weight
         if value is not weight and value in inputs:
             spec = _beside_activations(scheme, spec)
+        if _is_lone(value, spec):
+            continue
         role = "weight" if value is weight else "constant"
         draft.weights[name] = Wish(spec, scheme.priority, f"{role} of {node.op_type} {node.name}")
         rank = len(value.shape) if value.shape is not None else 0

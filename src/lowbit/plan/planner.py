@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import msgspec
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
@@ -21,6 +22,7 @@ from lowbit.graph.constants import is_constant
 from lowbit.graph.names import tensor_name
 from lowbit.numerics.formats import Format
 from lowbit.ops import Kind, traits_of
+from lowbit.plan.block_axes import block_axes
 from lowbit.plan.head import find_head
 from lowbit.plan.placement import Draft, Wish, drop_fused, place
 from lowbit.plan.plan import BiasPlan, FloatNode, Plan, TensorPlan
@@ -38,7 +40,9 @@ def make_plan(model: ir.Model, config: QuantConfig, target: Target) -> Plan:
     draft = place(graph, schemes, target)
     drop_fused(graph, draft, target)
     _override(draft, graph, config.tensors)
+    axes = block_axes(graph, draft, target.block_axes)
     tensors = (*_activations(draft, graph, config, target), *_weights(draft))
+    tensors = tuple(_with_axis(tensor, axes) for tensor in tensors)
     return Plan(
         preset=config.name,
         target=target.name,
@@ -175,6 +179,12 @@ def _activations(
             )
         )
     return tuple(rows)
+
+
+def _with_axis(tensor: TensorPlan, axes: Mapping[str, int]) -> TensorPlan:
+    if tensor.name not in axes:
+        return tensor
+    return msgspec.structs.replace(tensor, axis=axes[tensor.name])
 
 
 def _graph_order(graph: ir.Graph, names: Mapping[str, Wish]) -> list[str]:

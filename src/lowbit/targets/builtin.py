@@ -152,6 +152,7 @@ QUARK_EXTENDED = Target(
     weight_formats=_INTEGERS,
     float_formats=_FLOATS,
     blocks=True,
+    block_axes="quark",
     shares=_QUARK_SHARES,
     movers="always",
     align=(Alignment(operators=("Concat",), rule="output"),),

@@ -27,6 +27,9 @@ power-of-two scales. ``output`` / ``input``: the output's (input's) own, copied 
 Movers: TypeAlias = Literal["follow", "behind", "always"]
 
 
+BlockAxes: TypeAlias = Literal["contracted", "quark"]
+
+
 class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Common settings of the value types below."""
 
@@ -87,6 +90,7 @@ class Target(_Data, frozen=True, kw_only=True):
         power_of_two: Whether every scale must be a power of two.
         per_channel: Whether weights may have a scale a channel.
         shares: Operators whose output uses the very parameters of its input.
+        block_axes: How the axis of blocks is chosen (``lowbit.plan.block_axes``).
         movers: ``follow`` quantizes data movement only next to something quantized, ``behind`` only
             where what it reads is.
         align: Further operators whose tensors must agree, in the order they are applied.
@@ -109,6 +113,7 @@ class Target(_Data, frozen=True, kw_only=True):
     float_formats: tuple[FloatFormat, ...] = ()
     blocks: bool = False
     formats: tuple[OperatorFormats, ...] = ()
+    block_axes: BlockAxes = "contracted"
     power_of_two: bool = False
     per_channel: bool = True
     shares: tuple[str, ...] = ()
