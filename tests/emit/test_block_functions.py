@@ -7,8 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from lowbit.config.quark import BLOCKS
-from lowbit.config.specs import BfpSpec, MxSpec
+from lowbit.config.specs import BLOCKS, BfpSpec, MxSpec
 from lowbit.emit.block_functions import block_body
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.resolve.floats import round_as

@@ -23,6 +23,8 @@ CASES = {
     "bf16_scaled_nocle": QUARK_PRESETS["BF16_SCALED"],
     "bf16_cast_nocle": QUARK_PRESETS["BF16_CAST"],
     "bf16_cast_seed": with_cle(QUARK_PRESETS["BF16_CAST"]),
+    "bfp16_nocle": QUARK_PRESETS["BFP16"],
+    "mxint8_nocle": QUARK_PRESETS["MXINT8"],
 }
 
 _RENAMED = "_QuantizeLinear_Input"

@@ -14,7 +14,7 @@ from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import Equalise
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refine import Reconstruct
-from lowbit.config.specs import FloatSpec, ProductBias, Spec, TensorSpec
+from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
@@ -155,6 +155,28 @@ _ALL = (
     _without_integers("FP16", "Ryzen AI: float16 throughout, clipped at 65504", _FP16, _FP16),
     _without_integers(
         "FP16_CAST", "any runtime: float16 throughout, as pairs of Cast", _FP16, _FP16, casts=True
+    ),
+    *(
+        _without_integers(
+            f"{name}_SCALED",
+            f"Ryzen AI: {spec.format.value}, every tensor scaled so that none overflows",
+            msgspec.structs.replace(spec, scaled=True),
+            msgspec.structs.replace(spec, scaled=True),
+        )
+        for name, spec in (("BF16", _BF16), ("FP16", _FP16))
+    ),
+    *(
+        _without_integers(name, f"Ryzen AI: {spec.describe()}, everything", spec, spec)
+        for name, spec in BLOCKS.items()
+    ),
+    *(
+        _without_integers(
+            f"BF16_{name}",
+            f"Ryzen AI: bfloat16 activations and biases, weights in {BLOCKS[name].describe()}",
+            _BF16,
+            BLOCKS[name],
+        )
+        for name in ("BFP16", "MXINT8")
     ),
 )
 

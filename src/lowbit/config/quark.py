@@ -14,8 +14,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
 from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
-from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec, ProductBias, Spec, TensorSpec
-from lowbit.numerics.blocks import Element
+from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
 from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
 
@@ -71,18 +70,7 @@ def _npu(name: str, activation: TensorSpec, parts: TensorSpec = _POW2) -> QuantC
     )
 
 
-BLOCKS: Mapping[str, BfpSpec | MxSpec] = MappingProxyType(
-    {
-        "BFP16": BfpSpec(),
-        "MX4": BfpSpec(bits=11, block=16, pairs=True),
-        "MX6": BfpSpec(bits=13, block=16, pairs=True),
-        "MX9": BfpSpec(bits=16, block=16, pairs=True),
-        **{f"MX{e.value.upper().replace('_', '')}": MxSpec(element=e) for e in Element},
-    }
-)
-"""The block formats, by the name of the preset that has nothing else."""
-
-_FP16 = FloatSpec(format=FloatFormat.FLOAT16)
+_FP16 = FloatSpec(format=FloatFormat.FLOAT16, saturate=True)
 _BF16 = FloatSpec(format=FloatFormat.BFLOAT16)
 _BF16_SCALED = FloatSpec(format=FloatFormat.BFLOAT16, scaled=True)
 
@@ -152,8 +140,17 @@ _ALL = (
     _float("BF16_QCONFIG", _BF16, _BF16, "quark-extended"),
     _float("FP16", _FP16, _FP16, "quark-extended"),
     *(_float(name, spec, spec, "quark-block") for name, spec in BLOCKS.items()),
-    _float("BF16_BFP16", _BF16, BLOCKS["BFP16"], "quark-block"),
-    _float("BF16_MXINT8", _BF16, BLOCKS["MXINT8"], "quark-block"),
+    _float("BF16_BFP16", _BF16, BLOCKS["BFP16"], "quark-mixed"),
+    _float("BF16_MXINT8", _BF16, BLOCKS["MXINT8"], "quark-mixed"),
+    QuantConfig(
+        name="MX9_INT8",
+        activation=BLOCKS["MX9"],
+        weight=_INT8,
+        bias=_INT8,
+        target="quark-block",
+        domain="com.microsoft",
+        head="int8",
+    ),
 )
 
 QUARK_PRESETS: Mapping[str, QuantConfig] = MappingProxyType({c.name: c for c in _ALL})

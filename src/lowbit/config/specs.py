@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -86,6 +88,18 @@ class MxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 BlockSpec: TypeAlias = BfpSpec | MxSpec
 Spec: TypeAlias = TensorSpec | FloatSpec | BfpSpec | MxSpec
 """How one tensor is quantized: to integers, to 16-bit floats, or to blocks."""
+
+
+BLOCKS: Mapping[str, BfpSpec | MxSpec] = MappingProxyType(
+    {
+        "BFP16": BfpSpec(),
+        "MX4": BfpSpec(bits=11, block=16, pairs=True),
+        "MX6": BfpSpec(bits=13, block=16, pairs=True),
+        "MX9": BfpSpec(bits=16, block=16, pairs=True),
+        **{f"MX{e.value.upper().replace('_', '')}": MxSpec(element=e) for e in Element},
+    }
+)
+"""The block formats, by the name of the preset that has nothing else."""
 
 
 def describe_format(spec: Spec) -> str:

@@ -15,13 +15,17 @@ _LARGE = 1 << 14
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closeness:
-    """Signal, noise and agreement of a quantized tensor with its reference, over samples."""
+    """Signal, noise and agreement of a quantized tensor with its reference, over samples.
+
+    ``peak`` is the largest magnitude in the reference, where it was taken.
+    """
 
     signal: float = 0.0
     noise: float = 0.0
     other: float = 0.0
     product: float = 0.0
     max_error: float = 0.0
+    peak: float = 0.0
 
     @classmethod
     def of(cls, want: NDArray[Any], got: NDArray[Any]) -> Closeness:
@@ -56,12 +60,13 @@ class Closeness:
             self.other + more.other,
             self.product + more.product,
             max(self.max_error, more.max_error),
+            max(self.peak, more.peak),
         )
 
     @property
     def snr_db(self) -> float:
         """Signal-to-noise ratio in decibels; infinite when equal."""
-        if math.isnan(self.noise):
+        if not math.isfinite(self.noise):
             return -math.inf
         if self.noise == 0:
             return math.inf

@@ -19,6 +19,7 @@ from lowbit.plan import Plan
 from lowbit.resolve.params import Params
 from lowbit.samples import Split
 from lowbit.verify.compare import compare_models, of_layers, of_outputs
+from lowbit.verify.overflow import near_overflow
 from lowbit.verify.report import Report, count_formats, scores
 
 
@@ -38,6 +39,8 @@ def verify(
         of_layers(ready.observed, quantized, [t.name for t in plan.activations()]),
     ]
     outputs, layers = compare_models(references, quantized, samples.verification(), threads=threads)
+    peaks = {name: row.peak for name, row in {**outputs, **layers}.items()}
+    overflows = near_overflow(ready.adapted, plan, peaks)
     return Report(
         preset=plan.preset,
         target=plan.target,
@@ -51,7 +54,11 @@ def verify(
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
         adjustments=params.adjustments,
-        notes=(*ready.equalised.notes, *_notes(samples, calibrated=bool(plan.observed()))),
+        notes=(
+            *ready.equalised.notes,
+            *overflows,
+            *_notes(samples, calibrated=bool(plan.observed())),
+        ),
         size_before=constants_size(ready.reference),
         size_after=constants_size(quantized),
     )

@@ -179,6 +179,13 @@ QUARK_BLOCK = msgspec.structs.replace(
     fuse=(),
 )
 
+QUARK_MIXED = msgspec.structs.replace(
+    QUARK_BLOCK,
+    name="quark-mixed",
+    description="AMD Quark's extended flow for blocks and 16-bit floats together (BF16_BFP16)",
+    fuse=QUARK_EXTENDED.fuse,
+)
+
 QUARK_NPU_CNN = Target(
     name="quark-npu-cnn",
     description="where AMD Quark's NPU flow puts Q/DQ, and how it adjusts them (XINT8)",
@@ -234,6 +241,7 @@ BUILTIN: Mapping[str, Target] = MappingProxyType(
             QUARK_EXTENDED,
             QUARK_FLOAT,
             QUARK_BLOCK,
+            QUARK_MIXED,
             QUARK_NPU_CNN,
             QUARK_VINT8,
         )
