@@ -28,6 +28,7 @@ check: $(VENV)/.check  ## formatting, lints, types, layers
 	$(BIN)/ruff format --check src tests
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
+	MYPYPATH=src:drop-in/src $(BIN)/mypy tests/quark/typed_script.py
 	$(BIN)/lint-imports
 
 clean:

@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.operators.custom_ops.elf import *

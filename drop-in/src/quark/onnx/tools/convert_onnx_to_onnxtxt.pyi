@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.convert_onnx_to_onnxtxt import *

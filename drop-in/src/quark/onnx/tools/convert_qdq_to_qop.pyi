@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.convert_qdq_to_qop import *

@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.convert_quant_to_float import *

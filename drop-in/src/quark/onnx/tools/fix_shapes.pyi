@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.fix_shapes import *

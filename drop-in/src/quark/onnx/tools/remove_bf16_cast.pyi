@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.remove_bf16_cast import *

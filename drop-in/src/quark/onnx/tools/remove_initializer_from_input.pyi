@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.remove_initializer_from_input import *

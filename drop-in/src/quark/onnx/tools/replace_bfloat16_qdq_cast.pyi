@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.replace_bfloat16_qdq_cast import *

@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.replace_inf_weights import *

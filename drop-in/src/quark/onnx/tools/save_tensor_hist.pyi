@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.tools.save_tensor_hist import *
