@@ -37,8 +37,9 @@ if TYPE_CHECKING:
         TensorSpec,
     )
     from lowbit.data import Preprocessing
+    from lowbit.diagnose import compare
     from lowbit.numerics.formats import Format
-    from lowbit.pipeline import Result, compare, quantize
+    from lowbit.pipeline import Result, quantize
     from lowbit.plan.plan import Plan, load_plan, save_plan
     from lowbit.verify.report import Report
 
@@ -58,7 +59,7 @@ _LAZY = {
     "Rule": "lowbit.config.specs",
     "TensorOverride": "lowbit.config.specs",
     "TensorSpec": "lowbit.config.specs",
-    "compare": "lowbit.pipeline",
+    "compare": "lowbit.diagnose",
     "load_plan": "lowbit.plan.plan",
     "quantize": "lowbit.pipeline",
     "read_config": "lowbit.config.files",

@@ -19,6 +19,7 @@ DOMAINS = ("auto", "ai.onnx", "com.microsoft")
 PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
 LAYOUTS = ("auto", "NCHW", "NHWC")
 CHANNEL_ORDERS = ("RGB", "BGR")
+EFFORTS = ("none", "quick", "full")
 DEFAULT_PRESET = "A8W8"
 
 _EPILOG = """\
@@ -110,6 +111,13 @@ def _compare(parser: Parser) -> None:
     parser.add_argument("quantized", metavar="QUANTIZED", help="the quantized model")
     _add_data(parser, "compare on")
     _add_images(parser)
+    parser.add_argument(
+        "--budget",
+        type=one_of(EFFORTS),
+        default="quick",
+        metavar="EFFORT",
+        help="what single tensors add to the error: quick (a few passes), full (all), none",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 

@@ -7,7 +7,7 @@ import json
 import sys
 
 from lowbit.cli.images import make_preprocessing
-from lowbit.pipeline import compare
+from lowbit.diagnose import compare
 from lowbit.terminal.consoles import stdout
 from lowbit.terminal.progress import show_stages
 from lowbit.terminal.report import show_comparison
@@ -17,13 +17,14 @@ def run(args: argparse.Namespace) -> None:
     """Compare and show the figures."""
     preprocessing = make_preprocessing(args)
     with show_stages(quiet=args.quiet or args.json) as progress:
-        progress("compare", 0, None)
         report = compare(
             args.reference,
             args.quantized,
             args.data,
             limit=args.limit,
             preprocessing=preprocessing,
+            budget=args.budget,
+            progress=progress,
         )
     if args.json:
         fields = json.loads(report.to_json())

@@ -1,7 +1,6 @@
 """The order of the stages: the only package that knows all of them."""
 
 from lowbit.pipeline.clock import Progress
-from lowbit.pipeline.comparing import compare
 from lowbit.pipeline.preparing import ModelSource, Prepared, model_inputs, prepare
 from lowbit.pipeline.quantizing import Result, quantize
 
@@ -10,7 +9,6 @@ __all__ = [
     "Prepared",
     "Progress",
     "Result",
-    "compare",
     "model_inputs",
     "prepare",
     "quantize",

@@ -13,8 +13,9 @@ import onnx
 import onnx_ir as ir
 
 from lowbit.data.iterables import Reader
+from lowbit.diagnose import compare
 from lowbit.graph import io
-from lowbit.pipeline import Result, compare, quantize
+from lowbit.pipeline import Result, quantize
 from lowbit.quark import by_onnxruntime, rewriting
 from lowbit.quark.errors import MissingModelError, QuarkConfigError, QuarkDataError
 from lowbit.quark.onnx.calibration.data_readers import RandomDataReader

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit.resolve.params import Adjustment
+from lowbit.terminal.budget import show_budget
 from lowbit.terminal.figures import cosine, counted, decibels, number, seconds, size
 from lowbit.terminal.floats import reasons_table
 from lowbit.terminal.layout import make_facts, make_table, show
@@ -48,11 +49,15 @@ def show_comparison(console: Console, report: Report) -> None:
     facts.add_row("time", _times(report.seconds))
     show(console, facts)
     _show_scores(console, report)
+    if report.budget is not None:
+        show_budget(console, report.budget)
     _show_notes(console, report.notes)
 
 
 def _show_scores(console: Console, report: Report) -> None:
     show(console, _scores("outputs, against the float model", report.outputs))
+    show(console, _scores("parts of outputs", report.parts))
+    show(console, _scores("outputs through fused kernels", report.fused))
     show(console, _drops(report))
     show(console, _scores("worst layers", report.worst_layers(_FEW)))
 

@@ -10,6 +10,7 @@ import msgspec
 from lowbit.numerics.metrics import Closeness
 from lowbit.plan.plan import FloatNode
 from lowbit.resolve.params import Adjustment
+from lowbit.verify.findings import Accuracy, Budget, Latency, TensorView
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +47,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a run; ``outputs`` are against the model as it was loaded."""
+    """The outcome of a run; ``outputs`` are against the model as it was loaded.
+
+    ``parts`` are runs of channels of outputs that mix values of unlike size; ``fused`` are the
+    outputs through onnxruntime's int8 kernels, where all else is exact.
+    """
 
     preset: str
     target: str
@@ -65,11 +70,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     size_before: int = 0
     size_after: int = 0
     seconds: dict[str, float] = {}
+    parts: tuple[Score, ...] = ()
+    fused: tuple[Score, ...] = ()
+    accuracy: tuple[Accuracy, ...] = ()
+    budget: Budget | None = None
+    latency: Latency | None = None
+    tensors: tuple[TensorView, ...] = ()
 
     @property
     def snr_db(self) -> float:
         """The signal-to-noise ratio of the worst output."""
         return min((score.snr_db for score in self.outputs), default=math.nan)
+
+    @property
+    def worst_part_db(self) -> float:
+        """The same, where an output mixes values of unlike size that of its worst part."""
+        return min((score.snr_db for score in (*self.outputs, *self.parts)), default=math.nan)
 
     def worst_layers(self, count: int = 5) -> tuple[Score, ...]:
         """Return the layers with the lowest signal-to-noise ratio."""

@@ -1,0 +1,186 @@
+"""Everything there is to say about a quantized model beside its float model."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+import lowbit
+from lowbit.data import Preprocessing, open_data
+from lowbit.diagnose.closer import Closer, look_closer
+from lowbit.diagnose.passes import Passes, run_passes
+from lowbit.diagnose.quantizers import find_quantizers
+from lowbit.diagnose.saturation import saturates_int8
+from lowbit.errors import ConfigError
+from lowbit.graph import io
+from lowbit.graph.normalise import normalise
+from lowbit.pipeline.preparing import ModelSource, model_inputs
+from lowbit.pipeline.verifying import constants_size
+from lowbit.targets import Target, find_target
+from lowbit.verify.compare import of_outputs
+from lowbit.verify.report import Report, scores
+
+Effort = Literal["none", "quick", "full"]
+Progress = Callable[[str, int, int | None], None]
+
+_MOST, _ONE_IN = 8, 8
+"""Samples to look at closely: one in eight, at most eight."""
+
+_FUSED = 16
+_PER_SAMPLE, _LEAST_EFFORT = 0.4, 3.0
+"""Pairs of plain passes that measuring every tensor alone may take."""
+
+_GAP_DB = 1.0
+
+
+def compare(
+    reference: ModelSource,
+    quantized: ModelSource,
+    data: Any,
+    *,
+    limit: int | None = None,
+    preprocessing: Preprocessing | str | None = None,
+    budget: Effort = "quick",
+    floats: ir.Model | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> Report:
+    """Measure how far a quantized model is from its float reference, on the given data.
+
+    Args:
+        reference: The float model.
+        quantized: The quantized model.
+        data: As for ``lowbit.quantize``.
+        limit: How many samples to compare on; all of them if not given.
+        preprocessing: How images become inputs.
+        budget: How much to find out about single tensors: ``quick`` within a few passes over the
+            data, ``full`` every tensor on eight samples, ``none`` nothing.
+        floats: The model that was quantized, where its weights are no longer the reference's own.
+        progress: Called with stage, done and total.
+    """
+    float_model, other = io.load(reference), io.load(quantized)
+    samples = open_data(data, model_inputs(float_model), preprocessing=preprocessing, limit=limit)
+    start = time.perf_counter()
+    names = list(of_outputs(float_model, other).pairs)
+    total, threads = len(samples), os.cpu_count() or 1
+    is_quantized = bool(find_quantizers(other))
+    done = 0
+
+    def told(*_: object) -> None:
+        nonlocal done
+        progress("compare", done := done + 1, total)
+
+    passes = run_passes(
+        float_model,
+        other,
+        names,
+        samples,
+        fused=_spread(total, _FUSED) if is_quantized else frozenset(),
+        keep=_spread(total, _looked_at(total, budget)),
+        threads=threads,
+        told=told,
+    )
+    seconds = {"compare": time.perf_counter() - start}
+    closer = None
+    if is_quantized and passes.examples and passes.parts:
+        start = time.perf_counter()
+        progress("look closer", 0, None)
+        closer = look_closer(
+            other,
+            floats if floats is not None else normalise(float_model, passes.examples[0].feed),
+            passes.examples,
+            passes.parts,
+            common=_names(float_model),
+            effort=_effort(total, budget),
+            target=_target(other),
+            threads=threads,
+        )
+        seconds["look closer"] = time.perf_counter() - start
+    return _report(float_model, other, samples.description, passes, closer, seconds)
+
+
+def _report(
+    float_model: ir.Model,
+    other: ir.Model,
+    description: str,
+    passes: Passes,
+    closer: Closer | None,
+    seconds: dict[str, float],
+) -> Report:
+    return Report(
+        preset=other.metadata_props.get("lowbit.preset", "unknown"),
+        target=other.metadata_props.get("lowbit.target", "unknown"),
+        version=lowbit.__version__,
+        data=description,
+        calibration_samples=0,
+        verification_samples=passes.count,
+        held_out=True,
+        outputs=scores(dict(passes.outputs)),
+        parts=scores(dict(passes.parted)),
+        fused=scores(dict(passes.fused)),
+        layers=scores(dict(closer.layers)) if closer else (),
+        budget=closer.budget if closer else None,
+        tensors=closer.views if closer else (),
+        notes=(*_notes(passes), *(closer.notes if closer else ())),
+        size_before=constants_size(float_model),
+        size_after=constants_size(other),
+        seconds=seconds,
+    )
+
+
+def _notes(passes: Passes) -> tuple[str, ...]:
+    mixed = dict.fromkeys(p.output for p in passes.parts if p.axis is not None)
+    notes = [
+        f"output {name} mixes values of unlike size; its ratio is that of the largest: look at "
+        "its parts"
+        for name in mixed
+    ]
+    gap = max((passes.exact[n].snr_db - f.snr_db for n, f in passes.fused.items()), default=0.0)
+    if passes.fused and math.isfinite(gap) and gap > _GAP_DB:
+        why = (
+            "this processor's int8 kernels saturate in 16 bits: figures taken through them "
+            "understate the model, and so would a deployment on it"
+            if saturates_int8()
+            else "onnxruntime's fused kernels compute something else than the model says"
+        )
+        notes.append(f"through fused kernels the outputs are {gap:.1f} dB worse; {why}")
+    elif passes.fused and saturates_int8():
+        notes.append(
+            "this processor's int8 kernels saturate in 16 bits; on this model and data it does "
+            "not show"
+        )
+    return tuple(notes)
+
+
+def _looked_at(total: int, budget: Effort) -> int:
+    return min(total, _MOST if budget == "full" else max(2, min(_MOST, total // _ONE_IN)))
+
+
+def _spread(total: int, count: int) -> frozenset[int]:
+    """Return the numbers of some samples, evenly spaced."""
+    if count >= total:
+        return frozenset(range(total))
+    return frozenset(int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round())
+
+
+def _effort(total: int, budget: Effort) -> float:
+    if budget == "full":
+        return math.inf
+    return 0.0 if budget == "none" else max(_LEAST_EFFORT, _PER_SAMPLE * total)
+
+
+def _names(model: ir.Model) -> frozenset[str]:
+    return frozenset(str(v.name) for node in model.graph for v in node.outputs if v.name)
+
+
+def _target(model: ir.Model) -> Target:
+    """Return the target a model was made for; any runtime's if it does not say."""
+    try:
+        return find_target(model.metadata_props.get("lowbit.target", "onnxruntime"))
+    except ConfigError:
+        return find_target("onnxruntime")

@@ -1,0 +1,121 @@
+"""Outputs that mix values of unlike size, such as boxes and scores, seen in parts.
+
+The signal-to-noise ratio of such an output is that of its largest values: boxes of hundreds of
+pixels drown scores below one. Where the channels fall into runs of unlike magnitude, each run is
+measured by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lowbit.graph.session import Array
+from lowbit.numerics.metrics import Closeness
+
+_APART = 8.0
+"""Two runs of channels are told apart when each of one is so many times each of the other."""
+
+_MOST_CHANNELS = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """A run of channels of an output, or all of it (``axis`` is ``None``)."""
+
+    output: str
+    axis: int | None = None
+    start: int = 0
+    stop: int = 0
+
+    @property
+    def name(self) -> str:
+        """The output, with the run of channels if it is one."""
+        if self.axis is None:
+            return self.output
+        return f"{self.output}[{':, ' * self.axis}{self.start}:{self.stop}]"
+
+    def of(self, array: Array) -> Array:
+        """Return this part of the output's value."""
+        if self.axis is None:
+            return array
+        return array[(slice(None),) * self.axis + (slice(self.start, self.stop),)]
+
+
+def find_parts(outputs: Mapping[str, Array]) -> tuple[Part, ...]:
+    """Return the parts of each float output, from one sample of it."""
+    found: list[Part] = []
+    for name, array in outputs.items():
+        if array.dtype.kind != "f" or array.size == 0:
+            continue
+        runs = max((_runs(array, axis) for axis in _axes(array)), key=len, default=[])
+        if len(runs) < 2:
+            found.append(Part(name))
+        else:
+            axis = next(a for a in _axes(array) if _runs(array, a) == runs)
+            found += [Part(name, axis, start, stop) for start, stop in runs]
+    return tuple(found)
+
+
+def _axes(array: Array) -> tuple[int, ...]:
+    """Return the axes that may hold channels; a list of scores has none."""
+    if array.ndim < 3:
+        return ()
+    axes = (1,) if array.ndim > 3 else (1, array.ndim - 1)
+    return tuple(axis for axis in axes if 1 < array.shape[axis] <= _MOST_CHANNELS)
+
+
+def _runs(array: Array, axis: int) -> list[tuple[int, int]]:
+    """Return the longest runs of channels that are of one magnitude and apart from the next."""
+    others = tuple(a for a in range(array.ndim) if a != axis)
+    size = np.sqrt(np.mean(np.square(array, dtype=np.float64), axis=others))
+    low = np.minimum.accumulate(size)
+    high = np.maximum.accumulate(size)
+    low_after = np.minimum.accumulate(size[::-1])[::-1]
+    high_after = np.maximum.accumulate(size[::-1])[::-1]
+    cuts = [
+        i
+        for i in range(1, len(size))
+        if low[i - 1] > _APART * high_after[i] or low_after[i] > _APART * high[i - 1]
+    ]
+    # Values that thin out channel by channel are a slope, not parts.
+    if not cuts or len(cuts) > 3:
+        return []
+    places = [0, *cuts, len(size)]
+    return list(itertools.pairwise(places))
+
+
+class Distance:
+    """Signal and noise of each part, added up over samples."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._sums = [Closeness() for _ in parts]
+
+    def add(self, want: Mapping[str, Array], got: Mapping[str, Array]) -> None:
+        """Add one sample."""
+        for index, part in enumerate(self._parts):
+            pair = (part.of(want[part.output]), part.of(got[part.output]))
+            self._sums[index] = self._sums[index] | Closeness.of(*pair)
+
+    def closenesses(self) -> dict[str, Closeness]:
+        """Return the figures of each part, by its name."""
+        return {part.name: sums for part, sums in zip(self._parts, self._sums, strict=True)}
+
+    @property
+    def noise(self) -> float:
+        """Noise as a share of the signal, the mean over all parts."""
+        shares = [s.noise / s.signal if s.signal else math.nan for s in self._sums]
+        known = [share for share in shares if not math.isnan(share)]
+        return sum(known) / len(known) if known else math.nan
+
+
+def decibels(noise: float) -> float:
+    """Return a share of noise as a signal-to-noise ratio."""
+    if noise == 0:
+        return math.inf
+    return -10 * math.log10(noise) if noise > 0 else math.nan
