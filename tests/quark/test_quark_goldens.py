@@ -40,6 +40,7 @@ from lowbit.quark.onnx import (
     UInt8Spec,
     VitisQuantType,
 )
+from lowbit.quark.onnx.quantization.config import DefaultConfigMapping
 
 _QUIET = {"PrintSummary": False}
 _POF2 = QuantizationConfig(
@@ -98,6 +99,8 @@ INTEGERS = {
 FLOATS = {
     "bf16_default": quiet("BF16"),
     "bf16_qconfig": _qconfig(BF16_QCONFIG),
+    "bfp16_nocle": quiet("BFP16", include_cle=False),
+    "mxint8_nocle": quiet("MXINT8", include_cle=False),
     "bf16_cast_seed": quiet(_BF16, extra_options={"BF16QDQToCast": True}),
     "bf16_scaled_nocle": quiet(
         _BF16,
@@ -155,3 +158,30 @@ def test_a_configuration_serves_twice_and_stays_as_it_was() -> None:
 
     assert config == before
     assert models[0] == models[1]
+
+
+_NOT_BUILT = "S16S16_MIXED_S8S8 BF16_MIXED_BFP16 BF16_MIXED_MXINT8".split()
+_PLAIN = [name for name in DefaultConfigMapping if "ADA" not in name and "ACCURATE" not in name]
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+@pytest.mark.filterwarnings("ignore:Dedicate")
+def test_every_preset_runs_or_says_why_not(name: str) -> None:
+    quantizer = ModelQuantizer(quiet(name))
+    reader = BareReader(samples("calib.npz"))
+    if name in _NOT_BUILT:
+        with pytest.raises(NotImplementedError, match="mixed precision is not built yet"):
+            quantizer.quantize_model(DATA / "float.onnx", None, reader)
+        return
+
+    model = quantizer.quantize_model(DATA / "float.onnx", None, reader)
+
+    onnx.checker.check_model(model)
+    want = outputs_of(onnx.load(DATA / "float.onnx"), "test_input.npz")["output"]
+    got = outputs_of(model, "test_input.npz")["output"]
+    ratio = (
+        10 * np.log10((want**2).sum() / ((want - got) ** 2).sum()) if (got != want).any() else 99
+    )
+    # Four bits keep little, and VINT8 replaces ReLU6 by ReLU.
+    lowest = 3 if name in ("MX4", "MXFP4E2M1", "VINT8") else 12
+    assert ratio > lowest

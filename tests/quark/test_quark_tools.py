@@ -239,6 +239,17 @@ def test_bfloat16_in_four_ways(tmp_path: pathlib.Path) -> None:
     assert sizes["bf16"] < 0.75 * sizes["with_cast"]
 
 
+def test_blocks_with_a_common_exponent(tmp_path: pathlib.Path) -> None:
+    model = _convert("convert_fp32_to_bfp16", DATA / "float.onnx", tmp_path)
+    half = _convert("convert_fp32_to_fp16", DATA / "float.onnx", tmp_path)
+    onnx.save(half, tmp_path / "half.onnx")
+    assert _tool("convert_fp16_to_bfp16", tmp_path / "half.onnx", tmp_path / "out.onnx") == 0
+
+    assert _counts(model)["BFPQuantizeDequantize"] > 10
+    assert _snr(_run(_golden("float")), _run(model)) > 25
+    assert _counts(onnx.load(tmp_path / "out.onnx"))["BFPQuantizeDequantize"] > 10
+
+
 def test_quarks_pairs_of_bfloat16_become_casts_and_get_clips(tmp_path: pathlib.Path) -> None:
     source = tmp_path / "bf16.onnx"
     _tool("convert_fp32_to_bf16", DATA / "float.onnx", source, "--format", "customqdq")

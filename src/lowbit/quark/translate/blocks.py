@@ -53,14 +53,16 @@ def is_block(kind: AnyQuantType) -> bool:
 
 def float_spec(kind: AnyQuantType, method: Method, *, scaled: bool) -> FloatSpec:
     """Return the spec of a 16-bit float; ``method`` finds the scale if there is one."""
+    # bfloat16 reaches as far as float32 does; float16 does not.
+    saturate = kind.name == "QFloat16"
     if not scaled:
-        return FloatSpec(format=_FLOATS[kind.name])
+        return FloatSpec(format=_FLOATS[kind.name], saturate=saturate)
     if not isinstance(method, (MinMax, Percentile)):
         raise QuarkConfigError(
             f"scaled {kind.name[1:]} is calibrated by MinMax or Percentile, "
             f"not by {type(method).__name__}"
         )
-    return FloatSpec(format=_FLOATS[kind.name], scaled=True, method=method)
+    return FloatSpec(format=_FLOATS[kind.name], scaled=True, saturate=saturate, method=method)
 
 
 def block_spec(

@@ -108,6 +108,7 @@ def target_of(
         transforms=_transforms(options, default=rewrites),
         arithmetic=_arithmetic(flow, options),
         calibrate_arithmetic=False,
+        block_axes="quark",
         align=_align(flow, options),
         limits=_limits(base.limits, options),
         fuse=_fuse(flow, base.fuse, config, options),

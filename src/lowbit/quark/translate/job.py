@@ -129,9 +129,9 @@ def _bias(flow: Flow, activation: Spec, weight: Spec, options: ExtraOptions) -> 
         return None
     if not isinstance(weight, TensorSpec):
         return weight
-    if not isinstance(activation, TensorSpec):
-        return None
     in_accumulator = flow is not Flow.NPU_CNN if options.Int32Bias is None else options.Int32Bias
+    if not isinstance(activation, TensorSpec):
+        in_accumulator = False  # There is no scale to multiply with.
     if not in_accumulator and not options.Int16Bias:
         return msgspec.structs.replace(weight, per_channel=False)
     repair = options.AdjustWeightScaleForInt32Bias or (
