@@ -114,6 +114,15 @@ def test_channel_means_of_what_has_a_bias_are_measured() -> None:
     np.testing.assert_allclose(stats["x"].channels, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_the_mean_of_ranges_is_taken_over_samples() -> None:
+    feeds = _feeds(4)
+
+    stats = collect(_model(), _plan(MinMax(moving_average="mean")), feeds)
+
+    expected = (np.mean([f["x"].min() for f in feeds]), np.mean([f["x"].max() for f in feeds]))
+    assert stats["x"].average == pytest.approx(expected)
+
+
 def test_a_moving_average_follows_the_samples_in_order() -> None:
     feeds = _feeds(4)
 

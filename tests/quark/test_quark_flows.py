@@ -165,8 +165,8 @@ def test_pairs_are_fused_as_asked() -> None:
         (CalibrationMethod.MinMax, {}, MinMax()),
         (
             CalibrationMethod.MinMax,
-            {"CalibMovingAverage": True, "CalibMovingAverageConstant": 0.1},
-            MinMax(moving_average=0.1),
+            {"CalibMovingAverage": True},
+            MinMax(moving_average="mean"),
         ),
         (
             CalibrationMethod.Percentile,
@@ -342,6 +342,11 @@ def test_a_dictionary_without_the_switch_finetunes_and_says_so() -> None:
 def test_wrong_parameters_of_finetuning_are_named(given: dict, message: str) -> None:
     with pytest.raises(QuarkConfigError, match=message):
         _job("A8W8", {"FastFinetune": given}, include_fast_ft=True)
+
+
+def test_rounding_is_refused_where_there_is_nothing_to_round() -> None:
+    with pytest.raises(QuarkConfigError, match="take AdaQuant"):
+        _job("BF16", include_fast_ft=True)
 
 
 def test_only_one_way_of_finetuning_is_taken() -> None:

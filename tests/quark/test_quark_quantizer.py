@@ -105,6 +105,14 @@ def test_a_summary_is_printed_unless_told_not_to(capsys: pytest.CaptureFixture) 
     assert capsys.readouterr().out == ""
 
 
+def test_metrics_are_printed_when_asked_for(capsys: pytest.CaptureFixture) -> None:
+    _quantize(_q(EvalMetrics=True, EvalDataReader=BareReader(small_feeds(3))))
+
+    printed = capsys.readouterr().out
+    assert "logits" in printed
+    assert "on 3 samples" in printed
+
+
 def test_a_folder_of_arrays_serves_as_data(tmp_path: pathlib.Path) -> None:
     for index, feed in enumerate(small_feeds(6)):
         np.save(tmp_path / f"{index}.npy", feed["input"])

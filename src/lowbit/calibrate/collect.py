@@ -7,6 +7,7 @@ that computed it. Peak memory is that of ``threads`` samples, however many there
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import itertools
@@ -14,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -55,7 +56,7 @@ class Need:
 
     histogram: bool = False
     growing: tuple[int, Span] | None = None
-    average: float | None = None
+    average: float | Literal["mean"] | None = None
     channel_axis: int | None = None
 
     @property
@@ -233,6 +234,10 @@ def thinned(x: Floats) -> Floats:
 class _OrderedMeasure(_Measure):
     """Statistics that depend on the order of samples; fed by one thread."""
 
+    def __init__(self, needs: Mapping[str, Need]) -> None:
+        super().__init__(needs)
+        self._averaged = collections.Counter[str]()
+
     def add(self, name: str, x: Floats) -> None:
         need = self._needs[name]
         finite = _without_infinities(x)
@@ -251,7 +256,9 @@ class _OrderedMeasure(_Measure):
             else:
                 growing = growing.add(finite)
         if need.average is not None:
-            average = _follow(average, (new.low, new.high), need.average)
+            self._averaged[name] += 1
+            constant = 1 / self._averaged[name] if need.average == "mean" else need.average
+            average = _follow(average, (new.low, new.high), constant)
         new = dataclasses.replace(old, growing=None, average=None) | new
         self._stats[name] = dataclasses.replace(new, growing=growing, average=average)
 

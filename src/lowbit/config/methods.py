@@ -24,10 +24,11 @@ class _Method(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class MinMax(_Method, frozen=True, kw_only=True, tag="minmax"):
     """The whole observed range.
 
-    ``moving_average`` (0..1): follow each sample's range by this fraction instead.
+    ``moving_average`` (0..1): follow each sample's range by this fraction instead; ``mean``: the
+    mean of the samples' ranges.
     """
 
-    moving_average: float | None = None
+    moving_average: float | Literal["mean"] | None = None
 
 
 class NonOverflow(_Method, frozen=True, kw_only=True, tag="nonoverflow"):

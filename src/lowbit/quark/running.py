@@ -156,6 +156,8 @@ def _tell(
     """Print what was done, unless told not to."""
     if config.print_summary and options.PrintSummary is not False:
         show_result(stdout(), result.report, str(given.output or "(returned)"))
-    if options.EvalMetrics and options.EvalDataReader is not None:
-        report = compare(source, result.quantized, _feeds(options.EvalDataReader))
+    if options.EvalMetrics:
+        report = result.report
+        if options.EvalDataReader is not None:
+            report = compare(source, result.quantized, _feeds(options.EvalDataReader))
         show_comparison(stdout(), report)

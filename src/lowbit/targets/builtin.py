@@ -126,7 +126,7 @@ QUARK_STANDARD = Target(
     operators=_QUARK_BASE,
     activation_formats=_INTEGERS,
     weight_formats=_INTEGERS,
-    shares=(*_QUARK_SHARES, "AveragePool", "Split", "Pad"),
+    shares=(*_QUARK_SHARES, "AveragePool", "Split"),
     movers="always",
     fuse=(
         FusedPair(producers=tuple(OPS), consumers=("Relu", "Clip")),

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
-from lowbit.config.refine import Refinement
+from lowbit.config.refine import AdaRound, Refinement
 from lowbit.config.specs import BiasSpec, ProductBias, Spec, TensorOverride, TensorSpec
 from lowbit.numerics.formats import Format
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
@@ -83,7 +83,7 @@ def make_job(
         equalise=_equalise(config, options),
         correct=bool(options.BiasCorrection),
         casts=bool(options.BF16QDQToCast),
-        refine=_refine(config, options, lenient=lenient),
+        refine=_refine(config, options, weight, lenient=lenient),
     )
     target = target_of(flow, config, options, nodes.op_types())
     return Job(config=quant, target=target, options=options)
@@ -193,14 +193,20 @@ def _equalise(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | N
 
 
 def _refine(
-    config: QuantizationConfig, options: ExtraOptions, *, lenient: bool
+    config: QuantizationConfig, options: ExtraOptions, weight: Spec, *, lenient: bool
 ) -> Refinement | None:
     given: Mapping[str, Any] | None = options.FastFinetune
     if not config.include_fast_ft and given is None:
         return None
     if not config.include_fast_ft:
         say("FastFinetune is given without include_fast_ft: the model is finetuned, as asked for")
-    return refinement_of(read_finetune(given or {}, lenient=lenient))
+    refinement = refinement_of(read_finetune(given or {}, lenient=lenient))
+    if isinstance(refinement, AdaRound) and not isinstance(weight, TensorSpec):
+        raise QuarkConfigError(
+            f"AdaRound chooses between two integers, and weights in {weight.describe()} have none: "
+            "take AdaQuant (OptimAlgorithm 'adaquant')"
+        )
+    return refinement
 
 
 def _or(value: Any, otherwise: Any) -> Any:

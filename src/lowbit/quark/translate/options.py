@@ -154,7 +154,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     CalibTensorRangeSymmetric: Annotated[Flag, does("activation.method.symmetric_range")] = None
     CalibMovingAverage: Annotated[Flag, does("activation.method.moving_average")] = None
     CalibMovingAverageConstant: Annotated[
-        float | None, does("activation.method.moving_average")
+        float | None, ignored("Quark collects all samples at once, and takes their mean")
     ] = None
     Percentile: Annotated[float | None, does("activation.method.percentile")] = None
     NumBins: Annotated[int | None, does("activation.method.bins")] = None
@@ -248,7 +248,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     EvalMetrics: Annotated[Flag, does("prints how far the result is from float")] = None
     EvalDataReader: Annotated[Any, does("what EvalMetrics measures on")] = None
     PrintSummary: Annotated[Flag, does("whether a summary is printed")] = None
-    IgnoreWarnings: Annotated[Flag, does("whether warnings are shown")] = None
+    IgnoreWarnings: Annotated[Flag, does("misspelt names are warnings, not errors")] = None
     DebugMode: Annotated[Flag, ignored("`lowbit plan` and the report say what was decided")] = None
     TmpDir: Annotated[str | None, ignored("the system's temporary folder is used")] = None
     ExecutionProviders: Annotated[

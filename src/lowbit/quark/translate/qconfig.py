@@ -74,7 +74,7 @@ def to_legacy(config: QConfig) -> QuantizationConfig:
         enable_npu_cnn=bool(config.extra_options.get("EnableNPUCnn", pof2)),
         convert_nchw_to_nhwc=bool(config.extra_options.get("ConvertNCHWToNHWC", False)),
         print_summary=bool(config.extra_options.get("PrintSummary", True)),
-        ignore_warnings=False,
+        ignore_warnings=bool(config.extra_options.get("IgnoreWarnings", False)),
         extra_options=options,
     )
     return with_algorithms(legacy, config.algo_config)

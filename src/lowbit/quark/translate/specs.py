@@ -43,7 +43,9 @@ def weight_spec(config: QuantizationConfig, options: ExtraOptions) -> Spec:
     given = options.WeightSymmetric
     symmetric = integer_format(kind).signed if given is None else given
     spec = _integers(kind, config, options, method, symmetric=symmetric)
-    return msgspec.structs.replace(spec, per_channel=config.per_channel)
+    return msgspec.structs.replace(
+        spec, per_channel=config.per_channel, reduce_range=config.reduce_range
+    )
 
 
 def layer_spec(start: Spec, asked: QTensorConfig) -> Spec:
@@ -79,6 +81,5 @@ def _integers(
         format=integer_format(kind),
         symmetric=symmetric,
         power_of_two=is_power_of_two(config.calibrate_method, options),
-        reduce_range=config.reduce_range,
         method=method,
     )

@@ -61,7 +61,6 @@ _ELEMENTS = {
     "MXFP8E4M3": "fp8_e4m3",
     "MXInt8": "int8",
 }
-_MOVING_AVERAGE = 0.01
 
 
 def integer_format(kind: AnyQuantType) -> Format:
@@ -168,7 +167,8 @@ def _minmax(options: ExtraOptions) -> Method:
             "which makes the larger side hold for both"
         )
     if options.CalibMovingAverage:
-        return MinMax(moving_average=_given(options.CalibMovingAverageConstant, _MOVING_AVERAGE))
+        # Quark collects all samples at once, and takes the mean of what it collects at once.
+        return MinMax(moving_average="mean")
     return MinMax()
 
 
