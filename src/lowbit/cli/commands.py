@@ -73,6 +73,11 @@ def _quantize(parser: Parser) -> None:
         help="round weights to the nearest integer instead of reconstructing each layer's output",
     )
     more.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the layers that a run killed before had refined",
+    )
+    more.add_argument(
         "--domain",
         type=one_of(DOMAINS),
         metavar="NAME",

@@ -15,6 +15,7 @@ from lowbit.cli.images import make_preprocessing
 from lowbit.cli.saving import Writer, check_outputs, writing
 from lowbit.errors import ConfigError
 from lowbit.pipeline import Result, quantize
+from lowbit.pipeline.refining import checkpoint_of
 from lowbit.plan.plan import load_plan, save_plan
 from lowbit.terminal.consoles import stdout
 from lowbit.terminal.progress import show_stages
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
             preprocessing=preprocessing,
             min_snr=args.min_snr,
             keep_histograms=args.save_stats is not None,
+            checkpoint=checkpoint_of(args.output),
+            resume=args.resume,
             progress=progress,
         )
     document = _document(result.report, args)

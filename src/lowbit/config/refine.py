@@ -36,7 +36,8 @@ class Reconstruct(
         positions: How many positions of each sample a layer's moments are taken at.
         ridge: How strongly the weights are held to the float ones.
         sweeps: How often the descent goes over all weights of a layer.
-        held_out: The share of the samples that decides whether a layer's result is kept.
+        held_out: The share of the samples that decides whether a layer's result is kept. With
+            fewer than 32 samples none is held out, and those it was solved on decide.
         activation_rounds: How often targets are corrected for what the activation behind the
             layer hides (a value cut off by a Relu need not be met); 0: the output before the
             activation is the target.
@@ -46,7 +47,7 @@ class Reconstruct(
 
     data_size: int | None = None
     positions: int = 64
-    ridge: float = 0.05
+    ridge: float = 0.2
     sweeps: int = 4
     held_out: float = 0.125
     activation_rounds: int = 0
@@ -87,8 +88,8 @@ class _FineTune(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         parallel: Tune modules independently of each other, several at a time.
         optim_device: Where tuning runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD), with PyTorch.
         infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
-        held_out: The share of the samples that decides whether a module's result is kept; 0
-            decides on the samples it was tuned on.
+        held_out: The share of the samples that decides whether a module's result is kept. With
+            fewer than 32 samples none is held out, and those it was tuned on decide.
     """
 
     data_size: int | None = None

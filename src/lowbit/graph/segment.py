@@ -27,8 +27,7 @@ def segment_session(
     ``inputs`` have types where they are known: a model need not say them of inner values.
     ``constants`` are values that are taken as given, computed or constant in the model.
     """
-    names = [*inputs, *(c for c in constants if c not in inputs)]
-    graph = ir.convenience.extract(model.graph, names, list(outputs))
+    graph = ir.convenience.extract(model.graph, [*inputs, *constants], list(outputs))
     taken = {str(v.name): v for v in graph.inputs}
     graph.inputs[:] = [taken[name] for name in inputs]
     for key, dtype in inputs.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from lowbit.graph.normalise import refuse_quantized
 from lowbit.pipeline.building import Builder, Built
 from lowbit.pipeline.clock import Clock, Progress
 from lowbit.pipeline.preparing import ModelSource, model_inputs
-from lowbit.pipeline.refining import refined
+from lowbit.pipeline.refining import check_refinement, checkpoint_of, refined
 from lowbit.pipeline.verifying import check_snr, verify, with_reused
 from lowbit.plan import Plan
 from lowbit.resolve.params import Params
@@ -70,6 +71,8 @@ def quantize(
     min_snr: float | None = None,
     held_out: int = 4,
     keep_histograms: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Result:
     """Quantize a float model and verify the result.
@@ -90,6 +93,9 @@ def quantize(
         held_out: How many samples to verify on, none of which was calibrated on where the data
             has more than ``limit``.
         keep_histograms: Keep statistics that serve every other method as well.
+        checkpoint: A folder for layers that are refined, until all are; ``<output>.refining`` if
+            not given.
+        resume: Go on with the layers that a run killed before had refined.
         progress: Called with stage, done and total.
     """
     if output is not None:
@@ -97,6 +103,7 @@ def quantize(
     if limit is not None and limit < 1:
         raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
     config = _choose_config(preset, config)
+    check_refinement(config)
     clock = Clock(progress)
     with clock.stage("load"):
         loaded = io.load(model)
@@ -116,7 +123,10 @@ def quantize(
     )
     built = builder.build(config, samples.calibration, plan=plan, stats=stats)
     with clock.stage("refine"):
-        built, notes = refined(built, samples, clock)
+        folder = pathlib.Path(checkpoint) if checkpoint is not None else None
+        if folder is None and output is not None:
+            folder = checkpoint_of(output)
+        built, notes = refined(built, samples, clock, folder, resume=resume)
     with clock.stage("emit"):
         quantized = _emit(built, samples.data)
     with clock.stage("verify"):

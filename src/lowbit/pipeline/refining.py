@@ -4,31 +4,72 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import pathlib
 
-from lowbit.config.refine import Reconstruct
+from lowbit.config.config import QuantConfig
+from lowbit.config.refine import AdaRound, Reconstruct
+from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
 from lowbit.emit.qdq import emit_qdq
+from lowbit.errors import ConfigError
+from lowbit.graph import io
+from lowbit.graph.normalise import normalise
 from lowbit.pipeline.building import Built
 from lowbit.pipeline.clock import Clock
+from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
 from lowbit.refine.modules import Draft
-from lowbit.refine.refine import refine
+from lowbit.refine.refine import check, refine
 from lowbit.resolve.integers import Integers, nearest
 from lowbit.resolve.resolve import settle_biases
 from lowbit.samples import Split
 
 
-def refined(built: Built, samples: Split, clock: Clock) -> tuple[Built, tuple[str, ...]]:
-    """Return what was built after its configuration's refinement, and notes on it."""
+def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the folder beside an output in which finished layers wait."""
+    path = pathlib.Path(output)
+    return path.with_name(f"{path.name}.refining")
+
+
+def check_refinement(config: QuantConfig) -> None:
+    """Raise now, before any work, for a refinement that cannot be had."""
+    if config.refine is None:
+        return
+    check(config.refine)
+    if isinstance(config.refine, AdaRound) and isinstance(
+        config.weight, (FloatSpec, BfpSpec, MxSpec)
+    ):
+        raise ConfigError(
+            f"AdaRound learns which of two integers a weight becomes, but weights are to be "
+            f"{config.weight.describe()}; take AdaQuant"
+        )
+
+
+def refined(
+    built: Built, samples: Split, clock: Clock, folder: pathlib.Path | None, *, resume: bool
+) -> tuple[Built, tuple[str, ...]]:
+    """Return what was built after its configuration's refinement, and notes on it.
+
+    Finished layers are kept in ``folder`` until all are; ``resume`` goes on with those there.
+    """
     config = built.config.refine
     if config is None:
         return built, ()
     if samples.data.is_random and isinstance(config, Reconstruct):
         return built, ("not reconstructed: random data says nothing about the inputs",)
+    draft = draft_of(built)
+    checkpoint = None
+    if folder is not None:
+        word = fingerprint_of(draft, config, samples.data.fingerprint())
+        checkpoint = Checkpoint.open(folder, word, resume=resume)
     found = refine(
-        draft_of(built),
+        draft,
         config,
         samples.calibration,
-        lambda done, total, _: clock.tell("refine", done, total),
+        lambda done, total, outcome: clock.tell("refine", done, total),
+        checkpoint,
     )
+    if checkpoint is not None and len(found.outcomes) == found.modules:
+        checkpoint.remove()
     model, plan = built.ready.adapted, built.plan
     biases = {**built.params.bias_values, **found.biases}
     params = settle_biases(model, plan, built.params, built.ready.target, biases)
@@ -50,8 +91,12 @@ def draft_of(built: Built) -> Draft:
         casts=config.casts,
         half_weights=config.half_weights,
     )
+    reference = None if isinstance(config.refine, Reconstruct) else config.refine
+    floats = ready.observed
+    if reference is not None and reference.ref_model_path is not None:
+        floats = normalise(io.load(reference.ref_model_path))
     return Draft(
-        floats=ready.observed,
+        floats=floats,
         adapted=ready.adapted,
         quantized=quantized,
         plan=built.plan,

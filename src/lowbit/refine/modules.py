@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,9 @@ from lowbit.graph.session import Array
 from lowbit.numerics.formats import Floats
 from lowbit.numerics.qparams import QParams, dequantize
 from lowbit.plan.plan import BiasPlan, Plan
+from lowbit.refine.activations import NONE, Activation, activation_of
 from lowbit.refine.layers import Layer, layer_of
+from lowbit.refine.tune import Quantizer
 from lowbit.resolve.bias import bias_integers
 from lowbit.resolve.integers import Weights
 from lowbit.resolve.params import Params
@@ -64,6 +67,7 @@ class Module:
     """One layer: where it reads, what it is compared with, and how its weights are stored.
 
     ``weight_value`` and ``bias_value`` are the float values that the quantized model's node reads.
+    ``activation`` is what follows with no rounding before it, ``quantizer`` the rounding after.
     """
 
     node: str
@@ -77,6 +81,8 @@ class Module:
     weight_value: str
     bias_value: str | None
     bias: BiasPlan | None
+    activation: Activation = NONE
+    quantizer: Quantizer | None = None
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -124,9 +130,29 @@ def find_modules(draft: Draft, ops: Collection[str]) -> tuple[list[Module], list
                 weight_value=_name(twin.inputs[1]),
                 bias_value=_name(twin.inputs[2]) if node.name in biases else None,
                 bias=biases.get(node.name),
+                **_behind(draft, node),
             )
         )
     return modules, skipped
+
+
+def _behind(draft: Draft, node: ir.Node) -> dict[str, Any]:
+    """Return the activation behind a layer and the quantizer behind that, if there are any."""
+    planned = {t.name: t for t in draft.plan.activations()}
+    value, activation = node.outputs[0], NONE
+    uses = tuple(value.uses())
+    if value.name not in planned and len(uses) == 1 and not value.is_graph_output():
+        last = node.op_type in {"Gemm", "MatMul", "LayerNormalization"}
+        found = activation_of(uses[0].node, last_axis=last)
+        if found is not None:
+            value, activation = uses[0].node.outputs[0], found
+    row = planned.get(str(value.name))
+    if row is None or not isinstance(row.spec, TensorSpec):
+        return {"activation": activation}
+    params = draft.params.tensors[row.name]
+    zero = float(params.zero_point)
+    quantizer = Quantizer(float(params.scale), params.format.low - zero, params.format.high - zero)
+    return {"activation": activation, "quantizer": quantizer}
 
 
 def _name(value: ir.Value | None) -> str:
@@ -154,8 +180,8 @@ def _source(value: ir.Value | None) -> Source:
 class Outcome:
     """What refinement made of a module: integers, and a float bias where it has one.
 
-    ``before`` and ``after`` are the errors on held-out samples; ``kept`` says which part of the
-    result was taken over.
+    ``before`` and ``after`` are the errors on held-out samples; unless ``kept``, the draft's own
+    integers and bias are the result.
     """
 
     node: str
@@ -163,7 +189,19 @@ class Outcome:
     bias: Floats | None
     before: float
     after: float
-    kept: str
+    kept: bool
+
+
+def drafted(draft: Draft, module: Module, outcome: Outcome) -> Outcome:
+    """Return what a module is in the draft, as an outcome that was not kept."""
+    return Outcome(
+        module.node,
+        draft.weights.tensors[module.weight](),
+        float_bias(draft, module),
+        outcome.before,
+        outcome.before,
+        kept=False,
+    )
 
 
 def settled_bias(draft: Draft, module: Module, bias: Floats) -> Floats:
@@ -187,4 +225,6 @@ def float_bias(draft: Draft, module: Module) -> Floats | None:
     if module.bias is None:
         return None
     known: Mapping[str, Floats] = draft.params.bias_values
-    return known.get(module.node, bias_values(draft.adapted, module.bias))
+    bias = known.get(module.node, bias_values(draft.adapted, module.bias))
+    # A bias that is not one number a channel is left as it is.
+    return bias if bias.size == module.layer.groups * module.layer.outputs else None

@@ -10,8 +10,11 @@ import numpy as np
 from lowbit.config.refine import Reconstruct
 from lowbit.numerics.formats import Floats
 from lowbit.refine.descent import descend, moments_of
+from lowbit.refine.devices import Device
 from lowbit.refine.modules import Draft, Module, Outcome, float_bias, float_weights
-from lowbit.refine.walk import Sight
+from lowbit.refine.sights import Sight, means_of
+
+_ENOUGH_TO_SPARE = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,12 +29,12 @@ class Seen:
     @classmethod
     def of(cls, sights: Sequence[Sight]) -> Seen:
         """Put the samples together."""
-        count = sum(s.count for s in sights)
+        patch_mean, target_mean = means_of(sights)
         return cls(
             np.concatenate([s.patches for s in sights], axis=2),
             np.concatenate([s.targets for s in sights], axis=2),
-            _added([s.patch_sum for s in sights]) / np.float32(count),
-            _added([s.target_sum for s in sights]) / np.float32(count),
+            patch_mean,
+            target_mean,
         )
 
     def part(self, columns: slice) -> Seen:
@@ -41,19 +44,21 @@ class Seen:
         )
 
 
-def _added(parts: Sequence[Floats]) -> Floats:
-    return np.asarray(np.stack(parts).sum(axis=0, dtype=np.float64), np.float32)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grid:
-    """The integers a module's weights may become, as groups x outputs x depth."""
+    """The integers a module's weights may become, as groups x outputs x depth.
+
+    All are steps from the zero point: ``low`` and ``high`` the two neighbours of each weight,
+    ``lowest`` and ``highest`` what the format holds.
+    """
 
     weight: Floats
     scale: Floats
     nearest: Floats
     low: Floats
     high: Floats
+    lowest: Floats
+    highest: Floats
 
     @classmethod
     def of(cls, module: Module, weight: Floats) -> Grid:
@@ -65,10 +70,10 @@ class Grid:
             np.asarray(layer.matrix(np.broadcast_to(a, shape)), np.float32)
             for a in (weight, scale, zero)
         )
-        lowest, highest = module.limits
+        lowest, highest = (limit - z for limit in module.limits)
         steps = w / s
-        low, high = (np.clip(a, lowest - z, highest - z) for a in (np.floor(steps), np.ceil(steps)))
-        return cls(w, s, np.clip(np.rint(steps), low, high), low, high)
+        low, high = (np.clip(a, lowest, highest) for a in (np.floor(steps), np.ceil(steps)))
+        return cls(w, s, np.clip(np.rint(steps), low, high), low, high, lowest, highest)
 
 
 def codes_of(module: Module, steps: Floats) -> np.ndarray:
@@ -79,7 +84,11 @@ def codes_of(module: Module, steps: Floats) -> np.ndarray:
 
 
 def reconstruct(
-    draft: Draft, module: Module, sights: Sequence[Sight], config: Reconstruct
+    draft: Draft,
+    config: Reconstruct,
+    device: Device,
+    module: Module,
+    sights: Sequence[Sight],
 ) -> Outcome:
     """Return the best rounding of one module, or the nearest where nothing better was found."""
     train, held = divided(sights, config.held_out)
@@ -89,19 +98,21 @@ def reconstruct(
     check = everything.part(slice(columns, None)) if held else seen
     grid = Grid.of(module, float_weights(draft, module))
     bias = float_bias(draft, module)
-    if bias is not None and bias.size != module.layer.groups * module.layer.outputs:
-        bias = None
-    moments = moments_of(seen.patches, seen.targets, centred=bias is not None)
-    found = descend(
-        moments.held_to(grid.weight, config.ridge),
-        grid.nearest,
-        grid.scale,
-        (grid.low, grid.high),
-        config.sweeps,
+    put = device.put
+    moments = moments_of(put(seen.patches), put(seen.targets), centred=bias is not None)
+    found = device.get(
+        descend(
+            moments.held_to(put(grid.weight), config.ridge),
+            put(grid.nearest),
+            put(grid.scale),
+            (put(grid.low), put(grid.high)),
+            config.sweeps,
+        )
     )
+    means = everything.patch_mean, everything.target_mean
     choices = {
-        "rounding": (found, exact_bias(found * grid.scale, everything, bias)),
-        "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, everything, bias)),
+        "rounding": (found, exact_bias(found * grid.scale, means, bias)),
+        "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, means, bias)),
         "nothing": (grid.nearest, bias),
     }
     errors = {
@@ -111,15 +122,23 @@ def reconstruct(
     kept = min(errors, key=lambda name: errors[name])
     steps, offset = choices[kept]
     return Outcome(
-        module.node, codes_of(module, steps), offset, errors["nothing"], errors[kept], kept
+        module.node,
+        codes_of(module, steps),
+        offset,
+        errors["nothing"],
+        errors[kept],
+        kept=kept != "nothing",
     )
 
 
 def divided(sights: Sequence[Sight], share: float) -> tuple[list[Sight], list[Sight]]:
-    """Return the samples to solve on and those held out, spread evenly."""
-    if share == 0 or len(sights) < 2:
+    """Return the samples to solve on and those held out, spread evenly.
+
+    Of few samples none can be spared: a layer may show only one position of each.
+    """
+    if share == 0 or len(sights) < _ENOUGH_TO_SPARE:
         return list(sights), []
-    held = max(1, round(len(sights) * share))
+    held = round(len(sights) * share)
     out = {int(i) for i in np.linspace(0, len(sights) - 1, held + 2)[1:-1].round()}
     return (
         [s for i, s in enumerate(sights) if i not in out],
@@ -127,11 +146,14 @@ def divided(sights: Sequence[Sight], share: float) -> tuple[list[Sight], list[Si
     )
 
 
-def exact_bias(weight: Floats, seen: Seen, bias: Floats | None) -> Floats | None:
-    """Return the bias under which the mean output is the float one's, over all positions."""
+def exact_bias(weight: Floats, means: tuple[Floats, Floats], bias: Floats | None) -> Floats | None:
+    """Return the bias under which the mean output is the float one's, over all positions.
+
+    ``means`` are those of patches and targets; ``bias`` gives the shape.
+    """
     if bias is None:
         return None
-    mean = seen.target_mean - np.matmul(weight, seen.patch_mean[:, :, None])[:, :, 0]
+    mean = means[1] - np.matmul(weight, means[0][:, :, None])[:, :, 0]
     return np.asarray(mean.reshape(bias.shape), np.float32)
 
 

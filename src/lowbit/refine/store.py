@@ -69,6 +69,10 @@ class DiskStore:
         """Return an array."""
         return np.load(self._path(sample, name), allow_pickle=False)  # type: ignore[no-any-return]
 
+    def mapped(self, sample: int, name: str) -> Array:
+        """Return an array that is read from its file as it is used, and only then in memory."""
+        return np.load(self._path(sample, name), mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+
     def drop(self, sample: int, name: str) -> None:
         """Forget an array."""
         self._path(sample, name).unlink()

@@ -6,86 +6,105 @@ after it sees the solved one.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from lowbit.calibrate.collect import bounded_map
 from lowbit.graph.session import Array, Feed
-from lowbit.numerics.formats import Floats
 from lowbit.numerics.qparams import dequantize
 from lowbit.refine.flow import Flow
+from lowbit.refine.goals import Goals
 from lowbit.refine.modules import Draft, Module, Outcome, settled_bias
-from lowbit.refine.store import Store
+from lowbit.refine.sights import SeenSight, Sight, StoredSight, see
+from lowbit.refine.store import DiskStore
 
-Progress = Callable[[int, int, Outcome | None], None]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sight:
-    """What one sample shows of a module, at some positions of its output.
-
-    Attributes:
-        patches: groups x depth x positions of the quantized model's input.
-        targets: groups x outputs x positions of the float model's output.
-        float_patches: Those of the float model's input, if asked for.
-        patch_sum: groups x depth, the quantized patches of all positions added up.
-        target_sum: groups x outputs, the targets of all positions added up.
-        count: How many positions there are in all.
-    """
-
-    patches: Floats
-    targets: Floats
-    patch_sum: Floats
-    target_sum: Floats
-    count: int
-    float_patches: Floats | None = None
-
-
+Feeds = Callable[[], Iterable[Feed]]
 Solve = Callable[[Module, Sequence[Sight]], Outcome]
+
+
+class Listener(Protocol):
+    """Is told of every module, and may change what becomes of it."""
+
+    def solved(self, index: int, module: Module, outcome: Outcome) -> Outcome:
+        """Return the outcome to go on with."""
 
 
 @dataclasses.dataclass(slots=True)
 class Walk:
-    """One walk over all modules of a draft, for all samples of the data."""
+    """One walk over all modules of a draft, for all samples of the data.
+
+    ``done`` are the outcomes of the first modules, known from before. ``stored`` keeps sights in
+    files. ``alone``: each module is solved as if no other were, several at a time.
+    """
 
     draft: Draft
     modules: Sequence[Module]
-    feeds: Callable[[], Iterable[Feed]]
-    positions: int
-    float_flow: Flow
-    quantized_flow: Flow
-    seed: int = 0
+    feeds: Feeds
+    goals: Goals
+    quantized: Flow
+    done: Sequence[Outcome] = ()
+    stored: DiskStore | None = None
+    alone: bool = False
+    _count: int = 0
 
-    def run(self, solve: Solve, progress: Progress) -> list[Outcome]:
-        """Solve every module in turn."""
+    def run(self, solve: Solve, listener: Listener) -> Iterator[Outcome]:
+        """Solve every module that is left, in turn, and yield its outcome."""
         constants: dict[str, Array] = {}
-        outcomes: list[Outcome] = []
-        for index, module in enumerate(self.modules):
-            sights = self._look(index, module, constants)
-            outcome = solve(module, sights)
-            outcomes.append(outcome)
+        for module, outcome in zip(self.modules, self.done, strict=False):
             constants |= replaced_constants(self.draft, module, outcome)
-            progress(index + 1, len(self.modules), outcome)
-        return outcomes
+        rest = list(enumerate(self.modules))[len(self.done) :]
+        if self.alone:
+            yield from self._run_alone(rest, solve, listener)
+            return
+        for step, (index, module) in enumerate(rest):
+            sights = self._look(step, module, constants)
+            outcome = listener.solved(index, module, _solved(solve, module, sights))
+            constants |= replaced_constants(self.draft, module, outcome)
+            yield outcome
 
-    def _look(self, index: int, module: Module, constants: Mapping[str, Array]) -> list[Sight]:
-        self.quantized_flow.begin(index, constants)
-        self.float_flow.begin(index, {})
+    def _run_alone(
+        self, rest: Sequence[tuple[int, Module]], solve: Solve, listener: Listener
+    ) -> Iterator[Outcome]:
+        threads = os.cpu_count() or 1
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            pending: list[tuple[int, Module, concurrent.futures.Future[Outcome]]] = []
+
+            def first() -> Outcome:
+                index, module, future = pending.pop(0)
+                return listener.solved(index, module, future.result())
+
+            for step, (index, module) in enumerate(rest):
+                sights = self._look(step, module, {})
+                pending.append((index, module, pool.submit(_solved, solve, module, sights)))
+                if len(pending) > threads:
+                    yield first()
+            while pending:
+                yield first()
+
+    def _look(self, step: int, module: Module, constants: Mapping[str, Array]) -> list[Sight]:
+        self.quantized.begin(step, constants)
+        self.goals.begin(step)
 
         def work(item: tuple[int, Feed | None]) -> Sight:
             sample, feed = item
-            x = self.quantized_flow.run(sample, feed)[module.source.name]
-            y = self.float_flow.run(sample, feed)[module.output]
-            random = np.random.default_rng((self.seed, index, sample))
-            return see(module, module.source.floats(x), y, self.positions, random)
+            goal = self.goals.of(step, sample, feed)
+            x = self.quantized.run(sample, feed)[module.source.name]
+            sight: SeenSight = see(module.layer, module.source.floats(x), goal)
+            return (
+                sight
+                if self.stored is None
+                else StoredSight(self.stored, module.node, sample, sight)
+            )
 
-        return list(bounded_map(work, self._samples(index), os.cpu_count() or 1))
+        return list(bounded_map(work, self._samples(step), os.cpu_count() or 1))
 
-    def _samples(self, index: int) -> Iterator[tuple[int, Feed | None]]:
-        if index == 0:
+    def _samples(self, step: int) -> Iterator[tuple[int, Feed | None]]:
+        if step == 0:
             self._count = 0
             for sample, feed in enumerate(self.feeds()):
                 self._count = sample + 1
@@ -93,24 +112,13 @@ class Walk:
         else:
             yield from ((sample, None) for sample in range(self._count))
 
-    _count: int = 0
 
-
-def see(module: Module, x: Floats, y: Floats, positions: int, random: np.random.Generator) -> Sight:
-    """Return what one sample shows of a module at random positions."""
-    layer = module.layer
-    count = layer.count(y.shape)
-    at = np.arange(count)
-    if count > positions:
-        at = np.sort(random.choice(count, positions, replace=False))
-    flat = layer.flat(y)
-    return Sight(
-        patches=layer.patches(x, at, y.shape),
-        targets=layer.values(y, at),
-        patch_sum=layer.patch_sums(x, y.shape),
-        target_sum=np.asarray(flat.sum(axis=1)).reshape(layer.groups, layer.outputs),
-        count=count,
-    )
+def _solved(solve: Solve, module: Module, sights: Sequence[Sight]) -> Outcome:
+    outcome = solve(module, sights)
+    for sight in sights:
+        if isinstance(sight, StoredSight):
+            sight.drop()
+    return outcome
 
 
 def replaced_constants(draft: Draft, module: Module, outcome: Outcome) -> dict[str, Array]:
@@ -121,15 +129,17 @@ def replaced_constants(draft: Draft, module: Module, outcome: Outcome) -> dict[s
     return values
 
 
-def flows(
-    draft: Draft, modules: Sequence[Module], stores: tuple[Store, Store], device: str
-) -> tuple[Flow, Flow]:
-    """Return the float and the quantized model's flow along the modules."""
-    outputs = [[module.output] for module in modules]
-    sources = [[module.source.name] for module in modules]
-    return (
-        Flow(
-            draft.floats, outputs, stores[0], optimise="all", device=device, name="the float model"
-        ),
-        Flow(draft.quantized, sources, stores[1], device=device, name="the quantized model"),
-    )
+def batched(feeds: Feeds, size: int) -> Iterator[Feed]:
+    """Yield feeds of ``size`` samples each, one after another along the first axis."""
+    group: list[Feed] = []
+    for feed in feeds():
+        group.append(feed)
+        if len(group) == size:
+            yield _joined(group)
+            group = []
+    if group:
+        yield _joined(group)
+
+
+def _joined(group: Sequence[Feed]) -> Feed:
+    return {name: np.concatenate([feed[name] for feed in group]) for name in group[0]}

@@ -1,0 +1,112 @@
+"""Finished modules in a folder, so that a run that was killed goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from lowbit.config.refine import Refinement
+from lowbit.errors import ConfigError, OutputError
+from lowbit.refine.modules import Draft, Module, Outcome
+from lowbit.resolve.values import constant_values
+
+_RUN = "run.txt"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The outcomes of one run, a file each; a file is there complete or not at all."""
+
+    folder: pathlib.Path
+    fingerprint: str
+
+    @classmethod
+    def open(cls, folder: pathlib.Path, fingerprint: str, *, resume: bool) -> Checkpoint:
+        """Return the checkpoint in a folder, empty unless it is to be resumed.
+
+        Raises if it is of a run with other settings, data or model.
+        """
+        marker = folder / _RUN
+        if resume and marker.exists() and marker.read_text() != fingerprint:
+            raise ConfigError(
+                f"the checkpoint {folder} is of another run: model, data, configuration or version "
+                "differ; start anew without --resume"
+            )
+        if not resume:
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir(exist_ok=True)
+            marker.write_text(fingerprint)
+        except OSError as error:
+            raise OutputError(
+                f"cannot keep finished layers in {folder}: {error.strerror or error}"
+            ) from error
+        return cls(folder, fingerprint)
+
+    def outcomes(self, modules: Sequence[Module]) -> list[Outcome]:
+        """Return the outcomes of the first modules, as many as are there."""
+        found: list[Outcome] = []
+        for index, module in enumerate(modules):
+            path = self._path(index)
+            if not path.exists():
+                break
+            with np.load(path, allow_pickle=False) as arrays:
+                before, after, kept = (float(v) for v in arrays["figures"])
+                found.append(
+                    Outcome(
+                        module.node,
+                        arrays["codes"],
+                        arrays.get("bias"),
+                        before,
+                        after,
+                        kept=bool(kept),
+                    )
+                )
+        return found
+
+    def save(self, index: int, outcome: Outcome) -> None:
+        """Keep the outcome of a module."""
+        arrays = {
+            "codes": outcome.codes,
+            "figures": np.array([outcome.before, outcome.after, outcome.kept]),
+        }
+        if outcome.bias is not None:
+            arrays["bias"] = outcome.bias
+        path = self._path(index)
+        unfinished = path.with_suffix(".part")
+        try:
+            with unfinished.open("wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub has a flag among them
+            os.replace(unfinished, path)
+        except OSError as error:
+            raise OutputError(
+                f"cannot keep a finished layer in {self.folder}: {error.strerror or error}"
+            ) from error
+
+    def remove(self) -> None:
+        """Forget everything: the run is over."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, index: int) -> pathlib.Path:
+        return self.folder / f"{index:05d}.npz"
+
+
+def fingerprint_of(draft: Draft, config: Refinement, data: str) -> str:
+    """Return what a run's outcomes depend on, as one word."""
+    digest = hashlib.sha256(msgspec.json.encode(config))
+    digest.update(msgspec.json.encode(draft.plan))
+    digest.update(data.encode())
+    for name, params in sorted(draft.params.tensors.items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(params.scale).tobytes())
+        digest.update(np.ascontiguousarray(params.zero_point).tobytes())
+    for tensor in draft.plan.weights():
+        digest.update(np.ascontiguousarray(constant_values(draft.adapted, tensor.name)).tobytes())
+    return digest.hexdigest()

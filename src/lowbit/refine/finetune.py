@@ -1,0 +1,253 @@
+"""Tune one module by AdaRound or AdaQuant, and keep the result only if it holds elsewhere."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowbit.config.refine import AdaQuant, AdaRound
+from lowbit.numerics.formats import Floats
+from lowbit.refine.activations import Activation
+from lowbit.refine.adaquant import TunedRows, to_steps
+from lowbit.refine.adaround import RoundedRows
+from lowbit.refine.descent import descend
+from lowbit.refine.devices import Device
+from lowbit.refine.modules import Draft, Module, Outcome, float_bias, float_weights
+from lowbit.refine.reconstruct import Grid, codes_of, divided, exact_bias
+from lowbit.refine.sights import Sight, means_of, moments_of_sights
+from lowbit.refine.tune import Array, Look, Rows, Trace, Tuner
+
+log = logging.getLogger(__name__)
+
+# Weights tuned together: their state then fits a processor's second cache.
+_TOGETHER = 1 << 15
+# Of the descent that finishes tuning.
+_HELD, _SWEEPS = 0.2, 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a module: a range of groups, and of outputs in each."""
+
+    groups: slice
+    outputs: slice
+
+    @property
+    def rows(self) -> tuple[slice, slice]:
+        """The index of these rows in groups x outputs x anything."""
+        return self.groups, self.outputs
+
+
+class PartLooks:
+    """All samples' columns for one part, on the device; read anew each time if ``fresh``."""
+
+    def __init__(
+        self,
+        sights: Sequence[Sight],
+        part: Part,
+        activation: Activation,
+        device: Device,
+        *,
+        fresh: bool,
+    ) -> None:
+        self._sights, self._part, self._device = sights, part, device
+        self._activation, self._fresh = activation, fresh
+        self._looks: dict[int, Look] = {}
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return len(self._sights)
+
+    def __getitem__(self, sample: int) -> Look:
+        """Return one sample's columns."""
+        if sample in self._looks:
+            return self._looks[sample]
+        sight, part = self._sights[sample], self._part
+        other = sight.float_patches
+        look = Look(
+            self._device.put(sight.patches[part.groups]),
+            self._activation.apply(self._device.put(sight.targets[part.rows])),
+            None if other is None else self._device.put(other[part.groups]),
+        )
+        if not self._fresh:
+            self._looks[sample] = look
+        return look
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FineTuner:
+    """Tunes modules of one draft."""
+
+    draft: Draft
+    config: AdaRound | AdaQuant
+    device: Device
+    stop: threading.Event
+
+    def solve(self, module: Module, sights: Sequence[Sight]) -> Outcome:
+        """Return the tuned module, or the draft's where that is no better."""
+        train, held = divided(sights, self.config.held_out)
+        grid = Grid.of(module, float_weights(self.draft, module))
+        bias = float_bias(self.draft, module)
+        start = grid.nearest * grid.scale
+        offset = np.zeros((*start.shape[:2], 1), np.float32)
+        if bias is not None:
+            offset = bias.reshape(offset.shape).astype(np.float32)
+        error = self._error(module, start, offset, train)
+        rate = self.config.learning_rate
+        if self.config.lr_adjust is not None and error > self.config.lr_adjust[0]:
+            rate = self.config.lr_adjust[1]
+        found, tuned = self._tune(module, grid, offset, train, rate)
+        results = self._finished(grid, found, tuned, sights, train)
+        check = held or train
+        before = self._error(module, start, offset, check)
+        errors = [self._error(module, steps * grid.scale, b, check) for steps, b in results]
+        best = int(np.argmin(errors))
+        log.info("%s: error on held-out samples %.6g, was %.6g", module.node, errors[best], before)
+        if not errors[best] < before:
+            codes = codes_of(module, grid.nearest)
+            return Outcome(module.node, codes, bias, before, before, kept=False)
+        steps, final = results[best]
+        shaped = None if bias is None else np.asarray(final.reshape(bias.shape), np.float32)
+        return Outcome(
+            module.node, codes_of(module, steps), shaped, before, errors[best], kept=True
+        )
+
+    def _finished(
+        self,
+        grid: Grid,
+        found: Floats,
+        bias: Floats,
+        sights: Sequence[Sight],
+        train: Sequence[Sight],
+    ) -> list[tuple[Floats, Floats]]:
+        """Return steps and biases to choose from: as tuned, and finished by exact descent.
+
+        Steps of a few samples each leave some roundings on the wrong side. Descent from there,
+        between the neighbours of what was tuned, sees all samples at once.
+        """
+        steps = self._steps(found, grid)
+        weight = grid.weight if isinstance(self.config, AdaRound) else found
+        near = weight / grid.scale
+        bounds = tuple(
+            np.clip(a, grid.lowest, grid.highest) for a in (np.floor(near), np.ceil(near))
+        )
+        free = self.config.update_bias
+        moments = moments_of_sights(train, None if free else bias)
+        ended = descend(
+            moments.held_to(weight, _HELD), steps, grid.scale, (bounds[0], bounds[1]), _SWEEPS
+        )
+        results = [(steps, bias), (ended, bias)]
+        if free:
+            means = means_of(sights)
+            results += [(q, _exact(q * grid.scale, means, bias)) for q in (steps, ended)]
+        return results
+
+    def _tune(
+        self, module: Module, grid: Grid, offset: Floats, sights: Sequence[Sight], rate: float
+    ) -> tuple[Floats, Floats]:
+        """Tune all parts and put them together: steps (AdaRound) or weights, and biases."""
+        tuned, bias = grid.nearest.copy(), offset.copy()
+        parts = parts_of(grid.weight.shape, mixed=module.activation.mixes)
+
+        def work(part: Part) -> tuple[Part, Floats, Floats, Trace]:
+            shift = self.device.put(offset[part.rows].copy())
+            rows = self._rows(grid, part, rate)
+            looks = PartLooks(
+                sights,
+                part,
+                module.activation,
+                self.device,
+                fresh=self.config.mem_opt_level == 2,
+            )
+            tuner = Tuner(
+                self.config,
+                module.activation,
+                module.quantizer if self.config.output_qdq else None,
+                (self.config.fixed_seed, _number(module.node)),
+                self.stop,
+            )
+            trace = tuner.tune(rows, shift, looks, rate)
+            return part, self.device.get(rows.result()), self.device.get(shift), trace
+
+        traces = []
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for part, found, shift, trace in pool.map(work, parts):
+                bias[part.rows] = shift
+                tuned[part.rows] = found
+                traces.append(trace)
+        _log_traces(module, traces, self.config.num_iterations)
+        return tuned, bias
+
+    def _steps(self, found: Floats, grid: Grid) -> Floats:
+        """Return a result as steps: AdaQuant's are weights yet."""
+        if isinstance(self.config, AdaRound):
+            return found
+        steps: Floats = np.clip(np.rint(found / grid.scale), grid.lowest, grid.highest)
+        return steps
+
+    def _rows(self, grid: Grid, part: Part, rate: float) -> Rows:
+        put, at = self.device.put, part.rows
+        weight, scale = put(grid.weight[at].copy()), put(grid.scale[at].copy())
+        if isinstance(self.config, AdaRound):
+            bounds = (put(grid.low[at].copy()), put(grid.high[at].copy()))
+            return RoundedRows(weight, scale, bounds, self.config, rate)
+        limits = (put(grid.lowest[at].copy()), put(grid.highest[at].copy()))
+        return TunedRows(weight, to_steps(scale, limits), rate)
+
+    def _error(
+        self, module: Module, weight: Floats, offset: Floats, sights: Sequence[Sight]
+    ) -> float:
+        """Return the error of the module's output behind its activation."""
+        output = module.quantizer if self.config.output_qdq else None
+        total, columns = 0.0, 0
+        for sight in sights:
+            y: Array = module.activation.apply(np.matmul(weight, sight.patches) + offset)
+            if output is not None:
+                y = output.apply(y)
+            error = y - module.activation.apply(np.asarray(sight.targets))
+            total += float(np.sum(np.square(error, dtype=np.float64)))
+            columns += sight.patches.shape[2]
+        return total / columns
+
+
+def parts_of(shape: tuple[int, ...], *, mixed: bool) -> list[Part]:
+    """Return parts of about equal size that cover groups x outputs x depth."""
+    groups, outputs, depth = shape
+    everything = slice(None)
+    if mixed:
+        return [Part(everything, everything)]
+    if groups > 1:
+        step = max(1, _TOGETHER // (outputs * depth))
+        return [Part(slice(i, i + step), everything) for i in range(0, groups, step)]
+    # Fewer than 16 rows make poor use of a matrix product.
+    step = max(16, _TOGETHER // depth)
+    return [Part(everything, slice(i, i + step)) for i in range(0, outputs, step)]
+
+
+def _exact(weight: Floats, means: tuple[Floats, Floats], bias: Floats) -> Floats:
+    found = exact_bias(weight, means, bias)
+    return bias if found is None else found
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(name.encode()[:64], "little")
+
+
+def _log_traces(module: Module, traces: Sequence[Trace], planned: int) -> None:
+    """Report the errors of all parts, added up, at the steps they were noted at."""
+    for at in sorted({step for trace in traces for step, _, _ in trace.points}):
+        noted = [next((p for p in t.points if p[0] == at), t.points[-1]) for t in traces]
+        log.info(
+            "%s: step %d of %d, error %.6g, rounding loss %.6g",
+            module.node,
+            at,
+            planned,
+            sum(p[1] for p in noted),
+            sum(p[2] for p in noted),
+        )

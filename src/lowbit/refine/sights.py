@@ -1,0 +1,174 @@
+"""What samples show of a module: columns of its input and output, in memory or in files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from lowbit.numerics.formats import Floats
+from lowbit.refine.descent import Moments
+from lowbit.refine.layers import Layer, Positions
+from lowbit.refine.store import DiskStore
+
+
+class Sight(Protocol):
+    """What one sample shows of a module, at some positions of its output.
+
+    ``patches`` (groups x depth x positions) are the quantized model's input, ``float_patches`` the
+    float model's, if asked for; ``targets`` (groups x outputs x positions) are the float model's
+    output. ``patch_sum`` and ``target_sum`` add up all ``count`` positions.
+    """
+
+    @property
+    def patches(self) -> Floats:
+        """The quantized model's input."""
+
+    @property
+    def targets(self) -> Floats:
+        """The float model's output."""
+
+    @property
+    def float_patches(self) -> Floats | None:
+        """The float model's input."""
+
+    @property
+    def patch_sum(self) -> Floats:
+        """All patches added up."""
+
+    @property
+    def target_sum(self) -> Floats:
+        """All targets added up."""
+
+    @property
+    def count(self) -> int:
+        """How many positions there are in all."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Goal:
+    """The float model's side of a sight: targets, where they are, and the output's shape."""
+
+    targets: Floats
+    target_sum: Floats
+    at: Positions
+    shape: tuple[int, ...]
+    float_patches: Floats | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenSight:
+    """A sight in memory."""
+
+    patches: Floats
+    targets: Floats
+    patch_sum: Floats
+    target_sum: Floats
+    count: int
+    float_patches: Floats | None = None
+
+
+class StoredSight:
+    """A sight in files, mapped into memory while it is read."""
+
+    def __init__(self, store: DiskStore, module: str, sample: int, sight: SeenSight) -> None:
+        """Move a sight into files."""
+        self._store, self._sample = store, sample
+        self.patch_sum, self.target_sum = sight.patch_sum, sight.target_sum
+        self.count = sight.count
+        arrays = {
+            "patches": sight.patches,
+            "targets": sight.targets,
+            "float patches": sight.float_patches,
+        }
+        self._keys = {n: f"{module} {n}" for n, array in arrays.items() if array is not None}
+        for name, key in self._keys.items():
+            store.put(sample, key, arrays[name])  # type: ignore[arg-type]  # those of None are out
+
+    @property
+    def patches(self) -> Floats:
+        """The quantized model's input."""
+        return self._store.mapped(self._sample, self._keys["patches"])
+
+    @property
+    def targets(self) -> Floats:
+        """The float model's output."""
+        return self._store.mapped(self._sample, self._keys["targets"])
+
+    @property
+    def float_patches(self) -> Floats | None:
+        """The float model's input, if it was asked for."""
+        key = self._keys.get("float patches")
+        return None if key is None else self._store.mapped(self._sample, key)
+
+    def drop(self) -> None:
+        """Remove the files."""
+        for key in self._keys.values():
+            self._store.drop(self._sample, key)
+
+
+def aim(
+    layer: Layer, y: Floats, x: Floats | None, positions: int, random: np.random.Generator
+) -> Goal:
+    """Return what one sample of the float model shows of a layer at random positions."""
+    count = layer.count(y.shape)
+    at = np.arange(count)
+    if count > positions:
+        at = np.sort(random.choice(count, positions, replace=False))
+    total = np.asarray(layer.flat(y).sum(axis=1)).reshape(layer.groups, layer.outputs)
+    other = None if x is None else layer.patches(x, at, y.shape)
+    return Goal(layer.values(y, at), total, at, tuple(y.shape), other)
+
+
+def see(layer: Layer, x: Floats, goal: Goal) -> SeenSight:
+    """Return the sight of the quantized model's input beside a goal."""
+    return SeenSight(
+        patches=layer.patches(x, goal.at, goal.shape),
+        targets=goal.targets,
+        patch_sum=layer.patch_sums(x, goal.shape),
+        target_sum=goal.target_sum,
+        count=layer.count(goal.shape),
+        float_patches=goal.float_patches,
+    )
+
+
+def means_of(sights: Sequence[Sight]) -> tuple[Floats, Floats]:
+    """Return the means of patches and targets over all positions of all samples."""
+    count = np.float64(sum(s.count for s in sights))
+    patches = np.stack([s.patch_sum for s in sights]).sum(axis=0, dtype=np.float64) / count
+    targets = np.stack([s.target_sum for s in sights]).sum(axis=0, dtype=np.float64) / count
+    return patches.astype(np.float32), targets.astype(np.float32)
+
+
+def moments_of_sights(sights: Sequence[Sight], bias: Floats | None) -> Moments:
+    """Return second moments over all columns, one sample in memory at a time.
+
+    Without a ``bias`` they are about the means, as if any bias could be had; with one (groups x
+    outputs x 1) it is taken off the targets, and they are about zero.
+    """
+    first = sights[0]
+    groups, depth, _ = first.patches.shape
+    outputs = first.targets.shape[1]
+    inputs = np.zeros((groups, depth, depth), np.float32)
+    products = np.zeros((groups, outputs, depth), np.float32)
+    patch_sum = np.zeros((groups, depth), np.float64)
+    target_sum = np.zeros((groups, outputs), np.float64)
+    count = 0
+    for sight in sights:
+        patches = np.asarray(sight.patches)
+        targets = np.asarray(sight.targets) if bias is None else sight.targets - bias
+        across = patches.swapaxes(1, 2)
+        inputs += patches @ across
+        products += targets @ across
+        patch_sum += patches.sum(axis=2, dtype=np.float64)
+        target_sum += targets.sum(axis=2, dtype=np.float64)
+        count += patches.shape[2]
+    inputs /= count
+    products /= count
+    if bias is None:
+        x, y = (patch_sum / count).astype(np.float32), (target_sum / count).astype(np.float32)
+        inputs -= x[:, :, None] * x[:, None, :]
+        products -= y[:, :, None] * x[:, None, :]
+    return Moments(inputs, products)

@@ -1,0 +1,204 @@
+"""Gradient descent on some rows of a layer: the loop that AdaRound and AdaQuant share.
+
+Rows of a layer are problems of their own, as long as the activation does not mix them; so a large
+layer is tuned in parts, each small enough for a processor's cache, several at a time. The result
+does not depend on how many.
+
+Written against the array API: arrays may be NumPy's or PyTorch's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from lowbit.config.refine import AdaQuant, AdaRound
+from lowbit.refine.activations import Activation
+
+Array = Any
+_FIRST, _SECOND, _SMALL = 0.9, 0.999, 1e-8
+
+
+class Adam:
+    """Adam on one array, which it changes in place."""
+
+    def __init__(self, like: Array, rate: float) -> None:
+        xp = array_namespace(like)
+        self._xp, self._rate, self._steps = xp, rate, 0
+        self._mean, self._power = xp.zeros_like(like), xp.zeros_like(like)
+
+    def step(self, values: Array, gradient: Array) -> None:
+        """Go one step down the gradient. Changes ``values``."""
+        self._steps += 1
+        self._mean *= _FIRST
+        self._mean += (1.0 - _FIRST) * gradient
+        self._power *= _SECOND
+        self._power += (1.0 - _SECOND) * gradient * gradient
+        root = self._xp.sqrt(self._power)
+        root *= 1.0 / (1.0 - _SECOND**self._steps) ** 0.5
+        root += _SMALL
+        values -= self._rate / (1.0 - _FIRST**self._steps) * self._mean / root
+
+
+class Rows(Protocol):
+    """Weights being tuned: what the method is."""
+
+    def weights(self) -> Array:
+        """Return the weights as the layer would compute with them now."""
+
+    def step(self, gradient: Array, at: int) -> float:
+        """Go one step, given the gradient of the weights; return the method's own loss."""
+
+    def result(self) -> Array:
+        """Return the final steps from the zero point."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Look:
+    """One sample's columns for some rows: inputs, float inputs, and targets after activation."""
+
+    patches: Array
+    targets: Array
+    float_patches: Array | None = None
+
+
+class Looks(Protocol):
+    """All samples' columns, read when they are asked for."""
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    def __getitem__(self, sample: int) -> Look:
+        """Return one sample's columns."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quantizer:
+    """What the module's output passes through, if ``output_qdq``: rounding within limits."""
+
+    scale: float
+    low: float
+    high: float
+
+    def apply(self, y: Array) -> Array:
+        """Return the rounded values."""
+        xp = array_namespace(y)
+        steps = xp.round(y / self.scale)
+        return xp.minimum(xp.maximum(steps, self.low), self.high) * self.scale
+
+    def back(self, y: Array, gradient: Array) -> Array:
+        """Straight through, but not beyond the limits."""
+        xp = array_namespace(y)
+        inside = (y >= self.low * self.scale) & (y <= self.high * self.scale)
+        return gradient * xp.astype(inside, y.dtype)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trace:
+    """Steps gone, with the errors at some of them: step, output's error, method's own loss."""
+
+    steps: int
+    points: tuple[tuple[int, float, float], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tuner:
+    """Tunes rows on looks; ``stop`` ends it early, with what there is."""
+
+    config: AdaRound | AdaQuant
+    activation: Activation
+    output: Quantizer | None
+    seed: Sequence[int]
+    stop: threading.Event
+
+    def tune(self, rows: Rows, bias: Array, looks: Looks, rate: float) -> Trace:
+        """Go all steps. Changes ``rows``, and ``bias`` if it is to be tuned."""
+        config = self.config
+        random = np.random.default_rng(tuple(self.seed))
+        window = max(1, config.num_iterations // 10)
+        period = config.log_period or window
+        bias_adam = Adam(bias, rate) if _tunes_bias(config) else None
+        watch = _Watch(config)
+        points = []
+        for at in range(config.num_iterations):
+            weights = rows.weights()
+            loss, gradient, offset = self._gradients(weights, bias, looks, random)
+            own = rows.step(gradient, at)
+            if bias_adam is not None:
+                bias_adam.step(bias, offset)
+            if at % period == 0 or at == config.num_iterations - 1:
+                points.append((at, loss, own))
+            if self.stop.is_set() or (config.early_stop and watch.ends(at, loss, own)):
+                break
+        return Trace(at + 1, tuple(points))
+
+    def _gradients(
+        self, weights: Array, bias: Array, looks: Looks, random: np.random.Generator
+    ) -> tuple[float, Array, Array]:
+        """Return error and gradients on one step's samples."""
+        xp = array_namespace(weights)
+        gradient, offset = xp.zeros_like(weights), xp.zeros_like(bias)
+        loss, columns = 0.0, 0
+        for _ in range(self.config.num_batches):
+            size = min(self.config.batch_size, len(looks))
+            for sample in random.permutation(len(looks))[:size]:
+                look = looks[int(sample)]
+                patches = self._mixed(xp, look, random)
+                z = xp.matmul(weights, patches) + bias
+                error, back = self._error(z, look.targets)
+                loss += float(xp.sum(error * error))
+                columns += patches.shape[2]
+                gradient += xp.matmul(back, xp.matrix_transpose(patches))
+                if _tunes_bias(self.config):
+                    offset += xp.sum(back, axis=2, keepdims=True)
+        return loss / columns, gradient * (2.0 / columns), offset * (2.0 / columns)
+
+    def _mixed(self, xp: Any, look: Look, random: np.random.Generator) -> Array:
+        """Return the inputs, some of them the float model's if asked for."""
+        if look.float_patches is None:
+            return look.patches
+        chosen = random.random(look.patches.shape, np.float32) < self.config.drop_ratio
+        return xp.where(xp.asarray(chosen), look.patches, look.float_patches)
+
+    def _error(self, z: Array, targets: Array) -> tuple[Array, Array]:
+        """Return the error of the output, and half its square's gradient at ``z``."""
+        y = self.activation.apply(z)
+        if self.output is None:
+            error = y - targets
+            return error, self.activation.back(z, y, error)
+        error = self.output.apply(y) - targets
+        return error, self.activation.back(z, y, self.output.back(y, error))
+
+
+class _Watch:
+    """Says when a tenth of the steps brought nothing; AdaRound looks at its own loss."""
+
+    def __init__(self, config: AdaRound | AdaQuant) -> None:
+        self._own = isinstance(config, AdaRound)
+        self._window = max(1, config.num_iterations // 10)
+        self._from = int(config.warm_start * config.num_iterations) if self._own else 0  # type: ignore[union-attr]
+        self._sum, self._count, self._best = 0.0, 0, float("inf")
+
+    def ends(self, at: int, loss: float, own: float) -> bool:
+        """Whether this step is the last one."""
+        if at < self._from:
+            return False
+        self._sum += own if self._own else loss
+        self._count += 1
+        if self._count < self._window:
+            return False
+        mean, self._sum, self._count = self._sum / self._count, 0.0, 0
+        if mean >= self._best:
+            return True
+        self._best = mean
+        return False
+
+
+def _tunes_bias(config: AdaRound | AdaQuant) -> bool:
+    # AdaRound's rate is that of its roundings; its bias is set in closed form afterwards.
+    return config.update_bias and isinstance(config, AdaQuant)

@@ -1,0 +1,182 @@
+"""AdaRound and AdaQuant on whole models: every argument does something."""
+
+import logging
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from chain_models import chain, smooth
+from small_models import small_cnn, small_feeds
+
+import lowbit
+from lowbit.config.presets import find_preset
+from lowbit.config.quark import QUARK_PRESETS
+from lowbit.config.refine import AdaQuant, AdaRound
+from lowbit.errors import ConfigError
+from lowbit.graph import io
+from lowbit.graph.session import session
+
+QUICK = {"num_iterations": 60, "batch_size": 2}
+
+
+def _run(refine, count=8, preset="A16W8"):
+    config = msgspec.structs.replace(find_preset(preset), refine=refine, equalise=None)
+    return lowbit.quantize(chain(2), data=smooth(count), config=config)
+
+
+def _stored(result):
+    return {
+        c.name: onnx.numpy_helper.to_array(c)
+        for c in result.model.graph.initializer
+        if c.name.endswith("_quantized")
+    }
+
+
+def _differ(a, b):
+    a, b = _stored(a), _stored(b)
+    return any(not np.array_equal(a[name], b[name]) for name in a)
+
+
+def _error(result, model, feeds):
+    name = model.graph.output[0].name
+    with session(io.load(model)) as floats, session(result.quantized) as quantized:
+        return np.mean(
+            [
+                np.square(floats.run([name], f)[0] - quantized.run([name], f)[0]).mean()
+                for f in feeds
+            ]
+        )
+
+
+@pytest.mark.parametrize(
+    "refine",
+    [
+        AdaRound(num_iterations=300, batch_size=4),
+        AdaQuant(num_iterations=300, batch_size=4, learning_rate=1e-4, update_bias=True),
+    ],
+)
+def test_it_is_nearer_to_float_on_data_it_has_not_seen(refine):
+    model, unseen = chain(2), smooth(8, seed=9)
+    plain = _error(_run(None, 32), model, unseen)
+    assert _error(_run(refine, 32), model, unseen) < 0.8 * plain
+
+
+@pytest.mark.parametrize("kind", [AdaRound, AdaQuant])
+def test_the_same_seed_gives_the_same_bytes(kind):
+    first, second = (_run(kind(**QUICK)) for _ in range(2))
+    assert first.model.SerializeToString() == second.model.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data_size": 3},
+        {"batch_size": 1},
+        {"num_batches": 3},
+        {"num_iterations": 20},
+        {"learning_rate": 0.01},
+        {"fixed_seed": 1},
+        {"lr_adjust": (0.0, 0.001)},
+        {"target_op_type": ("Gemm",)},
+        {"update_bias": True},
+        {"output_qdq": True},
+        {"drop_ratio": 0.2},
+        {"reg_param": 10.0},
+        {"beta_range": (4.0, 2.0)},
+        {"warm_start": 0.9},
+        {"parallel": True},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_every_argument_does_something(changed):
+    base = AdaRound(**QUICK)
+    other = msgspec.structs.replace(base, **changed)
+    # Rounding the output to 16 bits is too fine to matter.
+    preset = "A8W8" if "output_qdq" in changed else "A16W8"
+    assert _differ(_run(base, preset=preset), _run(other, preset=preset))
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_memory_levels_give_the_same_result(level, tmp_path):
+    kept = tmp_path / "cache"
+    base = AdaRound(**QUICK, drop_ratio=0.5)
+    other = msgspec.structs.replace(base, mem_opt_level=level, cache_dir=str(kept))
+    assert not _differ(_run(base), _run(other))
+    assert kept.exists() == (level == 2)
+    assert not kept.exists() or not list(kept.iterdir())
+
+
+def test_early_stop_ends_sooner(caplog):
+    refine = AdaQuant(num_iterations=200, early_stop=True, learning_rate=1e-9)
+    with caplog.at_level(logging.INFO, "lowbit.refine"):
+        _run(refine)
+    steps = [r.args[1] for r in caplog.records if r.msg.startswith("%s: step")]
+    assert steps
+    assert max(steps) < 199
+
+
+def test_progress_is_logged_at_the_period_asked_for(caplog):
+    with caplog.at_level(logging.INFO, "lowbit.refine"):
+        _run(AdaRound(num_iterations=40, log_period=13))
+    steps = {r.args[1] for r in caplog.records if r.msg.startswith("%s: step")}
+    assert steps == {0, 13, 26, 39}
+
+
+def test_selective_update_never_ends_further_from_float():
+    model, feeds = chain(2), smooth(8)
+    chosen = _run(AdaRound(**QUICK, selective_update=True))
+    assert _error(chosen, model, feeds) <= _error(_run(None), model, feeds)
+    with pytest.raises(ConfigError, match=r"output_index is 3.*1 outputs"):
+        _run(AdaRound(**QUICK, selective_update=True, output_index=3))
+
+
+def test_several_samples_can_run_at_once():
+    """The chain is exported for a batch of one."""
+    model, unseen = chain(2), smooth(8, seed=9)
+    result = _run(AdaRound(num_iterations=100, batch_size=4, dynamic_batch=True))
+    assert _error(result, model, unseen) < _error(_run(None), model, unseen)
+
+
+def test_another_float_model_can_be_followed(tmp_path):
+    other = chain(2)
+    for constant in other.graph.initializer:
+        if constant.name.startswith("b"):
+            moved = onnx.numpy_helper.to_array(constant) + 0.5
+            constant.CopyFrom(onnx.numpy_helper.from_array(moved, constant.name))
+    path = tmp_path / "other.onnx"
+    onnx.save(other, path)
+    base = AdaRound(**QUICK, update_bias=True)
+    follows = msgspec.structs.replace(base, ref_model_path=str(path))
+    feeds = smooth(4, seed=9)
+    assert _error(_run(follows), other, feeds) < 0.1 * _error(_run(base), other, feeds)
+
+
+def test_a_detour_through_small_models_with_residuals_and_depthwise_layers():
+    config = msgspec.structs.replace(find_preset("XINT8"), refine=AdaRound(**QUICK))
+    result = lowbit.quantize(small_cnn(), data=small_feeds(8), config=config)
+    assert any("of 3 layers" in note for note in result.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("refine", "word"),
+    [
+        (AdaRound(optim_device="cuda:7"), "optim_device"),
+        (AdaRound(infer_device="cuda:0"), "infer_device"),
+        (AdaQuant(infer_device="abacus"), "unknown device 'abacus'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_named_before_any_work(refine, word):
+    def never():
+        raise AssertionError("the data was read")
+        yield
+
+    config = msgspec.structs.replace(find_preset("A8W8"), refine=refine)
+    with pytest.raises(ConfigError, match=word):
+        lowbit.quantize(chain(1), data=never(), config=config)
+
+
+def test_adaround_of_16_bit_floats_is_refused():
+    config = msgspec.structs.replace(QUARK_PRESETS["BF16"], refine=AdaRound())
+    with pytest.raises(ConfigError, match="take AdaQuant"):
+        lowbit.quantize(small_cnn(), data=small_feeds(2), config=config)
