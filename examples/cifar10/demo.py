@@ -13,6 +13,8 @@ import numpy as np
 import onnxruntime as ort
 
 import lowbit
+from lowbit.diagnose import examine
+from lowbit.html import write_report
 from lowbit.terminal import consoles, report as terminal_report
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -53,12 +55,14 @@ def main() -> None:
     )
     seconds = time.perf_counter() - start
     terminal_report.show_result(consoles.stdout(), result.report, str(quantized))
-    (OUTPUT / "report.json").write_bytes(result.report.to_json())
+    report = examine(HERE / "model.onnx", result)
+    (OUTPUT / "report.json").write_bytes(report.to_json())
+    write_report(report, OUTPUT / "report.html", title=quantized.name, command=f"make demo  # {preset}")
     images, labels = read("test.npz")
     before = accuracy(HERE / "model.onnx", images, labels)
     after = accuracy(quantized, images, labels)
     print(f"top-1 on {len(labels)} test images: float {before:.1%}, {preset} {after:.1%}")
-    print(f"quantized in {seconds:.1f} s; wrote {quantized} and {OUTPUT / 'report.json'}")
+    print(f"quantized in {seconds:.1f} s; wrote {quantized}, {OUTPUT / 'report.json'} and {OUTPUT / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,9 @@ def _quantize(parser: Parser) -> None:
         metavar="DB",
         help="fail, and write nothing, if the worst output has a lower signal-to-noise ratio",
     )
-    out.add_argument("--report", metavar="FILE", help="write the report as JSON")
+    out.add_argument(
+        "--report", metavar="FILE", help="write the report: a page if it ends in .html, else JSON"
+    )
     out.add_argument("--json", action="store_true", help="print the report as JSON, nothing else")
     out.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
@@ -122,6 +124,9 @@ def _compare(parser: Parser) -> None:
         default="quick",
         metavar="EFFORT",
         help="what single tensors add to the error: quick (a few passes), full (all), none",
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", help="write the report: a page if it ends in .html, else JSON"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import pathlib
@@ -13,7 +14,9 @@ from lowbit.calibrate.stats import load_stats, save_stats
 from lowbit.cli.configuration import make_config
 from lowbit.cli.images import make_preprocessing
 from lowbit.cli.saving import Writer, check_outputs, writing
+from lowbit.diagnose import examine
 from lowbit.errors import ConfigError
+from lowbit.html import write_report as write_report_page
 from lowbit.pipeline import Result, quantize
 from lowbit.pipeline.refining import checkpoint_of
 from lowbit.plan.plan import load_plan, save_plan
@@ -55,6 +58,10 @@ def run(args: argparse.Namespace) -> None:
             resume=args.resume,
             progress=progress,
         )
+        if args.report and args.report.endswith(".html"):
+            # The page shows what single tensors do, which takes a closer look.
+            seen = examine(args.model, result, progress=progress)
+            result = dataclasses.replace(result, report=seen)
     document = _document(result.report, args)
     with writing(_side_files(result, document, args)):
         result.save(args.output)
@@ -73,7 +80,10 @@ def _document(report: Report, args: argparse.Namespace) -> str:
 
 def _side_files(result: Result, document: str, args: argparse.Namespace) -> dict[str, Writer]:
     def write_report(path: pathlib.Path) -> None:
-        path.write_text(document, encoding="utf-8")
+        if path.suffix == ".html":
+            write_report_page(result.report, path, title=pathlib.Path(args.output).name)
+        else:
+            path.write_text(document, encoding="utf-8")
 
     wanted: tuple[tuple[str | None, Writer], ...] = (
         (args.save_plan, lambda path: save_plan(result.plan, path)),

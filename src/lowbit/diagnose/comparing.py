@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -20,6 +21,7 @@ from lowbit.diagnose.saturation import saturates_int8
 from lowbit.errors import ConfigError
 from lowbit.graph import io
 from lowbit.graph.normalise import normalise
+from lowbit.pipeline import Result
 from lowbit.pipeline.preparing import ModelSource, model_inputs
 from lowbit.pipeline.verifying import constants_size
 from lowbit.targets import Target, find_target
@@ -104,6 +106,32 @@ def compare(
     return _report(float_model, other, samples.description, passes, closer, seconds)
 
 
+def examine(
+    reference: ModelSource,
+    result: Result,
+    *,
+    budget: Effort = "quick",
+    progress: Progress = lambda stage, done, total: None,
+) -> Report:
+    """Return the report of a run with all that ``compare`` finds on its verification samples."""
+    samples = list(result.samples.verification())
+    found = compare(
+        reference, result.quantized, samples, budget=budget, floats=result.floats, progress=progress
+    )
+    known = result.report
+    return msgspec.structs.replace(
+        known,
+        outputs=found.outputs,
+        parts=found.parts,
+        fused=found.fused,
+        layers=found.layers or known.layers,
+        budget=found.budget,
+        tensors=found.tensors,
+        notes=(*known.notes, *found.notes),
+        seconds={**known.seconds, **found.seconds},
+    )
+
+
 def _report(
     float_model: ir.Model,
     other: ir.Model,
@@ -126,7 +154,7 @@ def _report(
         layers=scores(dict(closer.layers)) if closer else (),
         budget=closer.budget if closer else None,
         tensors=closer.views if closer else (),
-        notes=(*_notes(passes), *(closer.notes if closer else ())),
+        notes=(*_notes(passes), *(closer.notes if closer else ()), *_tuned(other, closer)),
         size_before=constants_size(float_model),
         size_after=constants_size(other),
         seconds=seconds,
@@ -155,6 +183,18 @@ def _notes(passes: Passes) -> tuple[str, ...]:
             "not show"
         )
     return tuple(notes)
+
+
+def _tuned(model: ir.Model, closer: Closer | None) -> tuple[str, ...]:
+    """Say what a budget cannot show: weights tuned for the very quantizers that it switches off."""
+    config = msgspec.json.decode(model.metadata_props.get("lowbit.config", "{}"))
+    if closer is None or closer.budget is None or not config.get("refine"):
+        return ()
+    note = (
+        "the weights of this model were tuned for its quantizers, so leaving one out gains less "
+        "than it would in a new run"
+    )
+    return (note,)
 
 
 def _looked_at(total: int, budget: Effort) -> int:

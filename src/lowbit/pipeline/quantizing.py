@@ -27,7 +27,7 @@ from lowbit.pipeline.refining import check_refinement, checkpoint_of, refined
 from lowbit.pipeline.verifying import check_snr, verify, with_reused
 from lowbit.plan import Plan
 from lowbit.resolve.params import Params
-from lowbit.samples import split
+from lowbit.samples import Split, split
 from lowbit.targets import Target
 from lowbit.verify.report import Report
 
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What a run gives: the model, what was decided, and how good it is."""
+    """What a run gives: the model, what was decided, and how good it is.
+
+    ``floats`` is the model as it was before rounding, ``samples`` what it was made and verified on.
+    """
 
     quantized: ir.Model
     report: Report
@@ -45,6 +48,8 @@ class Result:
     params: Params
     stats: Stats
     config: QuantConfig
+    floats: ir.Model
+    samples: Split
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -138,7 +143,16 @@ def quantize(
     if output is not None:
         io.save(quantized, output)
     report = msgspec.structs.replace(report, seconds=clock.seconds)
-    return Result(quantized, report, built.plan, built.params, built.stats, built.config)
+    return Result(
+        quantized,
+        report,
+        built.plan,
+        built.params,
+        built.stats,
+        built.config,
+        built.ready.adapted,
+        samples,
+    )
 
 
 def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfig:

@@ -1,0 +1,258 @@
+"use strict";
+(() => {
+  const page = JSON.parse(document.getElementById("data").textContent);
+  const report = page.report;
+  const by = (id) => document.getElementById(id);
+  const make = (tag, props = {}, ...inside) => {
+    const node = Object.assign(document.createElement(tag), props);
+    node.append(...inside.filter((part) => part !== null && part !== undefined));
+    return node;
+  };
+  const known = (value) => typeof value === "number" && Number.isFinite(value);
+  const db = (value) => (known(value) ? value.toFixed(2) : "exact");
+  const brief = (value) => (known(value) ? Number(value.toPrecision(3)).toString() : "-");
+  const percent = (value, digits = 1) => (known(value) ? (100 * value).toFixed(digits) + " %" : "-");
+  const size = (bytes) => {
+    const units = ["B", "kB", "MB", "GB"];
+    let unit = 0;
+    while (bytes >= 999.95 && unit < 3) { bytes /= 1000; unit += 1; }
+    return (unit ? bytes.toFixed(1) : bytes) + " " + units[unit];
+  };
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  const plots = [];
+
+  // ---- rows: what is known of each tensor, from layers, budget and distributions
+  const views = new Map(report.tensors.map((view) => [view.tensor, view]));
+  const shares = new Map((report.budget ? report.budget.rows : []).map((row) => [row.tensor, row]));
+  const layers = new Map(report.layers.map((layer) => [layer.tensor, layer]));
+  const order = [...layers.keys()];
+  const listed = new Set(order);
+  for (const view of report.tensors) if (!listed.has(view.tensor)) order.push(view.tensor);
+  const rows = order.map((tensor, index) => {
+    const layer = layers.get(tensor), view = views.get(tensor), share = shares.get(tensor);
+    return {
+      index: index + 1, tensor,
+      kind: view ? view.kind : "float",
+      op: view ? view.op_type : "",
+      format: view ? view.format : "float",
+      snr: layer ? layer.snr_db : share ? share.own_snr_db : null,
+      cosine: layer ? layer.cosine : null,
+      error: layer ? layer.max_error : null,
+      alone: share ? share.alone : null,
+      measured: share ? share.samples > 0 : false,
+      clipped: view ? view.clipped : null,
+    };
+  });
+
+  // ---- header and summary
+  by("version").textContent = report.version;
+  by("title").textContent = page.title;
+  by("subtitle").textContent = report.preset + " for " + report.target + ", " + report.verification_samples +
+    (report.held_out && report.calibration_samples ? " samples not calibrated on" : " samples") + ", " + report.data;
+  const cards = document.querySelector(".cards");
+  const card = (label, value, small) => cards.append(make("div", { className: "card" },
+    make("span", { className: "label", textContent: label }), make("b", { textContent: value }), make("small", { textContent: small || "" })));
+  const scores = report.parts.length ? report.parts : report.outputs;
+  const worst = [...scores].sort((a, b) => (a.snr_db ?? 1e9) - (b.snr_db ?? 1e9))[0];
+  for (const row of report.accuracy) card(row.name + ", float to quantized", brief(row.float_score) + " → " + brief(row.quantized_score) + " " + row.unit,
+    "gap " + brief(row.gap) + " (" + brief(row.low) + " to " + brief(row.high) + ", 95 %)" + (known(row.fused_score) ? "; fused " + brief(row.fused_score) : ""));
+  if (worst) card("signal to noise" + (scores.length > 1 ? ", worst output" : ""), db(worst.snr_db) + (known(worst.snr_db) ? " dB" : ""), worst.tensor + ", cosine " + (worst.cosine ?? 1).toFixed(5));
+  if (report.size_before) card("constants", size(report.size_after), "from " + size(report.size_before) + (report.size_after ? ", " + (report.size_before / report.size_after).toFixed(2) + " times smaller" : ""));
+  if (report.fused.length) { const f = [...report.fused].sort((a, b) => (a.snr_db ?? 1e9) - (b.snr_db ?? 1e9))[0]; card("through fused kernels", db(f.snr_db) + (known(f.snr_db) ? " dB" : ""), "on this processor"); }
+  if (report.latency) card("time for one sample", report.latency.quantized_ms.toFixed(2) + " ms", "float " + report.latency.float_ms.toFixed(2) + " ms");
+  const seconds = Object.entries(report.seconds);
+  if (seconds.length) card("this run", seconds.reduce((sum, [, s]) => sum + s, 0).toFixed(1) + " s", (page.memory ? size(page.memory) + " at its peak; " : "") + seconds.filter(([, s]) => s > 0.05).map(([name, s]) => name + " " + s.toFixed(1) + " s").join(", "));
+  if (Object.keys(report.quantized).length) card("quantized", Object.values(report.quantized).reduce((a, b) => a + b, 0) + " tensors", Object.entries(report.quantized).map(([kind, n]) => n + " x " + kind).join(", "));
+  document.querySelector(".notes").append(...report.notes.map((text) => make("p", { className: "note", textContent: text })));
+
+  // ---- plots
+  const axis = (more) => Object.assign({ stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line"), width: 1 }, font: "12px system-ui, sans-serif" }, more);
+  const draw = (place, label, height, options, data) => {
+    const old = plots.findIndex((plot) => plot.root.parentElement === place);
+    if (old >= 0) { plots[old].destroy(); plots.splice(old, 1); }
+    place.setAttribute("aria-label", label);
+    const plot = new uPlot(Object.assign({ width: Math.max(240, place.clientWidth), height, cursor: { points: { size: 7 } } }, options), data, place);
+    plots.push(plot);
+    return plot;
+  };
+  const lines = (values, tone) => (plot) => {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.strokeStyle = colour(tone);
+    ctx.lineWidth = 2 * devicePixelRatio;
+    ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
+    for (const [scale, value] of values) {
+      const at = plot.valToPos(value, scale, true);
+      ctx.beginPath();
+      if (scale === "x") { if (at >= bbox.left && at <= bbox.left + bbox.width) { ctx.moveTo(at, bbox.top); ctx.lineTo(at, bbox.top + bbox.height); } }
+      else if (at >= bbox.top && at <= bbox.top + bbox.height) { ctx.moveTo(bbox.left, at); ctx.lineTo(bbox.left + bbox.width, at); }
+      ctx.stroke();
+    }
+    ctx.restore();
+  };
+  const pick = (rowsOf) => (plot) => plot.over.addEventListener("click", () => { const at = plot.cursor.idx; if (at !== null && at !== undefined && rowsOf[at]) select(rowsOf[at].tensor); });
+
+  const drawLayers = () => {
+    const plotted = rows.filter((row) => layers.has(row.tensor));
+    const place = document.querySelector("#layers .plot");
+    if (!plotted.length) { place.hidden = true; return; }
+    draw(place, "Signal-to-noise ratio of " + plotted.length + " layers in graph order; the table below has the numbers", 260, {
+      scales: { x: { time: false } },
+      axes: [axis({ label: "layer, in graph order", labelFont: "12px system-ui", values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t : "")) }), axis({ label: "dB", labelFont: "12px system-ui", size: 48 })],
+      series: [{ label: "layer", value: (_, v) => (v === null ? "-" : plotted[Math.round(v) - 1]?.tensor ?? v) },
+        { label: "SNR dB", stroke: () => colour("accent"), fill: () => colour("accent-soft"), width: 2, points: { show: plotted.length < 160, size: 5 }, value: (_, v) => (v === null ? "-" : v.toFixed(2)) }],
+      hooks: { ready: [pick(plotted)] },
+    }, [plotted.map((_, index) => index + 1), plotted.map((row) => row.snr)]);
+  };
+  const drawBudget = () => {
+    const top = report.budget.rows.slice(0, 24);
+    draw(document.querySelector("#budget .plot"), "Share of the outputs' noise that each of the " + top.length + " worst tensors makes alone; the list below has the numbers", 220, {
+      scales: { x: { time: false, range: [0.4, top.length + 0.6] }, y: { range: (_, low, high) => [0, (high || 1) * 1.1] } },
+      axes: [axis({ values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t : "")) }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
+      series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : top[Math.round(v) - 1]?.tensor ?? v) },
+        { label: "alone", stroke: () => colour("warm"), fill: () => colour("warm-soft"), width: 1, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false }, value: (_, v) => (v === null ? "-" : v.toFixed(2) + " %") }],
+      hooks: { ready: [pick(top)] },
+    }, [top.map((_, index) => index + 1), top.map((row) => 100 * row.alone)]);
+  };
+  const drawHistogram = (view, place) => {
+    const { low, high, counts } = view.histogram, step = (high - low) / counts.length;
+    const edge = (high - low) * 0.03;
+    const from = Math.min(low, Math.max(view.limits[0], low - (high - low))) - edge, to = Math.max(high, Math.min(view.limits[1], high + (high - low))) + edge;
+    draw(place, "Histogram of " + view.tensor + " from " + brief(low) + " to " + brief(high) + ", clipped at " + brief(view.limits[0]) + " and " + brief(view.limits[1]), 240, {
+      scales: { x: { time: false, range: [from, to] }, y: { distr: 3, range: (_, a, b) => [0.7, Math.max(2, b) * 1.6] } },
+      axes: [axis({}), axis({ size: 58, values: (_, ticks) => ticks.map((t) => (t === null ? "" : t >= 1 && Number.isInteger(Math.log10(t)) ? t.toExponential(0).replace("e+", "e") : "")) })],
+      series: [{ label: "value", value: (_, v) => brief(v) }, { label: "count", stroke: () => colour("accent"), fill: () => colour("accent-soft"), width: 1, paths: uPlot.paths.bars({ size: [1, 100] }), points: { show: false } }],
+      hooks: { draw: [lines([["x", view.limits[0]], ["x", view.limits[1]]], "warm")] },
+    }, [counts.map((_, index) => low + (index + 0.5) * step), counts.map((count) => (count > 0 ? count : null))]);
+  };
+  const drawChannels = (view, place) => {
+    const count = view.channel_low.length;
+    draw(place, "Range of each of " + count + " channels of " + view.tensor + ", limits " + brief(view.limits[0]) + " and " + brief(view.limits[1]), 240, {
+      scales: { x: { time: false, range: [-0.5, Math.max(1, count) - 0.5] } },
+      axes: [axis({ values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t : "")) }), axis({ size: 58 })],
+      series: [{ label: "channel" }, { label: "highest", stroke: () => colour("accent"), width: 1, value: (_, v) => brief(v), points: { show: count < 60, size: 4 } }, { label: "lowest", stroke: () => colour("accent"), width: 1, value: (_, v) => brief(v), points: { show: count < 60, size: 4 } }],
+      bands: [{ series: [1, 2], fill: () => colour("accent-soft") }],
+      hooks: { draw: [lines([["y", view.limits[0]], ["y", view.limits[1]]], "warm")] },
+    }, [view.channel_low.map((_, index) => index), view.channel_high, view.channel_low]);
+  };
+
+  // ---- one tensor
+  let selected = null;
+  const select = (tensor, move = true) => {
+    selected = tensor;
+    for (const row of document.querySelectorAll("#table tbody tr")) row.setAttribute("aria-selected", row.dataset.tensor === tensor);
+    const view = views.get(tensor), section = by("detail");
+    section.hidden = !view;
+    if (!view) return;
+    by("detail-title").textContent = tensor;
+    section.querySelector(".quiet").textContent = view.op_type + ", " + view.kind + " " + view.format + ", scale " + brief(view.scale) + ", values " + brief(view.range[0]) + " to " + brief(view.range[1]) + ", limits " + brief(view.limits[0]) + " to " + brief(view.limits[1]) + (view.clipped ? ", " + percent(view.clipped, 3) + " clipped" : ", nothing clipped");
+    const [left, right] = section.querySelectorAll("figure");
+    left.hidden = !view.histogram;
+    right.hidden = !view.channel_low.length;
+    left.querySelector("figcaption").textContent = "Values (count on a logarithmic scale); dashed: where the range is clipped";
+    right.querySelector("figcaption").textContent = "Lowest and highest value of each " + (view.kind === "weight" ? "output " : "") + "channel; dashed: the limits";
+    if (view.histogram) drawHistogram(view, left.querySelector(".plot"));
+    if (view.channel_low.length) drawChannels(view, right.querySelector(".plot"));
+    if (move) section.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  };
+
+  // ---- the table
+  const columns = [
+    ["#", "index", true, (row) => String(row.index)], ["tensor", "tensor", false, null], ["operator", "op", false, (row) => row.op, "wide"],
+    ["format", "format", false, (row) => row.format], ["SNR dB", "snr", true, (row) => (row.snr === null && !layers.has(row.tensor) ? "-" : db(row.snr))],
+    ["cosine", "cosine", true, (row) => (known(row.cosine) ? row.cosine.toFixed(5) : "-"), "wide"], ["max error", "error", true, (row) => brief(row.error), "wide"],
+    ["alone", "alone", true, (row) => (known(row.alone) ? (row.measured ? "" : "~") + percent(row.alone, 2) : "-")], ["clipped", "clipped", true, (row) => (known(row.clipped) ? percent(row.clipped, 2) : "-"), "wide"],
+  ];
+  let sorting = { key: "index", down: false };
+  const fill = () => {
+    const words = by("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = rows.filter((row) => words.every((word) => (row.tensor + " " + row.op + " " + row.format + " " + row.kind).toLowerCase().includes(word)));
+    const { key, down } = sorting;
+    // What has no figure comes last, whichever way the rest is sorted.
+    found.sort((a, b) => {
+      const x = a[key], y = b[key];
+      if (x === null || y === null) return (x === null) - (y === null) || a.index - b.index;
+      const less = typeof x === "string" ? x.localeCompare(y) : x - y;
+      return (down ? -less : less) || a.index - b.index;
+    });
+    by("table").tBodies[0].replaceChildren(...found.map((row) => {
+      const line = make("tr", {});
+      line.dataset.tensor = row.tensor;
+      line.setAttribute("aria-selected", row.tensor === selected);
+      line.addEventListener("click", () => select(row.tensor));
+      for (const [, name, number, text, extra] of columns) {
+        const cell = make("td", { className: (number ? "number " : name === "tensor" ? "name " : "") + (extra || "") });
+        if (text) cell.textContent = text(row);
+        else if (views.has(row.tensor)) cell.append(make("button", { className: "open", type: "button", textContent: row.tensor }));
+        else cell.textContent = row.tensor;
+        line.append(cell);
+      }
+      return line;
+    }));
+    by("shown").textContent = found.length === rows.length ? rows.length + " tensors" : found.length + " of " + rows.length + " tensors";
+    for (const head of document.querySelectorAll("#table th")) head.setAttribute("aria-sort", head.dataset.key === key ? (down ? "descending" : "ascending") : "none");
+  };
+  by("table").tHead.append(make("tr", {}, ...columns.map(([title, key, number, , extra]) => {
+    const button = make("button", { type: "button", textContent: title });
+    button.addEventListener("click", () => { sorting = { key, down: sorting.key === key ? !sorting.down : key === "alone" || key === "error" || key === "clipped" }; fill(); });
+    const head = make("th", { scope: "col", className: (number ? "number " : "") + (extra || "") }, button);
+    head.dataset.key = key;
+    return head;
+  })));
+  by("filter").addEventListener("input", fill);
+  fill();
+
+  // ---- plain tables
+  const plain = (id, heads, lines) => {
+    if (!lines.length) return;
+    by(id).hidden = false;
+    const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text })))),
+      make("tbody", {}, ...lines.map((cells) => make("tr", {}, ...cells.map((text, index) => make("td", { className: index ? "" : "name", textContent: text }))))));
+    by(id).querySelector(".scroll").replaceChildren(table);
+  };
+  const errorDb = (value) => (value > 0 ? (-10 * Math.log10(value)).toFixed(2) + " dB" : "-");
+  plain("steps", ["step", "before", "after", "", "note"], report.steps.map((s) => [s.name, errorDb(s.before), errorDb(s.after), s.kept ? "kept" : "dropped", s.note]));
+  plain("floats", ["node", "operator", "why"], report.float_nodes.map((n) => [n.node, n.op_type, n.why]));
+  plain("moved", ["tensor", "from", "to", "costs", "why"], report.adjustments.map((a) => [a.tensor, brief(a.before), brief(a.after), known(a.cost_db) ? a.cost_db.toFixed(2) + " dB" : "-", a.why]));
+  if (report.latency) {
+    by("latency").hidden = false;
+    by("latency").querySelector("p").textContent = report.latency.verdict;
+    plain("latency", ["operator", "count", "why it runs in float", "nodes"], report.latency.unfused.map((u) => [u.op_type, String(u.count), u.why, u.nodes.slice(0, 6).join(", ") + (u.nodes.length > 6 ? " ..." : "")]));
+  }
+  by("command").textContent = page.command;
+  plain("again", ["what", "version"], Object.entries(page.versions));
+
+  // ---- the budget
+  if (report.budget) {
+    const budget = report.budget;
+    by("budget").hidden = false;
+    by("budget").querySelector(".how").textContent = "Noise of the outputs with only this tensor quantized, as a share of all of it, at " + db(budget.snr_db) + " dB on " + budget.samples + " samples. " +
+      budget.measured + " tensors are measured, " + budget.estimated + " estimated (~).";
+    const place = by("budget").querySelector(".rows");
+    budget.rows.slice(0, 12).forEach((row, index) => {
+      const kept = known(row.kept) ? "left in float: noise " + (row.kept >= 0 ? "-" : "+") + percent(Math.abs(row.kept)) : "";
+      const name = make("span", { className: "name", textContent: (index + 1) + ". " + row.tensor });
+      place.append(make("details", { open: index < 2 }, make("summary", {}, name, make("span", { className: "number", textContent: (row.samples ? "" : "~") + percent(row.alone) }), make("span", { className: "quiet", textContent: row.causes.map((c) => c.name).join(", ") })),
+        ...row.causes.map((c) => make("div", {}, make("b", { textContent: c.name }), ": " + c.detail)),
+        kept ? make("div", { className: "quiet", textContent: kept }) : null,
+        ...row.mends.map((m) => make("div", {}, m.what + ": ", make("span", { className: m.gain_db > 0 ? "gain" : "loss", textContent: (m.gain_db > 0 ? "+" : "") + m.gain_db.toFixed(2) + " dB" }), make("code", { className: "line", textContent: m.config })))));
+    });
+    if (budget.together) place.append(make("p", {}, make("b", { textContent: "The " + budget.together.tensors.length + " worst at 16 bits, measured together: " }), db(budget.snr_db) + " → " + db(budget.together.snr_db) + " dB, " + percent(budget.together.noise_won_back, 0) + " of the noise won back.", make("code", { className: "line", textContent: budget.together.config })));
+  }
+  for (const section of document.querySelectorAll("main section:not([hidden])")) {
+    const head = section.querySelector("h2");
+    if (head && section.id !== "detail") document.querySelector("nav").append(make("a", { href: "#" + section.id, textContent: head.textContent }));
+  }
+
+  const drawAll = () => {
+    drawLayers();
+    if (report.budget && report.budget.rows.length) drawBudget();
+    const first = selected ?? (report.budget && report.budget.rows.find((row) => views.has(row.tensor))?.tensor) ?? report.tensors[0]?.tensor;
+    if (first) select(first, false);
+  };
+  drawAll();
+  let waiting = 0;
+  addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => { for (const plot of plots) plot.setSize({ width: Math.max(240, plot.root.parentElement.clientWidth), height: plot.height }); }); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  document.documentElement.dataset.drawn = plots.length;
+})();
