@@ -34,7 +34,7 @@ class RoundedRows:
         xp = array_namespace(weight)
         self._xp, self._config = xp, config
         self._low, self._gap = bounds[0], bounds[1] - bounds[0]
-        self._scale = scale
+        self._base, self._gain = scale * self._low, scale * self._gap
         part = xp.minimum(xp.maximum(weight / scale - self._low, 0.0), 1.0)
         share = (part + _OVER) / _STRETCH
         self._logit = xp.log(share / (1.0 - share))
@@ -45,22 +45,25 @@ class RoundedRows:
         xp = self._xp
         self._sigmoid = 1.0 / (1.0 + xp.exp(-self._logit))
         self._share = xp.minimum(xp.maximum(self._sigmoid * _STRETCH - _OVER, 0.0), 1.0)
-        return self._scale * (self._low + self._share * self._gap)
+        return self._base + self._share * self._gain
 
     def step(self, gradient: Array, at: int) -> float:
         """Go one step down both losses."""
         xp, share = self._xp, self._share
-        gradient *= self._scale * self._gap
+        gradient *= self._gain
         loss = 0.0
         beta = self._beta(at)
         if beta is not None:
             middle = 2.0 * share - 1.0
+            away = xp.abs(middle)
             # exp and log are several times faster than a power.
-            edge = xp.exp((beta - 1.0) * xp.log(xp.abs(middle) + 1e-20))
-            loss = self._config.reg_param * float(xp.sum(1.0 - edge * xp.abs(middle)))
-            gradient -= (2.0 * beta * self._config.reg_param) * edge * xp.sign(middle)
-        free = xp.astype((share > 0.0) & (share < 1.0), share.dtype)
-        gradient *= _STRETCH * self._sigmoid * (1.0 - self._sigmoid) * free
+            edge = xp.exp((beta - 1.0) * xp.log(away + 1e-20))
+            loss = self._config.reg_param * float(xp.sum(1.0 - edge * away))
+            edge *= 2.0 * beta * self._config.reg_param
+            gradient -= xp.copysign(edge, middle)
+        slope = self._sigmoid * (_STRETCH - _STRETCH * self._sigmoid)
+        slope *= xp.astype((share > 0.0) & (share < 1.0), share.dtype)
+        gradient *= slope
         self._adam.step(self._logit, gradient)
         return loss
 

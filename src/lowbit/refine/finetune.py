@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from lowbit.config.refine import AdaQuant, AdaRound
 from lowbit.numerics.formats import Floats
@@ -176,7 +177,11 @@ class FineTuner:
             return part, self.device.get(rows.result()), self.device.get(shift), trace
 
         traces = []
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        # Threads of the matrix product would only wait for each other.
+        with (
+            threadpool_limits(1, user_api="blas"),
+            concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+        ):
             for part, found, shift, trace in pool.map(work, parts):
                 bias[part.rows] = shift
                 tuned[part.rows] = found

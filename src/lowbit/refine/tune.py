@@ -22,6 +22,8 @@ from lowbit.refine.activations import Activation
 
 Array = Any
 _FIRST, _SECOND, _SMALL = 0.9, 0.999, 1e-8
+# Columns that one step looks at, of all its samples, and the fewest of each.
+_AT_A_STEP, _OF_EACH = 128, 32
 
 
 class Adam:
@@ -144,10 +146,13 @@ class Tuner:
         xp = array_namespace(weights)
         gradient, offset = xp.zeros_like(weights), xp.zeros_like(bias)
         loss, columns = 0.0, 0
+        columns_each = max(
+            _OF_EACH, _AT_A_STEP // (self.config.num_batches * self.config.batch_size)
+        )
         for _ in range(self.config.num_batches):
             size = min(self.config.batch_size, len(looks))
             for sample in random.permutation(len(looks))[:size]:
-                look = looks[int(sample)]
+                look = _some(looks[int(sample)], columns_each, random)
                 patches = self._mixed(xp, look, random)
                 z = xp.matmul(weights, patches) + bias
                 error, back = self._error(z, look.targets)
@@ -173,6 +178,21 @@ class Tuner:
             return error, self.activation.back(z, y, error)
         error = self.output.apply(y) - targets
         return error, self.activation.back(z, y, self.output.back(y, error))
+
+
+def _some(look: Look, wanted: int, random: np.random.Generator) -> Look:
+    """Return a stretch of the columns, which are many and alike: a step costs as many."""
+    count = look.patches.shape[2]
+    if count <= wanted:
+        return look
+    first = int(random.integers(count - wanted + 1))
+    part = slice(first, first + wanted)
+    other = look.float_patches
+    return Look(
+        look.patches[:, :, part],
+        look.targets[:, :, part],
+        None if other is None else other[:, :, part],
+    )
 
 
 class _Watch:
