@@ -14,6 +14,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
 from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
+from lowbit.config.refine import AdaQuant, AdaRound, Refinement
 from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
 from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
@@ -153,4 +154,29 @@ _ALL = (
     ),
 )
 
-QUARK_PRESETS: Mapping[str, QuantConfig] = MappingProxyType({c.name: c for c in _ALL})
+# What Quark's own variants tune with.
+_ADAROUND = AdaRound(data_size=1000, batch_size=2, early_stop=True, update_bias=True)
+_ADAQUANT = AdaQuant(
+    data_size=1000, batch_size=2, num_iterations=1000, early_stop=True, update_bias=True
+)
+
+
+def _tuned(config: QuantConfig, name: str, refine: Refinement) -> QuantConfig:
+    return msgspec.structs.replace(config, name=name, refine=refine)
+
+
+_WITH_INTEGERS = ("A8W8", "A16W8", "XINT8", "U8S8_AAWS", "S8S8_AAWS")
+_TUNED = (
+    *(_tuned(c, f"{c.name}_ADAROUND", _ADAROUND) for c in _ALL if c.name in _WITH_INTEGERS),
+    *(_tuned(c, f"{c.name}_ADAQUANT", _ADAQUANT) for c in _ALL if c.name in _WITH_INTEGERS),
+    _tuned(
+        _standard(
+            "INT8_CNN",
+            TensorSpec(format=Format.UINT8, symmetric=False, method=quark_percentile(99.9999)),
+        ),
+        "INT8_CNN_ACCURATE",
+        _ADAROUND,
+    ),
+)
+
+QUARK_PRESETS: Mapping[str, QuantConfig] = MappingProxyType({c.name: c for c in (*_ALL, *_TUNED)})
