@@ -42,6 +42,10 @@ class VerificationError(LowbitError):
     """The quantized model is not valid, does not load, or is further from float than allowed."""
 
 
+class GateError(VerificationError):
+    """A figure is beyond the limit it was held against."""
+
+
 def did_you_mean(word: str, known: Iterable[str], count: int = 3) -> str:
     """Return "; did you mean 'x'?" for the nearest known names, or "" when none is near."""
     by_lower = {name.lower(): name for name in known}

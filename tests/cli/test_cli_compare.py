@@ -69,3 +69,47 @@ def test_what_is_wrong_is_explained(run, words, message) -> None:
 
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
+
+
+def test_a_page_and_junit_are_written_and_a_failed_gate_is_an_exit_code(
+    run, model, quantized, data, folder
+) -> None:
+    (folder / "labels.txt").write_text(" ".join("01234" * 3)[:23])
+    words = ("compare", model, quantized, "--data", data, "--labels", "labels.txt")
+
+    good = run(*words, "--fail-if", "snr<1", "--junit", "j.xml", "--report", "r.html", "--time")
+    bad = run(*words, "--fail-if", "snr<100", "--fail-if", "top1<0", "--junit", "k.xml")
+
+    assert (good.code, good.err) == (0, "")
+    assert "top1 %" in good.out
+    assert " ms" in good.out
+    assert "<!doctype html>" in (folder / "r.html").read_text()
+    assert 'failures="0"' in (folder / "j.xml").read_text()
+    assert bad.code == 3
+    assert "1 of 2 gates failed: snr<100" in bad.err
+    assert 'failures="1"' in (folder / "k.xml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--fail-if", "snr=3"), "not of the form"),
+        (("--fail-if", "top1_drop>1"), "accuracy needs"),
+        (("--junit", "j.xml"), "at least one --fail-if"),
+        (("--metric", "m:f"), "no labels"),
+        (("--budget", "much"), "'much' is unknown"),
+        (("--tolerance", "0"), "not above zero"),
+    ],
+)
+def test_gates_and_labels_that_cannot_be(run, model, quantized, data, words, message) -> None:
+    ran = run("compare", model, quantized, "--data", data, *words)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+
+
+def test_the_budget_names_tensors_and_mends(run, model, quantized, data) -> None:
+    ran = run("compare", model, quantized, "--data", data, "--budget", "full")
+
+    for word in ("error budget", "tried on them", "at 16 bits, measured together", '"tensors"'):
+        assert word in ran.out

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Sequence
 
 from lowbit.cli.commands import make_parser
-from lowbit.errors import LowbitError
+from lowbit.errors import GateError, LowbitError
 
 WRONG = 2
+GATE_FAILED = 3
 INTERRUPTED = 130
 PIPE_CLOSED = 1
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except LowbitError as error:
         _say(f"error: {error}")
-        return WRONG
+        return GATE_FAILED if isinstance(error, GateError) else WRONG
     except KeyboardInterrupt:
         _say("interrupted; nothing was written")
         return INTERRUPTED

@@ -31,7 +31,7 @@ examples:
   lowbit evaluate float_results int8_results
 
 `lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
-2 something was wrong (one line on stderr says what), 130 interrupted.
+2 something was wrong (one line on stderr says what), 3 a gate failed, 130 interrupted.
 """
 
 
@@ -125,6 +125,34 @@ def _compare(parser: Parser) -> None:
         metavar="EFFORT",
         help="what single tensors add to the error: quick (a few passes), full (all), none",
     )
+    accuracy = parser.add_argument_group("accuracy")
+    accuracy.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="a .csv (file,label), a .txt or .npy in order, FILE.npz:NAME, or the word folders",
+    )
+    accuracy.add_argument(
+        "--metric",
+        metavar="MODULE:FUNCTION",
+        help="a Python function of outputs and label, instead of top-1 and top-5",
+    )
+    accuracy.add_argument(
+        "--tolerance",
+        type=values.positive,
+        default=1.0,
+        metavar="X",
+        help="how well the gap should be known, for the number of samples needed (default 1)",
+    )
+    parser.add_argument("--time", action="store_true", help="measure how long both models take")
+    gates = parser.add_argument_group("gates", "A gate that fails gives exit code 3.")
+    gates.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="GATE",
+        help='such as "top1_drop>1" or "snr<20" (repeatable)',
+    )
+    gates.add_argument("--junit", metavar="FILE", help="write the gates as JUnit XML")
     parser.add_argument(
         "--report", metavar="FILE", help="write the report: a page if it ends in .html, else JSON"
     )

@@ -6,10 +6,13 @@ import argparse
 import json
 import pathlib
 import sys
+from collections.abc import Sequence
 
 from lowbit.cli.images import make_preprocessing
 from lowbit.cli.saving import Writer, check_outputs, writing
 from lowbit.diagnose import compare
+from lowbit.diagnose.gates import Outcome, read_gate, refuse_failed, to_junit, try_gates
+from lowbit.errors import ConfigError
 from lowbit.html import write_report
 from lowbit.terminal.consoles import stdout
 from lowbit.terminal.progress import show_stages
@@ -19,7 +22,12 @@ from lowbit.verify.report import Report
 
 def run(args: argparse.Namespace) -> None:
     """Compare, write what was asked for, and show the figures."""
-    check_outputs({"--report": args.report}, [args.reference, args.quantized])
+    check_outputs(
+        {"--report": args.report, "--junit": args.junit}, [args.reference, args.quantized]
+    )
+    gates = [read_gate(text) for text in args.fail_if]
+    if args.junit and not gates:
+        raise ConfigError("--junit writes the outcome of gates; give at least one --fail-if")
     preprocessing = make_preprocessing(args)
     with show_stages(quiet=args.quiet or args.json) as progress:
         report = compare(
@@ -29,15 +37,21 @@ def run(args: argparse.Namespace) -> None:
             limit=args.limit,
             preprocessing=preprocessing,
             budget=args.budget,
+            labels=args.labels,
+            metric=args.metric,
+            tolerance=args.tolerance,
+            timed=args.time,
             progress=progress,
         )
+    outcomes = try_gates(gates, report)
     document = _document(report, args)
-    with writing(_files(report, document, args)):
+    with writing(_files(report, document, outcomes, args)):
         pass
     if args.json:
         sys.stdout.write(document)
     else:
         show_comparison(stdout(), report)
+    refuse_failed(outcomes)
 
 
 def _document(report: Report, args: argparse.Namespace) -> str:
@@ -46,14 +60,21 @@ def _document(report: Report, args: argparse.Namespace) -> str:
     return json.dumps(whole, indent=2) + "\n"
 
 
-def _files(report: Report, document: str, args: argparse.Namespace) -> dict[str, Writer]:
-    if args.report is None:
-        return {}
-
+def _files(
+    report: Report, document: str, outcomes: Sequence[Outcome], args: argparse.Namespace
+) -> dict[str, Writer]:
     def write(path: pathlib.Path) -> None:
         if path.suffix == ".html":
             write_report(report, path, title=pathlib.Path(args.quantized).name)
         else:
             path.write_text(document, encoding="utf-8")
 
-    return {args.report: write}
+    def write_junit(path: pathlib.Path) -> None:
+        seconds = sum(report.seconds.values())
+        path.write_bytes(to_junit(outcomes, pathlib.Path(args.quantized).name, seconds))
+
+    wanted: tuple[tuple[str | None, Writer], ...] = (
+        (args.report, write),
+        (args.junit, write_junit),
+    )
+    return {path: writer for path, writer in wanted if path is not None}

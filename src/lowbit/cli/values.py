@@ -32,6 +32,14 @@ def decibels(text: str) -> float:
     return _number(text)
 
 
+def positive(text: str) -> float:
+    """Return a number above zero."""
+    value = _number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
 def factor(text: str) -> float:
     """Return a number that may be written as a fraction: ``1/255``."""
     return _number(text)

@@ -52,6 +52,11 @@ class CheckedData(Data):
         return self._source.describe()
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What the source calls its samples, if anything."""
+        return tuple(getattr(self._source, "names", ()))
+
+    @property
     def is_random(self) -> bool:
         """Whether the values are made up."""
         return self._is_random

@@ -60,6 +60,11 @@ class Data(ABC):
         """Where the feeds come from and what was done to them, for a report."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What the samples are called, such as their files; nothing where they have no names."""
+        return ()
+
+    @property
     @abstractmethod
     def is_random(self) -> bool:
         """Whether the values are made up, so that no accuracy figure follows from them."""

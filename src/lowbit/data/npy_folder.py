@@ -22,21 +22,21 @@ class NpyFolderSource:
         self._folder = folder
         self._folders = {info.name: _input_folder(folder, info, inputs) for info in inputs}
         _check_unknown_folders(folder, self._folders)
-        self._names = _sample_names(self._folders)[:limit]
+        self.names = tuple(_sample_names(self._folders)[:limit])
 
     def __iter__(self) -> Iterator[tuple[str, object]]:
         """Yield samples in the order of their file names."""
-        for name in self._names:
+        for name in self.names:
             feed = {input_name: _load(path / name) for input_name, path in self._folders.items()}
             yield f"file {name} of {self._folder}", feed
 
     def count(self) -> int:
         """Return the number of samples."""
-        return len(self._names)
+        return len(self.names)
 
     def describe(self) -> str:
         """Return how many samples from where."""
-        return f"{len(self._names)} samples from .npy files in folder {self._folder}"
+        return f"{len(self.names)} samples from .npy files in folder {self._folder}"
 
 
 def _input_folder(folder: Path, info: InputInfo, inputs: Sequence[InputInfo]) -> Path:

@@ -36,8 +36,13 @@ class PictureSource:
         labels: Sequence[str],
         load: Callable[[int], NDArray[Any]],
         origin: str,
+        names: Sequence[str] = (),
     ) -> None:
-        """Take what loads picture ``i``, what it is called, and where all of them are from."""
+        """Take what loads picture ``i``, what it is called, and where all of them are from.
+
+        ``names`` are the pictures' files, where they are files.
+        """
+        self.names = tuple(names) if plan.batch == 1 else ()
         self._plan = plan
         self._labels = labels
         self._load = load
@@ -93,6 +98,7 @@ def open_picture_folder(
     return PictureSource(
         plan=plan,
         labels=[f"picture {path.relative_to(folder)}" for path in chosen],
+        names=[path.relative_to(folder).as_posix() for path in chosen],
         load=lambda index: render_file(chosen[index], plan),
         origin=origin,
     )

@@ -180,11 +180,13 @@ def _line(worst: Sequence[Quantizer], target: Target) -> str:
         signed = quantizer.scale is None or quantizer.scale.low < 0
         wide = Format.INT16 if signed else Format.UINT16
         if wide in formats:
-            rows.append(TensorOverride(tensor=quantizer.tensor, spec=TensorSpec(format=wide)))
+            spec = TensorSpec(format=wide)
+            # What a node that stays in float gives may no longer be quantized.
+            rows.append(TensorOverride(tensor=quantizer.tensor, spec=spec, optional=True))
         elif weight:
             excluded.append(quantizer.reader)
         else:
-            rows.append(TensorOverride(tensor=quantizer.tensor, keep="float"))
+            rows.append(TensorOverride(tensor=quantizer.tensor, keep="float", optional=True))
     fields = msgspec.json.decode(mends.override(*rows))
     return msgspec.json.encode({**fields, **({"exclude": excluded} if excluded else {})}).decode()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,12 +13,15 @@ import numpy as np
 import onnx_ir as ir
 
 import lowbit
-from lowbit.data import Preprocessing, open_data
+from lowbit.data import Data, Preprocessing, open_data
+from lowbit.diagnose.accuracy import Metric, MetricScorer, Scorer, TopScorer, find_metric
 from lowbit.diagnose.closer import Closer, look_closer
-from lowbit.diagnose.passes import Passes, run_passes
+from lowbit.diagnose.labels import Label, read_labels
+from lowbit.diagnose.latency import measure_latency
+from lowbit.diagnose.passes import Outputs, Passes, run_passes
 from lowbit.diagnose.quantizers import find_quantizers
 from lowbit.diagnose.saturation import saturates_int8
-from lowbit.errors import ConfigError
+from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.graph.normalise import normalise
 from lowbit.pipeline import Result
@@ -26,6 +29,7 @@ from lowbit.pipeline.preparing import ModelSource, model_inputs
 from lowbit.pipeline.verifying import constants_size
 from lowbit.targets import Target, find_target
 from lowbit.verify.compare import of_outputs
+from lowbit.verify.findings import Latency
 from lowbit.verify.report import Report, scores
 
 Effort = Literal["none", "quick", "full"]
@@ -49,6 +53,10 @@ def compare(
     limit: int | None = None,
     preprocessing: Preprocessing | str | None = None,
     budget: Effort = "quick",
+    labels: str | Sequence[Label] | None = None,
+    metric: str | Metric | None = None,
+    tolerance: float = 1.0,
+    timed: bool = False,
     floats: ir.Model | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Report:
@@ -62,6 +70,11 @@ def compare(
         preprocessing: How images become inputs.
         budget: How much to find out about single tensors: ``quick`` within a few passes over the
             data, ``full`` every tensor on eight samples, ``none`` nothing.
+        labels: A label for each sample, or where they are (``lowbit.diagnose.labels``): top-1 and
+            top-5 accuracy are measured as well.
+        metric: ``metric(outputs, label)`` or its ``module:function``, instead of top-1.
+        tolerance: For how wide a gap of accuracy the number of samples needed is told.
+        timed: Measure how long both models take here.
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
     """
@@ -71,10 +84,14 @@ def compare(
     names = list(of_outputs(float_model, other).pairs)
     total, threads = len(samples), os.cpu_count() or 1
     is_quantized = bool(find_quantizers(other))
+    known = _labels(labels, samples)
+    scorer = _scorer(known, metric)
     done = 0
 
-    def told(*_: object) -> None:
+    def told(*runs: Outputs | None) -> None:
         nonlocal done
+        if scorer is not None:
+            scorer.add(runs, known[done])
         progress("compare", done := done + 1, total)
 
     passes = run_passes(
@@ -82,7 +99,7 @@ def compare(
         other,
         names,
         samples,
-        fused=_spread(total, _FUSED) if is_quantized else frozenset(),
+        fused=_spread(total, total if scorer else _FUSED) if is_quantized else frozenset(),
         keep=_spread(total, _looked_at(total, budget)),
         threads=threads,
         told=told,
@@ -103,7 +120,41 @@ def compare(
             threads=threads,
         )
         seconds["look closer"] = time.perf_counter() - start
-    return _report(float_model, other, samples.description, passes, closer, seconds)
+    report = _report(float_model, other, samples.description, passes, closer, seconds)
+    return msgspec.structs.replace(
+        report,
+        accuracy=scorer.figures(tolerance) if scorer is not None else (),
+        latency=_latency(float_model, other, passes, progress) if timed else None,
+    )
+
+
+def _labels(labels: str | Sequence[Label] | None, samples: Data) -> Sequence[Label]:
+    if labels is None:
+        return ()
+    if isinstance(labels, str):
+        return read_labels(labels, samples)
+    if len(labels) != len(samples):
+        raise DataError(f"{len(labels)} labels for {len(samples)} samples; give one for each")
+    return labels
+
+
+def _scorer(labels: Sequence[Label], metric: str | Metric | None) -> Scorer | None:
+    if not labels:
+        if metric is not None:
+            raise ConfigError("a metric is given, but no labels for it to read")
+        return None
+    if metric is None:
+        return TopScorer()
+    return MetricScorer(find_metric(metric) if isinstance(metric, str) else metric)
+
+
+def _latency(
+    reference: ir.Model, quantized: ir.Model, passes: Passes, progress: Progress
+) -> Latency | None:
+    if not passes.examples:
+        return None
+    progress("time", 0, None)
+    return measure_latency(reference, quantized, passes.examples[0].feed)
 
 
 def examine(

@@ -48,7 +48,11 @@ def show_comparison(console: Console, report: Report) -> None:
     facts.add_row("constants", _sizes(report))
     facts.add_row("time", _times(report.seconds))
     show(console, facts)
+    show(console, _accuracy(report))
     _show_scores(console, report)
+    if report.latency is not None:
+        console.print(Text(report.latency.verdict, style="bold"))
+        console.print()
     if report.budget is not None:
         show_budget(console, report.budget)
     _show_notes(console, report.notes)
@@ -60,6 +64,20 @@ def _show_scores(console: Console, report: Report) -> None:
     show(console, _scores("outputs through fused kernels", report.fused))
     show(console, _drops(report))
     show(console, _scores("worst layers", report.worst_layers(_FEW)))
+
+
+def _accuracy(report: Report) -> Table:
+    table = make_table(
+        "accuracy", "figure", "float", "quantized", "fused", "gap", "95 % interval", figures=5
+    )
+    for row in report.accuracy:
+        fused = "" if row.fused_score is None else f"{row.fused_score:.2f}"
+        scores = (f"{row.float_score:.2f}", f"{row.quantized_score:.2f}", fused)
+        between = f"{row.low:.2f} to {row.high:.2f}"
+        table.add_row(f"{row.name} {row.unit}", *scores, f"{row.gap:.2f}", between)
+        need = f"{row.samples} samples; {row.samples_needed} know the gap to {row.tolerance:g}"
+        table.add_row(Text(f"  {need}", style="dim"))
+    return table
 
 
 def _show_notes(console: Console, notes: Sequence[str]) -> None:

@@ -1,0 +1,92 @@
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from lowbit.diagnose.gates import read_gate, refuse_failed, to_junit, try_gates
+from lowbit.errors import ConfigError, GateError
+from lowbit.verify.findings import Accuracy
+from lowbit.verify.report import Report, Score
+
+
+@pytest.fixture
+def report() -> Report:
+    accuracy = Accuracy(
+        name="top1",
+        unit="%",
+        samples=100,
+        float_score=72,
+        quantized_score=70.5,
+        fused_score=None,
+        gap=1.5,
+        low=0.1,
+        high=2.9,
+        tolerance=1,
+        samples_needed=900,
+    )
+    score = Score(tensor="y", snr_db=18.0, cosine=0.99, max_error=0.5)
+    return Report(
+        preset="A8W8",
+        target="t",
+        version="0",
+        data="d",
+        calibration_samples=0,
+        verification_samples=100,
+        held_out=True,
+        outputs=(score,),
+        accuracy=(accuracy,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "failed"),
+    [
+        ("top1_drop>1", True),
+        ("top1_drop > 1.5", False),
+        ("top1_drop>=1.5", True),
+        ("snr<20", True),
+        ("snr<=17.9", False),
+        ("cosine < 9.9e-1", False),
+        ("top1<70", False),
+        ("top1_drop_high>2", True),
+    ],
+)
+def test_a_gate_fails_when_its_condition_holds(report, text, failed) -> None:
+    (outcome,) = try_gates([read_gate(text)], report)
+
+    assert outcome.failed is failed
+
+
+def test_what_is_no_number_fails() -> None:
+    assert read_gate("snr<3").fails(math.nan)
+
+
+@pytest.mark.parametrize("text", ["", "snr", "snr=3", "snr<x", "3>snr", "snr<1e", "snr<3 or 1"])
+def test_other_forms_are_refused(text) -> None:
+    with pytest.raises(ConfigError, match="not of the form"):
+        read_gate(text)
+
+
+def test_a_figure_that_was_not_measured_is_an_error(report) -> None:
+    with pytest.raises(ConfigError, match="'time_ratio', which this comparison does not have"):
+        try_gates([read_gate("time_ratio>1")], report)
+
+
+def test_all_failed_gates_are_named(report) -> None:
+    outcomes = try_gates(
+        [read_gate("top1_drop>1"), read_gate("snr<20"), read_gate("snr<1")], report
+    )
+
+    with pytest.raises(GateError, match=r"2 of 3 gates failed: top1_drop>1 .*1\.5.*snr<20 .*18"):
+        refuse_failed(outcomes)
+
+
+def test_junit_has_a_case_for_each_gate(report) -> None:
+    outcomes = try_gates([read_gate("top1_drop>1"), read_gate("snr<1")], report)
+
+    suite = ET.fromstring(to_junit(outcomes, "int8.onnx", 2.5))  # noqa: S314
+
+    assert (suite.get("tests"), suite.get("failures"), suite.get("time")) == ("2", "1", "2.500")
+    first, second = suite.findall("testcase")
+    assert first.find("failure").get("message") == "top1_drop>1: top1_drop is 1.5"
+    assert second.find("failure") is None

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from lowbit.data import InputInfo, open_data
+from lowbit.diagnose.labels import read_labels
+from lowbit.errors import DataError
+
+INPUT = [InputInfo(name="x", dtype=np.dtype("float32"), shape=(1, 3, 8, 8))]
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind in ("cat", "dog"):
+        (tmp_path / "p" / kind).mkdir(parents=True)
+        for index in range(3):
+            pixels = np.full((8, 8, 3), 40 * index + 5, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "p" / kind / f"{kind}{index}.png")
+    return open_data("p", INPUT)
+
+
+def test_by_file_name_whatever_the_order_and_the_limit(pictures, tmp_path) -> None:
+    rows = "".join(f"val/{n.split('/')[1]},{i},x\n" for i, n in enumerate(pictures.names))
+    (tmp_path / "l.csv").write_text("file,label,split\n" + rows)
+
+    assert read_labels("l.csv", pictures) == [0, 1, 2, 3, 4, 5]
+    assert read_labels("l.csv", open_data("p", INPUT, limit=2)) == [0, 3]
+
+
+def test_by_folder(pictures) -> None:
+    assert read_labels("folders", pictures) == [0, 0, 0, 1, 1, 1]
+
+
+def test_by_order(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("d.npz", x=np.ones((4, 3, 8, 8), np.float32), y=np.arange(4))
+    (tmp_path / "l.txt").write_text("3 2 1 0\n")
+    np.save("l.npy", np.array([5, 6, 7, 8]))
+    data = open_data("d.npz", INPUT)
+
+    assert read_labels("l.txt", data) == [3, 2, 1, 0]
+    assert read_labels("l.npy", data) == [5, 6, 7, 8]
+    assert read_labels("d.npz:y", open_data("d.npz", INPUT, limit=2)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "message"),
+    [
+        ("a.csv", "file,label\ncat0.png,1\n", "no label for cat/cat1.png"),
+        ("a.csv", "x,y\n1,2\n", "expected file and label"),
+        ("a.txt", "1 2", "holds 2 labels, but the data 6 samples"),
+        ("a.md", "1", "unknown kind"),
+        ("no.csv", None, "cannot read the labels"),
+    ],
+)
+def test_what_is_wrong_is_named(pictures, tmp_path, source, content, message) -> None:
+    if content is not None:
+        (tmp_path / source).write_text(content)
+
+    with pytest.raises(DataError, match=message):
+        read_labels(source, pictures)
