@@ -86,6 +86,18 @@ def test_the_tutorials_command_line(tutorial: pathlib.Path, option: list) -> Non
     np.testing.assert_array_equal(powers, np.rint(powers))
 
 
+@pytest.mark.parametrize("option", ["--fast_finetune", "--adaround", "--adaquant"])
+def test_the_tutorial_finetunes(tutorial: pathlib.Path, option: str) -> None:
+    assert _tutorial(tutorial)[0] == 0
+    plain = onnx.load(tutorial / "out.onnx")
+
+    assert _tutorial(tutorial, option) == (0, "")
+
+    tuned = onnx.load(tutorial / "out.onnx")
+    onnx.checker.check_model(tuned, full_check=True)
+    assert tuned.graph.initializer != plain.graph.initializer
+
+
 def test_the_tutorial_fails_with_a_word(tutorial: pathlib.Path) -> None:
     (tutorial / "model.onnx").write_bytes(b"")
 

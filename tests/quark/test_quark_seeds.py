@@ -8,6 +8,7 @@ forgot to import. The same calls in our own words, which run everywhere, are in 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import pathlib
 import shlex
@@ -27,6 +28,7 @@ from seed_blocks import Block, code_blocks
 from small_models import small_cnn
 
 from lowbit.quark import alias
+from lowbit.quark.errors import CompatibilityWarning
 
 ROOT = pathlib.Path(__file__).parents[2]
 FORGOTTEN = """
@@ -98,16 +100,28 @@ def _quantize(config: Any, output: str = "out.onnx") -> onnx.ModelProto:
     return onnx.load(output)
 
 
+def _golden(name: str) -> onnx.ModelProto:
+    return onnx.load(DATA / f"{name}.onnx")
+
+
+def _structure(model: onnx.ModelProto) -> collections.Counter:
+    return collections.Counter(node.op_type for node in model.graph.node)
+
+
 def _same(ours: onnx.ModelProto, case: str) -> None:
     """Compare with Quark's own result; only the order of float sums may differ."""
-    theirs = read_quantized(onnx.load(DATA / f"{case}.onnx"))
-    mine = read_quantized(ours)
-    assert mine.activations.keys() == theirs.activations.keys()
-    for name, (scale, zero) in theirs.activations.items():
-        np.testing.assert_allclose(mine.activations[name][0], scale, rtol=1e-6)
-        np.testing.assert_array_equal(mine.activations[name][1], zero)
+    _same_activations(ours, case)
+    theirs, mine = read_quantized(_golden(case)), read_quantized(ours)
     for key, (codes, _, _) in theirs.constants.items():
         assert np.abs(mine.constants[key][0].astype(int) - codes.astype(int)).max() <= 1
+
+
+def _same_activations(ours: onnx.ModelProto, case: str) -> None:
+    theirs, mine = read_quantized(_golden(case)).activations, read_quantized(ours).activations
+    assert mine.keys() == theirs.keys()
+    for name, (scale, zero) in theirs.items():
+        np.testing.assert_allclose(mine[name][0], scale, rtol=1e-6)
+        np.testing.assert_array_equal(mine[name][1], zero)
 
 
 def _snr(model: onnx.ModelProto) -> float:
@@ -201,6 +215,46 @@ def test_002_scales_into_the_dense_range_and_runs_in_a_session(page: Any) -> Non
     assert "com.amd.quark" in domains
 
 
+@pytest.mark.parametrize(("line", "least"), [(133, 1.5), (166, 0.5)])
+def test_000_finetunes(page: Any, line: int, least: float) -> None:
+    page("000", line)
+
+    tuned = onnx.load("out.onnx")
+    plain = _golden("a8w8_default")
+    assert _snr(tuned) > _snr(plain) + least
+    assert _structure(tuned) == _structure(plain)
+
+
+def test_002_finetunes_bfloat16_without_the_switch(page: Any) -> None:
+    page("002", 21)
+    names = page("002", 93)
+
+    with pytest.warns(CompatibilityWarning, match="without include_fast_ft"):
+        tuned = _quantize(names["quant_config"])
+
+    names["quant_config"].extra_options.clear()
+    assert _snr(tuned) >= _snr(_quantize(names["quant_config"])) - 0.01
+
+
+def test_003_rounds_adaptively(page: Any) -> None:
+    page("003", 27)
+
+    tuned = onnx.load("out.onnx")
+    plain = _golden("u8s8_seed003_noft")
+    assert _snr(tuned) > _snr(plain) + 1.5
+    _same_activations(tuned, "u8s8_seed003_noft")
+
+
+def test_004_finetunes_accurately(page: Any) -> None:
+    page.forgotten()
+
+    names = page("004", 60)
+
+    plain = dataclasses.replace(names["INT8_CNN_ACCURATE_CONFIG"], include_fast_ft=False)
+    plain.extra_options = {"Percentile": 99.9999}
+    assert _snr(_quantize(names["config"])) > _snr(_quantize(plain, "plain.onnx"))
+
+
 def test_004_equalises(page: Any) -> None:
     page.forgotten()
 
@@ -222,7 +276,7 @@ def _tutorial(folder: pathlib.Path) -> None:
     shutil.copy(ROOT / "examples/quark/advanced_quark_quantize.py", folder)
 
 
-@pytest.mark.parametrize("line", [25, 41, 121, 137])
+@pytest.mark.parametrize("line", [25, 41, 74, 90, 121, 137])
 def test_004_commands_of_the_tutorial(line: int, seeds: dict, tmp_path: pathlib.Path) -> None:
     _tutorial(tmp_path)
     program, *arguments = shlex.split(seeds["004"][line].text)
