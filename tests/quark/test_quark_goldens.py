@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,6 +26,7 @@ from lowbit.quark.onnx import (
     A16W8_QCONFIG,
     BF16_QCONFIG,
     XINT8_QCONFIG,
+    AdaRoundConfig,
     CalibrationMethod,
     CLEConfig,
     Config,
@@ -190,3 +192,41 @@ def test_every_preset_runs_or_says_why_not(name: str) -> None:
     )
     # VINT8 replaces ReLU6 by ReLU.
     assert ratio > (3 if name == "VINT8" else 12)
+
+
+def _ratio(model: onnx.ModelProto) -> float:
+    want = outputs_of(onnx.load(DATA / "float.onnx"), "test_input.npz")["output"]
+    got = outputs_of(model, "test_input.npz")["output"]
+    return float(10 * np.log10((want**2).sum() / ((want - got) ** 2).sum()))
+
+
+def _seed003() -> QConfig:
+    config = _percentile()
+    config.algo_config.append(AdaRoundConfig(batch_size=1, num_iterations=1000, learning_rate=0.1))
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "plain", "quarks"),
+    [
+        (quiet("A8W8_ADAROUND"), "a8w8_default", "a8w8_adaround_seed000"),
+        (quiet("A8W8_ADAQUANT"), "a8w8_default", "a8w8_adaquant_seed000"),
+        (_seed003(), "u8s8_seed003_noft", "u8s8_adaround_seed003"),
+    ],
+)
+def test_finetuning_wins_no_less_than_quarks_does(config: Any, plain: str, quarks: str) -> None:
+    with np.load(DATA / "outputs_finetuned.npz") as stored:
+        theirs = stored[f"{quarks}__noopt"]
+    want = outputs_of(onnx.load(DATA / "float.onnx"), "test_input.npz")["output"]
+    error = want.reshape(theirs.shape) - theirs
+    reached = float(10 * np.log10((want**2).sum() / (error**2).sum()))
+
+    model = ModelQuantizer(config).quantize_model(
+        DATA / "float.onnx", None, BareReader(samples("calib.npz"))
+    )
+
+    before = read_quantized(onnx.load(DATA / f"{plain}.onnx"))
+    tuned = read_quantized(model)
+    assert differences(tuned.activations, before.activations) == set()
+    assert _ratio(model) > _ratio(onnx.load(DATA / f"{plain}.onnx"))
+    assert _ratio(model) > reached - 0.5
