@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from lowbit.config.specs import BLOCKS, BfpSpec, MxSpec
-from lowbit.emit.block_functions import block_body
+from lowbit.emit.block_functions import block_body, block_shape
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.resolve.floats import round_as
 
@@ -21,11 +21,15 @@ SPECS = {
 
 
 def _session(spec: BfpSpec | MxSpec, axis: int, rank: int, opset: int = 17) -> ort.InferenceSession:
+    return _run_body(f"axis = {axis}", "axis", block_body(spec, opset), rank, opset)
+
+
+def _run_body(call: str, attribute: str, body: str, rank: int, opset: int) -> ort.InferenceSession:
     dims = ", ".join(f"d{i}" for i in range(rank))
     text = f"""<ir_version: 8, opset_import: ["" : {opset}, "test" : 1]>
-        graph (float[{dims}] x) => (float[{dims}] y) {{ y = test.Block <axis = {axis}> (x) }}
+        graph (float[{dims}] x) => (float[{dims}] y) {{ y = test.Block <{call}> (x) }}
         <domain: "test", opset_import: ["" : {opset}]>
-        Block <axis> (x) => (y) {{ {block_body(spec, opset)} }}"""
+        Block <{attribute}> (x) => (y) {{ {body} }}"""
     model = onnx.parser.parse_model(text)
     onnx.checker.check_model(model)
     options = ort.SessionOptions()
@@ -81,3 +85,25 @@ def test_every_operator_set(name: str, opset: int) -> None:
     (got,) = _session(SPECS[name], 1, 3, opset).run(None, {"x": x})
 
     np.testing.assert_array_equal(got, round_as(x, SPECS[name], 1))
+
+
+@pytest.mark.parametrize("name", ["BFP16", "MX6", "MXINT8", "MXFP4E2M1"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((32,), 0), ((3, 64), 1), ((2, 32, 5), 1), ((2, 3, 96, 4), 2)]
+)
+def test_whole_blocks_need_no_padding(name: str, shape: tuple[int, ...], axis: int) -> None:
+    spec, rank = SPECS[name], len(shape)
+    x = np.random.default_rng(9).normal(size=shape).astype(np.float32)
+    cut = block_shape(spec, axis, rank, shape[axis])
+
+    session = _run_body(
+        f"block_shape = {cut}", "block_shape", block_body(spec, 17, whole=True), rank, 17
+    )
+
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], round_as(x, spec, axis))
+
+
+def test_a_length_that_is_no_multiple_is_padded() -> None:
+    assert block_shape(SPECS["BFP16"], 1, 3, 20) is None
+    assert block_shape(SPECS["BFP16"], 1, 3, 24) == [0, 3, 8, -1]
+    assert block_shape(SPECS["MX6"], 2, 3, 32) == [0, 0, 2, 8, 2, 1]

@@ -37,7 +37,8 @@ _OPERATORS = frozenset(
 def _conversions(model: onnx.ModelProto) -> list[tuple]:
     """Return type and attributes of what reads each activation to round it, and each weight.
 
-    Quark names folded weights otherwise, so constants are told apart by their shape alone.
+    Quark names folded weights otherwise, so constants are told apart by their shape alone. The
+    attribute ``block_shape`` is ours alone: our function reads it.
     """
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
     found = []
@@ -45,6 +46,7 @@ def _conversions(model: onnx.ModelProto) -> list[tuple]:
         if node.op_type in _OPERATORS and not node.input[0].endswith("_QuantizeLinear_Output"):
             source = shapes.get(node.input[0], node.input[0].removesuffix(_RENAMED))
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            attributes.pop("block_shape", None)
             found.append((node.op_type, str(source), sorted(attributes.items())))
     return sorted(found)
 

@@ -1,14 +1,18 @@
 """The bodies of AMD's block operators, in standard operators: exact, and valid for any shape.
 
-A tensor is seen as [outer, blocks, size of a block, inner], with zeros behind its last block. The
-shared exponent is that of the largest number in a block: ``_BINADE`` finds the power of two at or
-below it with nothing but correctly rounded sums and products. Splitting t by the factor 2**23 + 1
-(Veltkamp) rounds it to one bit; where that went up, half of it is the answer.
+A tensor is seen as [..., blocks, size of a block, inner]. Where the length along the axis is known
+and a multiple of a block, that shape is an attribute of the node; otherwise the body computes it and
+puts zeros behind the last block.
+
+The shared scale is a power of two below the largest number t of a block, found with nothing but
+correctly rounded sums and products: in double precision, splitting a number by the factor 2**52 + 1
+(Veltkamp) rounds it to one bit. Three quarters of t, and a little more, are rounded to the power of
+two at or below t, whatever t is.
 """
 
 from __future__ import annotations
 
-from lowbit.config.specs import BfpSpec, MxSpec
+from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
 from lowbit.emit.functions import number
 from lowbit.numerics.blocks import MINIFLOATS, Element, Minifloat, Rounding
 
@@ -16,66 +20,80 @@ from lowbit.numerics.blocks import MINIFLOATS, Element, Minifloat, Rounding
 _AXES_AS_INPUT = 18
 _LARGEST = 3.4028234663852886e38
 _LOWEST_BINADE = 2.0**-127
+_THREE_QUARTERS = 0.75 * (1 + 2.0**-30)
+_DOUBLE = 11
+
+STORED = "y = Identity(x)"
+"""The body for constants that hold values of the format already."""
 
 
-def block_body(spec: BfpSpec | MxSpec, opset: int) -> str:
-    """Return the body of a function of ``x`` and the attribute ``axis`` that gives ``y``."""
-    shape = [spec.block // 2, 2] if isinstance(spec, BfpSpec) and spec.pairs else [spec.block]
-    steps = [*_cut(spec.block, shape), *_finite()]
-    top = _axes([2, 3] if len(shape) > 1 else [2], opset)
-    steps += [*top[0], f"top = ReduceMax <keepdims = 1{top[1]}> (sizes{top[2]})"]
-    steps += _binade("top", "binade")
+def block_shape(spec: BlockSpec, axis: int, rank: int, length: int) -> list[int] | None:
+    """Return the shape that cuts a tensor into whole blocks, or ``None`` if they are not whole."""
+    if length % spec.block:
+        return None
+    before, inner = [0] * axis, 1 if axis == rank - 1 else -1
+    return [*before, length // spec.block, *_inside(spec), inner]
+
+
+def block_body(spec: BlockSpec, opset: int, *, whole: bool = False) -> str:
+    """Return the body of a function of ``x`` that gives ``y``.
+
+    It reads the attribute ``block_shape`` if blocks are ``whole``, otherwise ``axis``.
+    """
+    inside = _inside(spec)
+    cut, join = (_cut_whole(), _join_whole()) if whole else (_cut(spec.block, inside), _join())
+    steps = [*cut, *_sizes()]
+    steps += _largest("top", [-3, -2] if len(inside) > 1 else [-2], opset)
     if isinstance(spec, MxSpec) and spec.element is not Element.INT8:
         steps += _minifloats(MINIFLOATS[spec.element])
     else:
         steps += _integers(spec, opset)
-    return "\n".join([*steps, *_join()])
+    return "\n".join([*steps, "kept = Where(is_finite, rounded, blocks)", *join])
 
 
-def _integers(spec: BfpSpec | MxSpec, opset: int) -> list[str]:
-    """Return the steps from ``blocks`` and ``binade`` to ``rounded``, integers times ``step``."""
+def _inside(spec: BlockSpec) -> list[int]:
+    """Return the dimensions of one block."""
+    return [spec.block // 2, 2] if isinstance(spec, BfpSpec) and spec.pairs else [spec.block]
+
+
+def _integers(spec: BlockSpec, opset: int) -> list[str]:
+    """Return the steps from ``blocks`` and ``top`` to ``rounded``, integers times a step."""
     bits = spec.bits - 9 if isinstance(spec, BfpSpec) else 7
     high = 2**bits - 1
     low = -high if isinstance(spec, BfpSpec) else -(2**bits)
-    steps = [f"fraction = {number(2.0 ** (1 - bits))}", "step = Mul(binade, fraction)"]
+    steps, step = _binade("top", "step", 2.0 ** (1 - bits)), "step"
     if isinstance(spec, BfpSpec) and spec.pairs:
-        declared, attribute, argument = _axes([3], opset)
+        step = "own_step"
         steps += [
-            *(line.replace("axes", "pair_axes") for line in declared),
-            f"pair = ReduceMax <keepdims = 1{attribute}> (sizes{argument.replace('axes', 'pair_axes')})",
-            "finer = Less(pair, binade)",
+            *_largest("pair", [-2], opset),
+            f"fraction = {number(2.0 ** (1 - bits))}",
+            "pair_step = Mul(pair, fraction)",
+            "finer = Less(pair_step, step)",
             f"half = {number(0.5)}",
             "fine_step = Mul(step, half)",
             "own_step = Where(finer, fine_step, step)",
         ]
-    else:
-        steps += ["own_step = Identity(step)"]
     return [
         *steps,
-        "scaled = Div(numbers, own_step)",
-        *_round("scaled", "whole", spec.rounding),
+        f"scaled = Div(blocks, {step})",
+        *_round("scaled", "integers", spec.rounding),
         f"low = {number(float(low))}",
         f"high = {number(float(high))}",
-        "codes = Clip(whole, low, high)",
-        "rounded = Mul(codes, own_step)",
+        "codes = Clip(integers, low, high)",
+        f"rounded = Mul(codes, {step})",
     ]
 
 
 def _minifloats(small: Minifloat) -> list[str]:
-    """Return the steps from ``blocks`` and ``binade`` to ``rounded``: each has its own exponent."""
+    """Return the steps from ``blocks`` and ``top`` to ``rounded``: each has its own exponent."""
     return [
-        f"fraction = {number(2.0**-small.emax)}",
-        "scale = Mul(binade, fraction)",
-        "scaled = Div(numbers, scale)",
+        *_binade("top", "scale", 2.0**-small.emax),
+        "scaled = Div(blocks, scale)",
         "magnitude = Abs(scaled)",
-        *_split("magnitude", "own"),
-        f"lowest_normal = {number(2.0**small.emin)}",
-        "own_binade = Max(own, lowest_normal)",
-        f"ulp = {number(2.0**-small.mantissa)}",
-        "own_step = Mul(own_binade, ulp)",
+        *_binade("magnitude", "own_step", 2.0**-small.mantissa, lowest=2.0**small.emin),
         "steps = Div(scaled, own_step)",
-        "whole = Round(steps)",
-        "element = Mul(whole, own_step)",
+        "integers = Round(steps)",
+        "element = Mul(integers, own_step)",
         f"low = {number(-small.largest)}",
         f"high = {number(small.largest)}",
         "codes = Clip(element, low, high)",
@@ -83,15 +101,26 @@ def _minifloats(small: Minifloat) -> list[str]:
     ]
 
 
-def _cut(size: int, shape: list[int]) -> list[str]:
+def _cut_whole() -> list[str]:
+    return [
+        "block_shape = Constant <value_ints: ints = @block_shape> ()",
+        "blocks = Reshape(x, block_shape)",
+    ]
+
+
+def _join_whole() -> list[str]:
+    return ["shape = Shape(x)", "y = Reshape(kept, shape)"]
+
+
+def _cut(size: int, inside: list[int]) -> list[str]:
     """Return the steps from ``x`` to ``blocks``."""
-    inside = ", ".join(str(n) for n in (-1, *shape))
+    words = ", ".join(str(n) for n in (-1, *inside))
     return [
         "zero = Constant <value_ints = [0]> ()",
         "one = Constant <value_ints = [1]> ()",
         "end = Constant <value_ints = [9223372036854775807]> ()",
         f"size = Constant <value_ints = [{size}]> ()",
-        f"inside = Constant <value_ints = [{inside}]> ()",
+        f"inside = Constant <value_ints = [{words}]> ()",
         "axis_number = Constant <value_int: int = @axis> ()",
         "given_axis = Unsqueeze(axis_number, zero)",
         "shape = Shape(x)",
@@ -115,22 +144,9 @@ def _cut(size: int, shape: list[int]) -> list[str]:
     ]
 
 
-def _finite() -> list[str]:
-    """Return the steps to ``numbers`` and their ``sizes``, with zeros for what is not finite."""
-    return [
-        "all_sizes = Abs(blocks)",
-        f"largest = {number(_LARGEST)}",
-        "is_finite = LessOrEqual(all_sizes, largest)",
-        f"nothing = {number(0.0)}",
-        "numbers = Where(is_finite, blocks, nothing)",
-        "sizes = Abs(numbers)",
-    ]
-
-
 def _join() -> list[str]:
-    """Return the steps from ``rounded`` to ``y``; what is not finite stays what it is."""
+    """Return the steps from ``kept`` to ``y``, without the zeros that were put behind it."""
     return [
-        "kept = Where(is_finite, rounded, blocks)",
         "whole_length = Add(length, missing)",
         "long_shape = Concat <axis = 0> (outer, whole_length, inner)",
         "long = Reshape(kept, long_shape)",
@@ -139,34 +155,37 @@ def _join() -> list[str]:
     ]
 
 
-def _binade(source: str, target: str) -> list[str]:
-    """Return the steps to the power of two at or below each number, of any size."""
+def _sizes() -> list[str]:
+    """Return the steps to ``sizes``: magnitudes, with zeros for what is not finite."""
     return [
-        f"huge = {number(2.0**64)}",
-        f"tiny = {number(2.0**-64)}",
-        f"unit = {number(1.0)}",
-        f"is_huge = Greater({source}, huge)",
-        "down = Where(is_huge, tiny, unit)",
-        "up = Where(is_huge, huge, unit)",
-        f"near = Mul({source}, down)",
-        *_split("near", "near_binade"),
-        "far_binade = Mul(near_binade, up)",
-        f"lowest = {number(_LOWEST_BINADE)}",
-        f"{target} = Max(far_binade, lowest)",
+        "magnitudes = Abs(blocks)",
+        f"largest = {number(_LARGEST)}",
+        "is_finite = LessOrEqual(magnitudes, largest)",
+        f"nothing = {number(0.0)}",
+        "sizes = Where(is_finite, magnitudes, nothing)",
     ]
 
 
-def _split(source: str, target: str) -> list[str]:
-    """Return the steps to the power of two at or below each number, none above 2**100."""
+def _binade(
+    source: str, target: str, factor: float, *, lowest: float = _LOWEST_BINADE
+) -> list[str]:
+    """Return the steps to the power of two at or below each number, times a power of two."""
+
+    def double(value: float) -> str:
+        return f"Constant <value = double {{{value!r}}}> ()"
+
+    name = target
     return [
-        f"{target}_factor = {number(2.0**23 + 1)}",
-        f"{target}_product = Mul({source}, {target}_factor)",
-        f"{target}_rest = Sub({target}_product, {source})",
-        f"{target}_nearest = Sub({target}_product, {target}_rest)",
-        f"{target}_above = Greater({target}_nearest, {source})",
-        f"{target}_half = {number(0.5)}",
-        f"{target}_below = Mul({target}_nearest, {target}_half)",
-        f"{target} = Where({target}_above, {target}_below, {target}_nearest)",
+        f"{name}_wide = Cast <to = {_DOUBLE}> ({source})",
+        f"{name}_share = {double(_THREE_QUARTERS * factor)}",
+        f"{name}_part = Mul({name}_wide, {name}_share)",
+        f"{name}_split = {double(2.0**52 + 1)}",
+        f"{name}_product = Mul({name}_part, {name}_split)",
+        f"{name}_rest = Sub({name}_product, {name}_part)",
+        f"{name}_power = Sub({name}_product, {name}_rest)",
+        f"{name}_lowest = {double(lowest * factor)}",
+        f"{name}_bounded = Max({name}_power, {name}_lowest)",
+        f"{name} = Cast <to = 1> ({name}_bounded)",
     ]
 
 
@@ -189,9 +208,12 @@ def _round(source: str, target: str, rounding: Rounding) -> list[str]:
     ]
 
 
-def _axes(axes: list[int], opset: int) -> tuple[list[str], str, str]:
-    """Return the axes of a reduction as a step before it, an attribute and an argument."""
+def _largest(target: str, axes: list[int], opset: int) -> list[str]:
+    """Return the steps to the largest of ``sizes`` along some axes."""
     words = ", ".join(str(axis) for axis in axes)
-    if opset >= _AXES_AS_INPUT:
-        return [f"axes = Constant <value_ints = [{words}]> ()"], "", ", axes"
-    return [], f", axes = [{words}]", ""
+    if opset < _AXES_AS_INPUT:
+        return [f"{target} = ReduceMax <keepdims = 1, axes = [{words}]> (sizes)"]
+    return [
+        f"{target}_axes = Constant <value_ints = [{words}]> ()",
+        f"{target} = ReduceMax <keepdims = 1> (sizes, {target}_axes)",
+    ]

@@ -1,4 +1,8 @@
-"""Block formats in the graph: one named operator for each tensor, as AMD Quark has it."""
+"""Block formats in the graph: one named operator for each tensor, as AMD Quark has it.
+
+Constants are stored as the values of the format: the operator behind them, which says in what format
+they are, has nothing left to do. Rounding is exact, so doing it once more changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 from lowbit.config.specs import BfpSpec, BlockSpec
-from lowbit.emit.block_functions import block_body
+from lowbit.emit.block_functions import STORED, block_body, block_shape
 from lowbit.emit.functions import DOMAIN, Functions
-from lowbit.emit.writer import Writer
+from lowbit.emit.writer import Attributes, Writer
 from lowbit.numerics.blocks import Rounding
 from lowbit.numerics.formats import Floats
 from lowbit.plan.plan import TensorPlan
+from lowbit.resolve.floats import rounded_values
 
 _ROUNDINGS: Mapping[Rounding, int] = MappingProxyType(
     {Rounding.AWAY: 0, Rounding.UP: 1, Rounding.EVEN: 2}
@@ -30,22 +35,35 @@ class BlockNodes:
     def activation(self, tensor: TensorPlan, spec: BlockSpec) -> None:
         """Let all readers of an activation read it in blocks."""
         value = self._writer.values[tensor.name]
-        self._writer.put_behind(value, [self._node(tensor, spec, value)])
+        self._writer.put_behind(value, [self._rounding(tensor, spec, value)])
 
     def weight(self, tensor: TensorPlan, spec: BlockSpec, make: Callable[[], Floats]) -> None:
         """Let all readers of a constant read it in blocks."""
         value = self._writer.values[tensor.name]
         uses = tuple(value.uses())
-        self._writer.set_values(value, make)
-        self._writer.read_through(value, uses, [self._node(tensor, spec, value)])
+        self._writer.set_values(value, lambda: rounded_values(make(), tensor))
+        node = self._node(tensor, spec, value, _attributes(spec, _axis(tensor)), STORED)
+        self._writer.read_through(value, uses, [node])
 
-    def _node(self, tensor: TensorPlan, spec: BlockSpec, value: ir.Value) -> ir.Node:
-        if tensor.axis is None:
-            raise ValueError(f"the plan gives {tensor.name!r} blocks, but no axis for them")
-        attributes = _attributes(spec, tensor.axis)
+    def _rounding(self, tensor: TensorPlan, spec: BlockSpec, value: ir.Value) -> ir.Node:
+        axis = _axis(tensor)
+        attributes = _attributes(spec, axis)
+        shape = _whole_blocks(spec, axis, value)
+        if shape is not None:
+            attributes = {**attributes, "block_shape": shape}
+        body = block_body(spec, self._writer.opset, whole=shape is not None)
+        return self._node(tensor, spec, value, attributes, body)
+
+    def _node(
+        self,
+        tensor: TensorPlan,
+        spec: BlockSpec,
+        value: ir.Value,
+        attributes: Attributes,
+        body: str,
+    ) -> ir.Node:
         name = "BFPQuantizeDequantize" if isinstance(spec, BfpSpec) else "MXQuantizeDequantize"
-        signature = f"<{', '.join(attributes)}> (x) => (y)"
-        overload = self._functions.define(name, signature, block_body(spec, self._writer.opset))
+        overload = self._functions.define(name, f"<{', '.join(attributes)}> (x) => (y)", body)
         return self._writer.node(
             name,
             [value],
@@ -56,9 +74,28 @@ class BlockNodes:
         )
 
 
-def _attributes(spec: BlockSpec, axis: int) -> dict[str, int | str]:
+def _axis(tensor: TensorPlan) -> int:
+    if tensor.axis is None:
+        raise ValueError(f"the plan gives {tensor.name!r} blocks, but no axis for them")
+    return tensor.axis
+
+
+def _whole_blocks(spec: BlockSpec, axis: int, value: ir.Value) -> list[int] | None:
+    """Return the shape that cuts the value into blocks, if it is known to be cut evenly."""
+    if value.shape is None:
+        return None
+    rank = value.shape.rank()
+    length = value.shape[axis]
+    return block_shape(spec, axis % rank, rank, length) if isinstance(length, int) else None
+
+
+def _attributes(spec: BlockSpec, axis: int) -> Attributes:
     """Return the attributes by which AMD's operators know the format."""
-    common = {"axis": axis, "block_size": spec.block, "rounding_mode": _ROUNDINGS[spec.rounding]}
+    common: Attributes = {
+        "axis": axis,
+        "block_size": spec.block,
+        "rounding_mode": _ROUNDINGS[spec.rounding],
+    }
     if not isinstance(spec, BfpSpec):
         return {"element_dtype": spec.element.value, **common}
     return {

@@ -6,8 +6,6 @@ known, it is recognised. Bodies are written in ONNX's text syntax.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx_ir as ir
 
 from lowbit.emit.writer import Writer
@@ -55,8 +53,3 @@ class Functions:
 def number(value: float) -> str:
     """Return a float32 constant in ONNX's text syntax."""
     return f"Constant <value = float {{{value!r}}}> ()"
-
-
-def attribute_words(attributes: Mapping[str, object]) -> str:
-    """Return the names of a function's attributes for its signature."""
-    return f"<{', '.join(attributes)}>" if attributes else ""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lowbit.graph.constants import add_constant
 from lowbit.graph.names import tensor_name
 
+Attributes = Mapping[str, int | str | list[int]]
 Uses = Iterable[tuple[ir.Node, int]]
 
 
@@ -30,7 +31,7 @@ class Writer:
         op: str,
         inputs: Sequence[ir.Value],
         name: str,
-        attributes: Mapping[str, int | str] | None = None,
+        attributes: Attributes | None = None,
         domain: str = "",
         overload: str = "",
     ) -> ir.Node:
