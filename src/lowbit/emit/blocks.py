@@ -1,7 +1,8 @@
 """Block formats in the graph: one named operator for each tensor, as AMD Quark has it.
 
 Constants are stored as the values of the format: the operator behind them, which says in what format
-they are, has nothing left to do. Rounding is exact, so doing it once more changes nothing.
+they are, has nothing left to do, and rounding them once more changes nothing. Not so in MXINT8: its
+code -128 is a power of two of the next exponent, with which a second rounding would be coarser.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from lowbit.config.specs import BfpSpec, BlockSpec
+from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
 from lowbit.emit.block_functions import STORED, block_body, block_shape
 from lowbit.emit.functions import DOMAIN, Functions
 from lowbit.emit.writer import Attributes, Writer
-from lowbit.numerics.blocks import Rounding
+from lowbit.numerics.blocks import Element, Rounding
 from lowbit.numerics.formats import Floats
 from lowbit.plan.plan import TensorPlan
 from lowbit.resolve.floats import rounded_values
@@ -41,8 +42,12 @@ class BlockNodes:
         """Let all readers of a constant read it in blocks."""
         value = self._writer.values[tensor.name]
         uses = tuple(value.uses())
-        self._writer.set_values(value, lambda: rounded_values(make(), tensor))
-        node = self._node(tensor, spec, value, _attributes(spec, _axis(tensor)), STORED)
+        if isinstance(spec, MxSpec) and spec.element is Element.INT8:
+            self._writer.set_values(value, make)
+            node = self._rounding(tensor, spec, value)
+        else:
+            self._writer.set_values(value, lambda: rounded_values(make(), tensor))
+            node = self._node(tensor, spec, value, _attributes(spec, _axis(tensor)), STORED)
         self._writer.read_through(value, uses, [node])
 
     def _rounding(self, tensor: TensorPlan, spec: BlockSpec, value: ir.Value) -> ir.Node:
