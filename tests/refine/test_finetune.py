@@ -180,3 +180,18 @@ def test_adaround_of_16_bit_floats_is_refused():
     config = msgspec.structs.replace(QUARK_PRESETS["BF16"], refine=AdaRound())
     with pytest.raises(ConfigError, match="take AdaQuant"):
         lowbit.quantize(small_cnn(), data=small_feeds(2), config=config)
+
+
+@pytest.mark.parametrize("name", ["BF16", "BF16_CAST", "BFP16", "MXINT8"])
+def test_adaquant_tunes_floats_and_blocks(name):
+    model, unseen = chain(2), smooth(8, seed=9)
+    tuned = AdaQuant(num_iterations=200, batch_size=4, learning_rate=1e-4)
+
+    def run(refine):
+        config = msgspec.structs.replace(QUARK_PRESETS[name], refine=refine)
+        return lowbit.quantize(chain(2), data=smooth(40), config=config)
+
+    plain, better = run(None), run(tuned)
+    (note,) = [n for n in better.report.notes if n.startswith("refined")]
+    assert "of 2 layers" in note
+    assert _error(better, model, unseen) <= 1.02 * _error(plain, model, unseen)

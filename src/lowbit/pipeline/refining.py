@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+from typing import TypeVar
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.refine import AdaRound, Reconstruct
@@ -19,9 +20,11 @@ from lowbit.pipeline.clock import Clock
 from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
 from lowbit.refine.modules import Draft
 from lowbit.refine.refine import check, refine
-from lowbit.resolve.integers import Integers, nearest
+from lowbit.resolve.integers import nearest
 from lowbit.resolve.resolve import settle_biases
 from lowbit.samples import Split
+
+T = TypeVar("T")
 
 
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
@@ -75,7 +78,12 @@ def refined(
     params = settle_biases(model, plan, built.params, built.ready.target, biases)
     rounded = nearest(model, plan, params)
     made = {name: functools.partial(_same, codes) for name, codes in found.weights.items()}
-    weights = dataclasses.replace(rounded, tensors={**rounded.tensors, **made})
+    values = {name: functools.partial(_same, array) for name, array in found.floats.items()}
+    weights = dataclasses.replace(
+        rounded,
+        tensors={**rounded.tensors, **made},
+        floats={**rounded.floats, **values},
+    )
     return dataclasses.replace(built, params=params, weights=weights), (found.note,)
 
 
@@ -106,5 +114,5 @@ def draft_of(built: Built) -> Draft:
     )
 
 
-def _same(codes: Integers) -> Integers:
-    return codes
+def _same(stored: T) -> T:
+    return stored

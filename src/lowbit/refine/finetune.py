@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
@@ -19,7 +20,7 @@ from lowbit.refine.adaquant import TunedRows, to_steps
 from lowbit.refine.adaround import RoundedRows
 from lowbit.refine.descent import descend
 from lowbit.refine.devices import Device
-from lowbit.refine.modules import Draft, Module, Outcome, float_bias, float_weights
+from lowbit.refine.modules import Draft, Module, Outcome, float_bias, float_weights, stored_in
 from lowbit.refine.reconstruct import Grid, codes_of, divided, exact_bias
 from lowbit.refine.sights import Sight, means_of, moments_of_sights
 from lowbit.refine.tune import Array, Look, Rows, Trace, Tuner
@@ -92,19 +93,19 @@ class FineTuner:
 
     def solve(self, module: Module, sights: Sequence[Sight]) -> Outcome:
         """Return the tuned module, or the draft's where that is no better."""
+        if module.params is None:
+            return self._solve_floats(module, sights)
         train, held = divided(sights, self.config.held_out)
         grid = Grid.of(module, float_weights(self.draft, module))
         bias = float_bias(self.draft, module)
         start = grid.nearest * grid.scale
-        offset = np.zeros((*start.shape[:2], 1), np.float32)
-        if bias is not None:
-            offset = bias.reshape(offset.shape).astype(np.float32)
+        offset = _offset(module, bias)
         error = self._error(module, start, offset, train)
         rate = self.config.learning_rate
         if self.config.lr_adjust is not None and error > self.config.lr_adjust[0]:
             rate = self.config.lr_adjust[1]
         found, tuned = self._tune(module, grid, offset, train, rate)
-        results = self._finished(grid, found, tuned, sights, train)
+        results = self._finished(grid, found, tuned, sights, train, settable=bias is not None)
         check = held or train
         before = self._error(module, start, offset, check)
         errors = [self._error(module, steps * grid.scale, b, check) for steps, b in results]
@@ -119,6 +120,38 @@ class FineTuner:
             module.node, codes_of(module, steps), shaped, before, errors[best], kept=True
         )
 
+    def _solve_floats(self, module: Module, sights: Sequence[Sight]) -> Outcome:
+        """Tune weights of a float or block format, all at once: blocks lie across rows."""
+        train, held = divided(sights, self.config.held_out)
+        layer, start = module.layer, stored_in(self.draft, module)
+
+        def rounding(weight: Array) -> Array:
+            stored = layer.weight(self.device.get(weight))
+            return self.device.put(np.asarray(layer.matrix(module.values(stored)), np.float32))
+
+        offset = _offset(module, float_bias(self.draft, module))
+        part = Part(slice(None), slice(None))
+        weight = np.asarray(layer.matrix(start), np.float32)
+        rows = TunedRows(self.device.put(weight), rounding, self.config.learning_rate)
+        fresh = self.config.mem_opt_level == 2
+        looks = PartLooks(train, part, module.activation, self.device, fresh=fresh)
+        seed = (self.config.fixed_seed, _number(module.node))
+        # The bias is a constant of its own format here.
+        config = msgspec.structs.replace(self.config, update_bias=False)
+        tuner = Tuner(config, module.activation, None, seed, self.stop)
+        still = self.device.put(offset.copy())
+        trace = tuner.tune(rows, still, looks, self.config.learning_rate)
+        _log_traces(module, [trace], self.config.num_iterations)
+        tuned = self.device.get(rows.result())
+        check = held or train
+        before, after = (
+            self._error(module, self.device.get(rounding(self.device.put(w))), offset, check)
+            for w in (weight, tuned)
+        )
+        if not after < before:
+            return Outcome(module.node, start, None, before, before, kept=False)
+        return Outcome(module.node, layer.weight(tuned), None, before, after, kept=True)
+
     def _finished(
         self,
         grid: Grid,
@@ -126,6 +159,8 @@ class FineTuner:
         bias: Floats,
         sights: Sequence[Sight],
         train: Sequence[Sight],
+        *,
+        settable: bool,
     ) -> list[tuple[Floats, Floats]]:
         """Return steps and biases to choose from: as tuned, and finished by exact descent.
 
@@ -138,7 +173,7 @@ class FineTuner:
         bounds = tuple(
             np.clip(a, grid.lowest, grid.highest) for a in (np.floor(near), np.ceil(near))
         )
-        free = self.config.update_bias
+        free = self.config.update_bias and settable
         moments = moments_of_sights(train, None if free else bias)
         ended = descend(
             moments.held_to(weight, _HELD), steps, grid.scale, (bounds[0], bounds[1]), _SWEEPS
@@ -154,6 +189,9 @@ class FineTuner:
     ) -> tuple[Floats, Floats]:
         """Tune all parts and put them together: steps (AdaRound) or weights, and biases."""
         tuned, bias = grid.nearest.copy(), offset.copy()
+        config = self.config
+        if module.bias is None:
+            config = msgspec.structs.replace(config, update_bias=False)
         parts = parts_of(grid.weight.shape, mixed=module.activation.mixes)
 
         def work(part: Part) -> tuple[Part, Floats, Floats, Trace]:
@@ -167,7 +205,7 @@ class FineTuner:
                 fresh=self.config.mem_opt_level == 2,
             )
             tuner = Tuner(
-                self.config,
+                config,
                 module.activation,
                 module.quantizer if self.config.output_qdq else None,
                 (self.config.fixed_seed, _number(module.node)),
@@ -233,6 +271,13 @@ def parts_of(shape: tuple[int, ...], *, mixed: bool) -> list[Part]:
     # Fewer than 16 rows make poor use of a matrix product.
     step = max(16, _TOGETHER // depth)
     return [Part(everything, slice(i, i + step)) for i in range(0, outputs, step)]
+
+
+def _offset(module: Module, bias: Floats | None) -> Floats:
+    """Return what a module adds, as groups x outputs x 1."""
+    shape = (module.layer.groups, module.layer.outputs, 1)
+    added = module.fixed_bias if bias is None else bias
+    return np.zeros(shape, np.float32) if added is None else np.asarray(added.reshape(shape))
 
 
 def _exact(weight: Floats, means: tuple[Floats, Floats], bias: Floats) -> Floats:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import Spec, TensorSpec
 from lowbit.graph.constants import constant
 from lowbit.graph.names import tensor_name
 from lowbit.graph.session import Array
@@ -22,6 +22,7 @@ from lowbit.refine.activations import NONE, Activation, activation_of
 from lowbit.refine.layers import Layer, layer_of
 from lowbit.refine.tune import Quantizer
 from lowbit.resolve.bias import bias_integers
+from lowbit.resolve.floats import round_as
 from lowbit.resolve.integers import Weights
 from lowbit.resolve.params import Params
 from lowbit.resolve.resolve import settle_biases
@@ -67,6 +68,7 @@ class Module:
     """One layer: where it reads, what it is compared with, and how its weights are stored.
 
     ``weight_value`` and ``bias_value`` are the float values that the quantized model's node reads.
+    ``fixed_bias`` is a bias that is not stored with the accumulator's scale, and stays as it is.
     ``activation`` is what follows with no rounding before it, ``quantizer`` the rounding after.
     """
 
@@ -76,23 +78,46 @@ class Module:
     source: Source
     output: str
     weight: str
-    spec: TensorSpec
-    params: QParams
+    spec: Spec
+    params: QParams | None
     weight_value: str
     bias_value: str | None
     bias: BiasPlan | None
     activation: Activation = NONE
     quantizer: Quantizer | None = None
+    axis: int | None = None
+    scale: float = 1.0
+    fixed_bias: Floats | None = None
+
+    @property
+    def grid(self) -> QParams:
+        """The parameters of the stored integers."""
+        if self.params is None:
+            raise TypeError(f"the weights of {self.node} are no integers")
+        return self.params
+
+    def values(self, stored: Array) -> Floats:
+        """Return what the layer computes with, given what is stored of its weights."""
+        if self.params is None:
+            return round_as(stored, self.spec, self.axis, self.scale)
+        return dequantize(stored, self.params)
 
     @property
     def limits(self) -> tuple[int, int]:
         """The smallest and the largest stored integer."""
         spec = self.spec
+        if not isinstance(spec, TensorSpec):
+            raise TypeError(f"the weights of {self.node} are no integers")
         return spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
 
 
-def find_modules(draft: Draft, ops: Collection[str]) -> tuple[list[Module], list[tuple[str, str]]]:
-    """Return the modules, and the names of layers that are left alone with the reason."""
+def find_modules(
+    draft: Draft, ops: Collection[str], *, integers: bool = True
+) -> tuple[list[Module], list[tuple[str, str]]]:
+    """Return the modules, and the names of layers that are left alone with the reason.
+
+    ``integers``: only those whose weights are stored as integers.
+    """
     planned = {t.name: t for t in draft.plan.weights()}
     biases = {row.node: row for row in draft.plan.biases}
     nodes = {node.name: node for node in draft.quantized.graph}
@@ -103,7 +128,9 @@ def find_modules(draft: Draft, ops: Collection[str]) -> tuple[list[Module], list
             continue
         weight = node.inputs[1]
         row = planned.get(str(weight.name))
-        if row is None or node.name is None or not isinstance(row.spec, TensorSpec):
+        if row is None or node.name is None:
+            continue
+        if integers and not isinstance(row.spec, TensorSpec):
             continue
         layer = layer_of(node)
         if isinstance(layer, str):
@@ -126,14 +153,26 @@ def find_modules(draft: Draft, ops: Collection[str]) -> tuple[list[Module], list
                 output=output,
                 weight=row.name,
                 spec=row.spec,
-                params=draft.params.tensors[row.name],
+                params=draft.params.tensors.get(row.name),
                 weight_value=_name(twin.inputs[1]),
                 bias_value=_name(twin.inputs[2]) if node.name in biases else None,
                 bias=biases.get(node.name),
+                fixed_bias=None if node.name in biases else _fixed_bias(node, layer),
+                axis=row.axis,
+                scale=draft.params.scales.get(row.name, 1.0),
                 **_behind(draft, node),
             )
         )
     return modules, skipped
+
+
+def _fixed_bias(node: ir.Node, layer: Layer) -> Floats | None:
+    """Return the constant bias of a node, one number for each of its outputs."""
+    data = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if data is None or data.size != layer.groups * layer.outputs:
+        return None
+    beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
+    return np.asarray(data, np.float32).reshape(-1) * np.float32(beta)
 
 
 def _behind(draft: Draft, node: ir.Node) -> dict[str, Any]:
@@ -178,25 +217,37 @@ def _source(value: ir.Value | None) -> Source:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What refinement made of a module: integers, and a float bias where it has one.
+    """What refinement made of a module: what is stored, and a float bias where it has one.
+
+    ``codes`` are integers, or floats where the format is one of floats or blocks.
 
     ``before`` and ``after`` are the errors on held-out samples; unless ``kept``, the draft's own
     integers and bias are the result.
     """
 
     node: str
-    codes: NDArray[np.integer]
+    codes: Array
     bias: Floats | None
     before: float
     after: float
     kept: bool
 
 
+def stored_in(draft: Draft, module: Module) -> Array:
+    """Return what the draft stores of a module's weights."""
+    weights = draft.weights
+    return (
+        weights.floats[module.weight]()
+        if module.params is None
+        else weights.tensors[module.weight]()
+    )
+
+
 def drafted(draft: Draft, module: Module, outcome: Outcome) -> Outcome:
     """Return what a module is in the draft, as an outcome that was not kept."""
     return Outcome(
         module.node,
-        draft.weights.tensors[module.weight](),
+        stored_in(draft, module),
         float_bias(draft, module),
         outcome.before,
         outcome.before,

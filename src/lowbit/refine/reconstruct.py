@@ -27,14 +27,15 @@ class Seen:
     target_mean: Floats
 
     @classmethod
-    def of(cls, sights: Sequence[Sight]) -> Seen:
-        """Put the samples together."""
+    def of(cls, sights: Sequence[Sight], bias: Floats | None = None) -> Seen:
+        """Put the samples together, a bias that stays taken off the targets."""
         patch_mean, target_mean = means_of(sights)
+        offset = np.zeros_like(target_mean) if bias is None else bias.reshape(target_mean.shape)
         return cls(
             np.concatenate([s.patches for s in sights], axis=2),
-            np.concatenate([s.targets for s in sights], axis=2),
+            np.concatenate([s.targets for s in sights], axis=2) - offset[:, :, None],
             patch_mean,
-            target_mean,
+            target_mean - offset,
         )
 
     def part(self, columns: slice) -> Seen:
@@ -64,7 +65,7 @@ class Grid:
     def of(cls, module: Module, weight: Floats) -> Grid:
         """Return the two neighbours of every weight, and the nearer one."""
         layer = module.layer
-        scale, zero = module.params.broadcast(weight.ndim)
+        scale, zero = module.grid.broadcast(weight.ndim)
         shape = weight.shape
         w, s, z = (
             np.asarray(layer.matrix(np.broadcast_to(a, shape)), np.float32)
@@ -79,8 +80,8 @@ class Grid:
 def codes_of(module: Module, steps: Floats) -> np.ndarray:
     """Return stored integers for steps from the zero point."""
     stored = module.layer.weight(steps)
-    _, zero = module.params.broadcast(stored.ndim)
-    return np.asarray(stored + zero.astype(np.float32)).astype(module.params.format.dtype)
+    _, zero = module.grid.broadcast(stored.ndim)
+    return np.asarray(stored + zero.astype(np.float32)).astype(module.grid.format.dtype)
 
 
 def reconstruct(
@@ -92,7 +93,7 @@ def reconstruct(
 ) -> Outcome:
     """Return the best rounding of one module, or the nearest where nothing better was found."""
     train, held = divided(sights, config.held_out)
-    everything = Seen.of([*train, *held])
+    everything = Seen.of([*train, *held], module.fixed_bias)
     columns = sum(s.patches.shape[2] for s in train)
     seen = everything.part(slice(columns))
     check = everything.part(slice(columns, None)) if held else seen

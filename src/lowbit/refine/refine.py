@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.config.refine import Reconstruct, Refinement
+from lowbit.config.refine import AdaQuant, Reconstruct, Refinement
 from lowbit.graph.session import Feed, providers_of
 from lowbit.numerics.formats import Floats
 from lowbit.refine.checkpoint import Checkpoint
@@ -37,12 +37,13 @@ _TUNED_AT = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refined:
-    """Integers of refined weights by tensor, float biases by node, and how each module fared.
+    """Integers or floats of refined weights by tensor, float biases by node, and how it went.
 
     ``modules`` is how many there are; fewer outcomes than that mean it was interrupted.
     """
 
     weights: Mapping[str, NDArray[np.integer]]
+    floats: Mapping[str, Floats]
     biases: Mapping[str, Floats]
     outcomes: tuple[Outcome, ...]
     modules: int
@@ -116,7 +117,7 @@ def refine(
     """
     device = check(config)
     way = _Way.of(config)
-    modules, skipped = find_modules(draft, way.ops)
+    modules, skipped = find_modules(draft, way.ops, integers=not isinstance(config, AdaQuant))
     outcomes: list[Outcome] = []
     if modules:
         limited: Feeds = functools.partial(_first, feeds, config.data_size)
@@ -132,7 +133,8 @@ def refine(
             outcomes = _until_stopped(done, walk.run(solve, listener), stop)
     found = list(zip(modules, outcomes, strict=False))
     return Refined(
-        {m.weight: o.codes for m, o in found},
+        {m.weight: o.codes for m, o in found if m.params is not None},
+        {m.weight: o.codes for m, o in found if m.params is None},
         {o.node: o.bias for o in outcomes if o.bias is not None},
         tuple(outcomes),
         len(modules),

@@ -16,7 +16,6 @@ import numpy as np
 
 from lowbit.calibrate.collect import bounded_map
 from lowbit.graph.session import Array, Feed
-from lowbit.numerics.qparams import dequantize
 from lowbit.refine.flow import Flow
 from lowbit.refine.goals import Goals
 from lowbit.refine.modules import Draft, Module, Outcome, settled_bias
@@ -123,7 +122,7 @@ def _solved(solve: Solve, module: Module, sights: Sequence[Sight]) -> Outcome:
 
 def replaced_constants(draft: Draft, module: Module, outcome: Outcome) -> dict[str, Array]:
     """Return the values that a solved module's node reads from now on."""
-    values: dict[str, Array] = {module.weight_value: dequantize(outcome.codes, module.params)}
+    values: dict[str, Array] = {module.weight_value: module.values(outcome.codes)}
     if module.bias_value is not None and outcome.bias is not None:
         values[module.bias_value] = settled_bias(draft, module, outcome.bias)
     return values
