@@ -9,6 +9,9 @@ import numpy as np
 
 from lowbit.data import Data, Sample
 
+_ENOUGH_TO_HOLD_BACK = 16
+_MOST_JUDGES = 16
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
@@ -18,6 +21,12 @@ class Split:
     total: int
     held: frozenset[int]
     checked: frozenset[int]
+    judges: frozenset[int]
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there are enough samples to choose between steps on some and fit on others."""
+        return len(self.judges) < self.calibration_count
 
     @property
     def held_out(self) -> bool:
@@ -38,6 +47,15 @@ class Split:
         """Yield the samples to calibrate on."""
         return (s for i, s in enumerate(self.data) if i not in self.held)
 
+    def fitting(self) -> Iterator[Sample]:
+        """Yield the samples to calibrate on where others choose between steps."""
+        left_out = self.held | self.judges if self.holds_back else self.held
+        return (s for i, s in enumerate(self.data) if i not in left_out)
+
+    def judging(self) -> Iterator[Sample]:
+        """Yield the samples to choose between steps on."""
+        return (s for i, s in enumerate(self.data) if i in self.judges)
+
     def verification(self) -> Iterator[Sample]:
         """Yield the samples to verify on."""
         return (s for i, s in enumerate(self.data) if i in self.checked)
@@ -54,10 +72,17 @@ def split(data: Data, limit: int | None, held_out: int) -> Split:
     """
     total = len(data)
     extra = 0 if limit is None else min(max(total - limit, 0), held_out)
-    if extra:
-        held = frozenset(_spread(total, extra))
-        return Split(data, total, held, held)
-    return Split(data, total, frozenset(), frozenset(_spread(total, min(held_out, total))))
+    held = frozenset(_spread(total, extra))
+    checked = held or frozenset(_spread(total, min(held_out, total)))
+    return Split(data, total, held, checked, _judges(total, held))
+
+
+def _judges(total: int, held: frozenset[int]) -> frozenset[int]:
+    """Return an eighth of the samples that calibrate, spread over them; of few, all."""
+    left = [i for i in range(total) if i not in held]
+    if len(left) < _ENOUGH_TO_HOLD_BACK:
+        return frozenset(left)
+    return frozenset(left[i] for i in _spread(len(left), min(len(left) // 8, _MOST_JUDGES)))
 
 
 def _spread(total: int, count: int) -> list[int]:

@@ -36,6 +36,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         equalise: How factors move between layers before anything is quantized; ``None``: not.
         correct: Whether biases make up for what rounding weights shifts (bias correction).
         refine: How weights are rounded better than to the nearest integer; ``None``: not.
+        choose: Whether equalisation and bias correction are kept only if they lower the error on
+            samples held out of calibration.
         without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
         casts: Whether 16-bit floats are written as pairs of Cast, instead of the operators AMD's
             tools know by name.
@@ -55,6 +57,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     head: Head = "auto"
     equalise: Equalisation | None = None
     correct: bool = False
+    choose: bool = False
     refine: Refinement | None = None
     without: tuple[str, ...] = ()
     casts: bool = False

@@ -95,6 +95,7 @@ class Builder:
 
     def solve(self, config: QuantConfig, ready: Prepared, plan: Plan, stats: Stats) -> Built:
         """Resolve all parameters from statistics, round the weights and correct the biases."""
+        ready = dataclasses.replace(ready, config=config)
         with self.clock.stage("resolve"):
             params = resolve(ready.adapted, plan, stats, ready.target)
             weights = nearest(ready.adapted, plan, params)

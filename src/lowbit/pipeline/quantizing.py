@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import onnx_ir as ir
 
-import lowbit
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.files import config_json
 from lowbit.config.presets import find_preset
-from lowbit.data import Data, Preprocessing, open_data
-from lowbit.emit.qdq import emit_qdq
+from lowbit.data import Preprocessing, open_data
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.graph.normalise import refuse_quantized
-from lowbit.pipeline.building import Builder, Built
+from lowbit.pipeline.building import Builder
+from lowbit.pipeline.choosing import choose, options
 from lowbit.pipeline.clock import Clock, Progress
+from lowbit.pipeline.emitting import emit, sign
 from lowbit.pipeline.preparing import ModelSource, model_inputs
 from lowbit.pipeline.refining import check_refinement, checkpoint_of, refined
 from lowbit.pipeline.verifying import check_snr, verify, with_reused
@@ -29,7 +28,7 @@ from lowbit.plan import Plan
 from lowbit.resolve.params import Params
 from lowbit.samples import Split, split
 from lowbit.targets import Target
-from lowbit.verify.report import Report
+from lowbit.verify.report import Report, Step
 
 if TYPE_CHECKING:
     import onnx
@@ -126,16 +125,21 @@ def quantize(
     builder = Builder(
         loaded, samples, clock, target, keep_histograms=keep_histograms, means=config.correct
     )
-    built = builder.build(config, samples.calibration, plan=plan, stats=stats)
+    steps: tuple[Step, ...] = ()
+    if plan is None and stats is None and options(config):
+        built, steps = choose(builder, config)
+    else:
+        built = builder.build(config, samples.calibration, plan=plan, stats=stats)
     with clock.stage("refine"):
         folder = pathlib.Path(checkpoint) if checkpoint is not None else None
         if folder is None and output is not None:
             folder = checkpoint_of(output)
         built, notes = refined(built, samples, clock, folder, resume=resume)
     with clock.stage("emit"):
-        quantized = _emit(built, samples.data)
+        quantized = emit(built)
+        sign(quantized, built, samples.data)
     with clock.stage("verify"):
-        report = verify(built.ready, quantized, built.plan, built.params, samples)
+        report = verify(built.ready, quantized, built.plan, built.params, samples, steps)
         if stats is not None:
             report = with_reused(report, stats, built.config)
         report = msgspec.structs.replace(report, notes=(*report.notes, *notes))
@@ -159,27 +163,3 @@ def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfi
     if preset is not None and config is not None:
         raise ConfigError("give a preset or a config, not both")
     return config if config is not None else find_preset(preset or "A8W8")
-
-
-def _emit(built: Built, data: Data) -> ir.Model:
-    ready, plan, config = built.ready, built.plan, built.ready.config
-    quantized = emit_qdq(
-        ready.adapted,
-        plan,
-        built.params,
-        built.weights,
-        domain=config.domain,
-        casts=config.casts,
-        half_weights=config.half_weights,
-    )
-    quantized.producer_name, quantized.producer_version = "lowbit", lowbit.__version__
-    quantized.metadata_props.update(
-        {
-            "lowbit.version": lowbit.__version__,
-            "lowbit.preset": plan.preset,
-            "lowbit.target": plan.target,
-            "lowbit.config": config_json(ready.config),
-            "lowbit.data": f"{data.description} (sha256 {data.fingerprint()})",
-        }
-    )
-    return quantized

@@ -20,7 +20,7 @@ from lowbit.resolve.params import Params
 from lowbit.samples import Split
 from lowbit.verify.compare import compare_models, of_layers, of_outputs
 from lowbit.verify.overflow import near_overflow
-from lowbit.verify.report import Report, count_formats, scores
+from lowbit.verify.report import Report, Step, count_formats, scores
 
 
 def verify(
@@ -29,6 +29,7 @@ def verify(
     plan: Plan,
     params: Params,
     samples: Split,
+    steps: tuple[Step, ...] = (),
 ) -> Report:
     """Check the file, run it on held-out samples against the model as loaded, and report."""
     threads = os.cpu_count() or 1
@@ -54,6 +55,7 @@ def verify(
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
         adjustments=params.adjustments,
+        steps=steps,
         notes=(
             *ready.equalised.notes,
             *overflows,

@@ -1,0 +1,103 @@
+"""Steps that help most models and harm some: each is kept only if it helps this one.
+
+Part of the calibration samples is held back. The model is built without any of the steps, then
+with one more at a time; a step stays if the outputs come nearer to the float model's on the samples
+held back, by more than the difference varies from sample to sample. What was judged is what is
+kept: built again from all samples, a power-of-two scale may fall the other way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from lowbit.config.config import QuantConfig
+from lowbit.config.equalise import Equalise
+from lowbit.pipeline.building import Builder, Built
+from lowbit.pipeline.emitting import emit
+from lowbit.verify.judge import Decibels, Judge
+from lowbit.verify.report import Step
+
+_Field = Literal["correct", "equalise"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Option:
+    """A field of the configuration that can be left out."""
+
+    name: str
+    field: _Field
+    without: object
+
+
+_OPTIONS = (
+    _Option("bias correction", "correct", without=False),
+    _Option("equalisation", "equalise", without=None),
+)
+
+
+def options(config: QuantConfig) -> list[_Option]:
+    """Return the steps of a configuration that can be judged."""
+    if not config.choose:
+        return []
+    found = [option for option in _OPTIONS if getattr(config, option.field) != option.without]
+    # Another equalisation than our own is there to be had as it is.
+    if config.equalise is not None and not isinstance(config.equalise, Equalise):
+        found = [option for option in found if option.field != "equalise"]
+    return found
+
+
+def choose(builder: Builder, config: QuantConfig) -> tuple[Built, tuple[Step, ...]]:
+    """Return the best way to build the model, and what was tried."""
+    samples, tried = builder.samples, options(config)
+    plain = _with(config, {option.field: option.without for option in tried})
+    best = builder.build(plain, samples.fitting)
+    steps = []
+    with builder.clock.charge("choose"):
+        judge = Judge(builder.loaded, samples.judging())
+        before = judge.decibels(emit(best))
+        for option in tried:
+            wanted = getattr(config, option.field)
+            candidate = _rebuilt(builder, best, {option.field: wanted})
+            after = judge.decibels(emit(candidate))
+            step = _judged(option.name, before, after)
+            steps.append(step)
+            if step.kept:
+                best, before = candidate, after
+    return best, tuple(steps)
+
+
+def _with(config: QuantConfig, changes: dict[_Field, object]) -> QuantConfig:
+    return msgspec.structs.replace(config, **changes)
+
+
+def _rebuilt(builder: Builder, built: Built, changes: dict[_Field, object]) -> Built:
+    config = _with(built.config, changes)
+    if "equalise" in changes:  # other activations, so other statistics
+        return builder.build(config, builder.samples.fitting)
+    return builder.solve(config, built.ready, built.plan, built.stats)
+
+
+def _judged(name: str, before: Decibels, after: Decibels) -> Step:
+    """Say whether the ratio rises by more than its rise varies between samples."""
+    gain = after - before
+    doubt = float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    mean = float(gain.mean()) if len(gain) else 0.0
+    kept = mean > doubt
+    word = f"{mean:+.2f} dB, give or take {doubt:.2f}, on {len(gain)} samples"
+    return Step(
+        name=name,
+        before=_relative_error(before),
+        after=_relative_error(after),
+        kept=kept,
+        note=word,
+    )
+
+
+def _relative_error(decibels: Decibels) -> float:
+    """Return the geometric mean of noise over signal."""
+    return float(10 ** (-np.mean(decibels) / 10)) if len(decibels) else math.nan
