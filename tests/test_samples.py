@@ -38,3 +38,20 @@ def test_one_sample_does_both() -> None:
 
     assert _values(parts.calibration()) == _values(parts.verification()) == [1]
     assert _values([parts.first()]) == [1]
+
+
+def test_an_eighth_is_held_back_to_judge_steps() -> None:
+    parts = split(_data(44), 40, 4)
+
+    fitting, judging = _values(parts.fitting()), _values(parts.judging())
+    assert parts.holds_back
+    assert len(judging) == 5
+    assert sorted(fitting + judging) == _values(parts.calibration())
+    assert not set(_values(parts.verification())) & {*fitting, *judging}
+
+
+def test_of_few_samples_all_fit_and_judge() -> None:
+    parts = split(_data(10), None, 4)
+
+    assert not parts.holds_back
+    assert _values(parts.fitting()) == _values(parts.judging()) == list(range(1, 11))

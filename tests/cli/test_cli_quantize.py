@@ -108,7 +108,7 @@ def test_options_change_the_scheme(run, model, data) -> None:
 def test_statistics_serve_another_method_without_running_the_model(
     run, model, data, monkeypatch
 ) -> None:
-    common = ("--data", data, "--limit", 8, "--quiet")
+    common = ("--data", data, "--limit", 8, "--quiet", "--no-equalise")
     direct = ("--calibration", "percentile", "--percentile", 97)
     run("quantize", model, "minmax.onnx", *common, "--calibration", "minmax", "--save-stats", "s")
     run("quantize", model, "direct.onnx", *common, *direct)
@@ -424,10 +424,12 @@ def test_stages_that_do_not_exist_yet_can_be_left_out(run, model, data) -> None:
 
 
 def test_equalisation_can_be_left_out(run, model, data) -> None:
-    options = ("--preset", "A16W8", "--data", data, "--json")
-    with_it = run("quantize", model, "a.onnx", *options)
+    options = ("--preset", "A16W8", "--data", data, "--json", "--no-reconstruct")
+    with_it = run("quantize", model, "a.onnx", *options, "--keep-steps")
     without = run("quantize", model, "b.onnx", *options, "--no-equalise")
 
     assert (with_it.code, without.code) == (0, 0)
+    assert not json.loads(with_it.out)["steps"]
+    assert [step["name"] for step in json.loads(without.out)["steps"]] == ["bias correction"]
     assert any("equalised" in note for note in json.loads(with_it.out)["notes"])
     assert not any("equalised" in note for note in json.loads(without.out)["notes"])

@@ -21,7 +21,7 @@ from lowbit.calibrate.growing import GrowingHistogram
 from lowbit.errors import CalibrationError
 from lowbit.numerics.formats import Floats
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,10 +115,14 @@ def channel_sums(x: Floats, axis: int) -> ChannelSums:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stats:
-    """Statistics of many tensors over the same samples."""
+    """Statistics of many tensors over the same samples.
+
+    ``equalised``: whether they are those of the model after equalisation.
+    """
 
     tensors: Mapping[str, TensorStats]
     samples: int = 0
+    equalised: bool = False
 
     def __getitem__(self, name: str) -> TensorStats:
         """Return what is known of a tensor."""
@@ -132,12 +136,16 @@ class Stats:
 
     def __or__(self, other: Stats) -> Stats:
         """Return the statistics over the samples of both."""
+        if self.equalised != other.equalised:
+            raise CalibrationError("one of two statistics is of an equalised model: not mergeable")
         names = dict.fromkeys((*self.tensors, *other.tensors))
         merged = {}
         for name in names:
             mine, theirs = self.tensors.get(name), other.tensors.get(name)
             merged[name] = mine | theirs if mine and theirs else (mine or theirs)
-        return Stats({k: v for k, v in merged.items() if v}, self.samples + other.samples)
+        return Stats(
+            {k: v for k, v in merged.items() if v}, self.samples + other.samples, self.equalised
+        )
 
 
 def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
@@ -157,7 +165,8 @@ def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
             arrays[f"{index}_at"], arrays[f"{index}_n"] = at.astype(np.int64), s.counts[at]
         if s.channels is not None:
             arrays[f"{index}_channels"] = s.channels
-    header = json.dumps({"format": _FORMAT, "samples": stats.samples, "tensors": table})
+    about = {"samples": stats.samples, "equalised": stats.equalised}
+    header = json.dumps({"format": _FORMAT, **about, "tensors": table})
     with pathlib.Path(path).open("wb") as file:
         np.savez_compressed(file, header=np.array(header), **arrays)  # type: ignore[arg-type]
 
@@ -186,4 +195,4 @@ def load_stats(path: str | os.PathLike[str]) -> Stats:
                 )
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
-    return Stats(tensors, header["samples"])
+    return Stats(tensors, header["samples"], header["equalised"])

@@ -68,6 +68,12 @@ def _quantize(parser: Parser) -> None:
         "--no-equalise", action="store_true", help="leave out cross-layer equalisation"
     )
     more.add_argument(
+        "--keep-steps",
+        action="store_true",
+        help="take equalisation and bias correction as they are, without trying on samples held "
+        "back whether they help",
+    )
+    more.add_argument(
         "--no-reconstruct",
         action="store_true",
         help="round weights to the nearest integer instead of reconstructing each layer's output",

@@ -66,6 +66,7 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         domain=getattr(args, "domain", None) or config.domain,
         equalise=None if getattr(args, "no_equalise", False) else config.equalise,
         correct=config.correct and not getattr(args, "no_correct", False),
+        choose=config.choose and not getattr(args, "keep_steps", False),
         refine=_refinement(config, args),
     )
 

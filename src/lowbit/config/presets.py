@@ -43,7 +43,6 @@ def _float_scales(
     activation: TensorSpec,
     weight: TensorSpec,
     target: str,
-    equalise: Equalise | None = None,
 ) -> Preset:
     config = QuantConfig(
         name=name,
@@ -51,8 +50,9 @@ def _float_scales(
         weight=weight,
         bias=ProductBias(),
         target=target,
-        equalise=equalise,
+        equalise=Equalise(),
         correct=True,
+        choose=True,
         refine=Reconstruct(),
     )
     return Preset(config=config, summary=summary)
@@ -104,8 +104,6 @@ _ALL = (
         TensorSpec(format=Format.INT16, method=MinMax()),
         _WEIGHT,
         "ryzen-ai",
-        # Measured in docs/equalise.md: with fewer bits it helps some models and harms others.
-        Equalise(),
     ),
     Preset(
         config=QuantConfig(
@@ -114,7 +112,9 @@ _ALL = (
             weight=_POWER_OF_TWO,
             bias=_POWER_OF_TWO,
             target="ryzen-ai-cnn",
+            equalise=Equalise(),
             correct=True,
+            choose=True,
             refine=Reconstruct(),
         ),
         summary="Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
@@ -141,7 +141,9 @@ _ALL = (
             weight=_POWER_OF_TWO,
             bias=_POWER_OF_TWO,
             target="quark-vint8",
+            equalise=Equalise(),
             correct=True,
+            choose=True,
             refine=Reconstruct(),
         ),
         summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",

@@ -82,7 +82,7 @@ class Builder:
     def collect(self, ready: Prepared, plan: Plan, feeds: Feeds) -> Stats:
         """Return the statistics the plan needs of these feeds."""
         total = self.samples.calibration_count
-        return collect(
+        found = collect(
             ready.observed,
             plan,
             feeds(),
@@ -92,6 +92,7 @@ class Builder:
             optimise="all" if ready.target.calibrate_optimised else "none",
             progress=lambda done: self.clock.tell("calibrate", done, total),
         )
+        return dataclasses.replace(found, equalised=ready.config.equalise is not None)
 
     def solve(self, config: QuantConfig, ready: Prepared, plan: Plan, stats: Stats) -> Built:
         """Resolve all parameters from statistics, round the weights and correct the biases."""

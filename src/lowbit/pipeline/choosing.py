@@ -15,10 +15,12 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import Equalise
 from lowbit.pipeline.building import Builder, Built
 from lowbit.pipeline.emitting import emit
+from lowbit.plan import Plan
 from lowbit.verify.judge import Decibels, Judge
 from lowbit.verify.report import Step
 
@@ -51,18 +53,27 @@ def options(config: QuantConfig) -> list[_Option]:
     return found
 
 
-def choose(builder: Builder, config: QuantConfig) -> tuple[Built, tuple[Step, ...]]:
+def as_collected(config: QuantConfig, stats: Stats) -> QuantConfig:
+    """Return the configuration with the choice that statistics kept from another run embody."""
+    if config.choose and not stats.equalised:
+        return msgspec.structs.replace(config, equalise=None)
+    return config
+
+
+def choose(
+    builder: Builder, config: QuantConfig, plan: Plan | None
+) -> tuple[Built, tuple[Step, ...]]:
     """Return the best way to build the model, and what was tried."""
     samples, tried = builder.samples, options(config)
     plain = _with(config, {option.field: option.without for option in tried})
-    best = builder.build(plain, samples.fitting)
+    best = builder.build(plain, samples.fitting, plan=plan)
     steps = []
     with builder.clock.charge("choose"):
         judge = Judge(builder.loaded, samples.judging())
         before = judge.decibels(emit(best))
         for option in tried:
             wanted = getattr(config, option.field)
-            candidate = _rebuilt(builder, best, {option.field: wanted})
+            candidate = _rebuilt(builder, best, {option.field: wanted}, plan)
             after = judge.decibels(emit(candidate))
             step = _judged(option.name, before, after)
             steps.append(step)
@@ -75,10 +86,12 @@ def _with(config: QuantConfig, changes: dict[_Field, object]) -> QuantConfig:
     return msgspec.structs.replace(config, **changes)
 
 
-def _rebuilt(builder: Builder, built: Built, changes: dict[_Field, object]) -> Built:
+def _rebuilt(
+    builder: Builder, built: Built, changes: dict[_Field, object], plan: Plan | None
+) -> Built:
     config = _with(built.config, changes)
     if "equalise" in changes:  # other activations, so other statistics
-        return builder.build(config, builder.samples.fitting)
+        return builder.build(config, builder.samples.fitting, plan=plan)
     return builder.solve(config, built.ready, built.plan, built.stats)
 
 

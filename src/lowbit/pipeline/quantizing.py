@@ -18,7 +18,7 @@ from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.graph.normalise import refuse_quantized
 from lowbit.pipeline.building import Builder
-from lowbit.pipeline.choosing import choose, options
+from lowbit.pipeline.choosing import as_collected, choose, options
 from lowbit.pipeline.clock import Clock, Progress
 from lowbit.pipeline.emitting import emit, sign
 from lowbit.pipeline.preparing import ModelSource, model_inputs
@@ -126,10 +126,13 @@ def quantize(
         loaded, samples, clock, target, keep_histograms=keep_histograms, means=config.correct
     )
     steps: tuple[Step, ...] = ()
-    if plan is None and stats is None and options(config):
-        built, steps = choose(builder, config)
-    else:
+    if stats is not None:
+        config = as_collected(config, stats)
         built = builder.build(config, samples.calibration, plan=plan, stats=stats)
+    elif options(config):
+        built, steps = choose(builder, config, plan)
+    else:
+        built = builder.build(config, samples.calibration, plan=plan)
     with clock.stage("refine"):
         folder = pathlib.Path(checkpoint) if checkpoint is not None else None
         if folder is None and output is not None:

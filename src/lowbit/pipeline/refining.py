@@ -11,12 +11,12 @@ from typing import TypeVar
 from lowbit.config.config import QuantConfig
 from lowbit.config.refine import AdaRound, Reconstruct
 from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
-from lowbit.emit.qdq import emit_qdq
 from lowbit.errors import ConfigError
 from lowbit.graph import io
 from lowbit.graph.normalise import normalise
 from lowbit.pipeline.building import Built
 from lowbit.pipeline.clock import Clock
+from lowbit.pipeline.emitting import emit
 from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
 from lowbit.refine.modules import Draft
 from lowbit.refine.refine import check, refine
@@ -89,16 +89,7 @@ def refined(
 
 def draft_of(built: Built) -> Draft:
     """Return what was built, emitted, for refinement to work on."""
-    ready, config = built.ready, built.ready.config
-    quantized = emit_qdq(
-        ready.adapted,
-        built.plan,
-        built.params,
-        built.weights,
-        domain=config.domain,
-        casts=config.casts,
-        half_weights=config.half_weights,
-    )
+    ready, config = built.ready, built.config
     reference = None if isinstance(config.refine, Reconstruct) else config.refine
     floats = ready.observed
     if reference is not None and reference.ref_model_path is not None:
@@ -106,7 +97,7 @@ def draft_of(built: Built) -> Draft:
     return Draft(
         floats=floats,
         adapted=ready.adapted,
-        quantized=quantized,
+        quantized=emit(built),
         plan=built.plan,
         params=built.params,
         weights=built.weights,

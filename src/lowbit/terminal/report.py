@@ -15,7 +15,7 @@ from lowbit.terminal.figures import cosine, counted, decibels, number, seconds, 
 from lowbit.terminal.floats import reasons_table
 from lowbit.terminal.layout import make_facts, make_table, show
 from lowbit.terminal.names import Name
-from lowbit.verify.report import Report, Score
+from lowbit.verify.report import Report, Score, Step
 
 _FEW = 5
 
@@ -34,6 +34,7 @@ def show_result(console: Console, report: Report, output: str) -> None:
     show(console, facts)
     nodes = counted(len(report.float_nodes), "node stays", "nodes stay")
     show(console, reasons_table(report.float_nodes, f"{nodes} in float", most=_FEW))
+    show(console, _steps(report.steps))
     show(console, _adjustments(report.adjustments))
     _show_scores(console, report)
     _show_notes(console, report.notes)
@@ -118,6 +119,18 @@ def _adjustments(moved: Sequence[Adjustment]) -> Table:
         cost = "" if row.cost_db is None else f"{row.cost_db:.2f}"
         reason = Group(Name(row.tensor), Name(f"  {row.why}", style="dim"))
         table.add_row(reason, number(row.before), number(row.after), cost)
+    return table
+
+
+def _steps(steps: Sequence[Step]) -> Table:
+    """Return what was tried on samples held back, and whether it stayed."""
+    title = "steps tried on samples held back: error relative to the outputs' power"
+    table = make_table(title, "step", "without", "with", "kept", figures=3)
+    for step in steps:
+        name = Group(Name(step.name), Name(f"  {step.note}", style="dim"))
+        table.add_row(
+            name, number(step.before), number(step.after), "kept" if step.kept else "dropped"
+        )
     return table
 
 

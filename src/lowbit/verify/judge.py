@@ -74,8 +74,9 @@ def _by_channel(a: NDArray[np.float64], b: NDArray[np.float64]) -> Decibels:
     many = a.ndim >= 3 and a.shape[1] <= _MOST_CHANNELS
     axes = tuple(axis for axis in range(a.ndim) if not (many and axis == 1))
     signal = np.atleast_1d(np.square(a).sum(axis=axes))
-    noise = np.atleast_1d(np.square(np.nan_to_num(a - b, nan=np.inf)).sum(axis=axes))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):  # a broken model's outputs are as bad as can be, no error
+        error = a - b
+        noise = np.atleast_1d(np.square(np.where(np.isnan(error), np.inf, error)).sum(axis=axes))
         ratio = 10 * np.log10(signal / noise)
     ratio = np.where(noise == 0, _HIGHEST, ratio)
     return np.asarray(np.clip(ratio[signal > 0], _LOWEST, _HIGHEST))

@@ -1,0 +1,97 @@
+"""Steps are kept only if they help, judged here by an onnxruntime of its own."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+from small_models import small_cnn, small_feeds
+
+import lowbit
+from lowbit.config.equalise import Equalise
+from lowbit.config.presets import find_preset
+from lowbit.data import open_data
+from lowbit.pipeline import model_inputs
+from lowbit.samples import split
+
+_FEEDS = small_feeds(24)
+_STEPS = ("bias correction", "equalisation")
+
+
+def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
+    changes = {"refine": None, "choose": True, "equalise": Equalise(), **changes}
+    return msgspec.structs.replace(find_preset(preset), **changes)
+
+
+def _uneven(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
+    """Scale output channels of the convolutions so that one scale a tensor fits none."""
+    rng = np.random.default_rng(seed)
+    for tensor in model.graph.initializer:
+        weight = numpy_helper.to_array(tensor)
+        if weight.ndim == 4:
+            factor = np.exp(rng.normal(0, 1.0, (len(weight), 1, 1, 1)))
+            tensor.CopyFrom(
+                numpy_helper.from_array((weight * factor).astype(np.float32), tensor.name)
+            )
+    return model
+
+
+def _decibels(model: onnx.ModelProto, quantized: onnx.ModelProto, feeds: list) -> float:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    one, other = (ort.InferenceSession(m.SerializeToString(), options) for m in (model, quantized))
+    ratios = []
+    for feed in feeds:
+        a, b = one.run(None, feed)[0], other.run(None, feed)[0]
+        ratios.append(10 * np.log10(np.square(a).sum() / np.square(a - b).sum()))
+    return float(np.mean(ratios))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8"])
+def test_what_is_chosen_is_no_worse_than_no_step_on_the_judges(preset: str, seed: int) -> None:
+    model = _uneven(small_cnn(), seed)
+    parts = split(open_data(_FEEDS, model_inputs(lowbit.graph.io.load(model))), None, 4)
+    fitting, judging = list(parts.fitting()), list(parts.judging())
+    assert len(judging) == 3
+
+    chosen = lowbit.quantize(model, data=_FEEDS, config=_config(preset))
+    none = lowbit.quantize(
+        model, data=fitting, config=_config(preset, choose=False, correct=False, equalise=None)
+    )
+
+    steps = chosen.report.steps
+    assert tuple(step.name for step in steps) == _STEPS
+    assert chosen.config.correct == steps[0].kept
+    assert (chosen.config.equalise is not None) == steps[1].kept
+    gain = _decibels(model, chosen.model, judging) - _decibels(model, none.model, judging)
+    told = [10 * np.log10(step.before / step.after) for step in steps if step.kept]
+    assert gain == pytest.approx(sum(told), abs=1e-3)
+    assert gain >= 0
+
+
+def test_calibration_does_not_see_the_judges() -> None:
+    result = lowbit.quantize(small_cnn(), data=_FEEDS, config=_config("A8W8"))
+
+    assert result.stats.samples == 21
+    assert result.report.calibration_samples == 24
+
+
+def test_a_step_that_is_not_asked_for_is_not_tried() -> None:
+    result = lowbit.quantize(small_cnn(), data=_FEEDS, config=_config("A8W8", equalise=None))
+
+    assert [step.name for step in result.report.steps] == ["bias correction"]
+
+
+def test_kept_statistics_bring_the_choice_they_were_made_with() -> None:
+    model = small_cnn()
+    plain = _config("A8W8", equalise=None, choose=False)
+    stats = lowbit.quantize(model, data=_FEEDS, config=plain).stats
+
+    again = lowbit.quantize(model, data=_FEEDS, config=_config("A8W8"), stats=stats)
+
+    assert again.config.equalise is None
+    assert not again.report.steps
