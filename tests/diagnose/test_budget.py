@@ -184,3 +184,18 @@ def test_a_float_model_has_nothing_to_account_for() -> None:
     report = compare(small_cnn(), small_cnn(), small_feeds(2))
 
     assert (report.budget, report.fused) == (None, ())
+
+
+def test_a_new_run_with_what_is_advised_is_measured(quantized) -> None:
+    feeds = small_feeds(8)
+
+    report = compare(small_cnn(), quantized, feeds, calibration=feeds)
+
+    together = report.budget.together
+    start = msgspec.to_builtins(find_preset("A8W8"))
+    config = msgspec.convert({**start, **json.loads(together.config)}, QuantConfig)
+    again = lowbit.quantize(small_cnn(), data=feeds, config=config, limit=64)
+    # On the two of eight samples that a quick budget looks at.
+    looked_at = [feeds[i] for i in (2, 5)]
+    want = compare(small_cnn(), again.quantized, looked_at, budget="none").snr_db
+    assert together.retried_snr_db == pytest.approx(want, abs=0.01)

@@ -131,6 +131,11 @@ def _compare(parser: Parser) -> None:
         metavar="EFFORT",
         help="what single tensors add to the error: quick (a few passes), full (all), none",
     )
+    parser.add_argument(
+        "--retry",
+        metavar="PATH",
+        help="calibration data: quantize again with the five worst tensors at 16 bits, and measure",
+    )
     accuracy = parser.add_argument_group("accuracy")
     accuracy.add_argument(
         "--labels",

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> None:
             metric=args.metric,
             tolerance=args.tolerance,
             timed=args.time,
+            calibration=args.retry,
             progress=progress,
         )
     outcomes = try_gates(gates, report)

@@ -18,6 +18,7 @@ from lowbit.diagnose.harness import Example, open_harness
 from lowbit.diagnose.observations import Observation
 from lowbit.diagnose.parts import Distance, Part, decibels
 from lowbit.diagnose.quantizers import Quantizer, find_quantizers
+from lowbit.diagnose.retry import is_tuned
 from lowbit.diagnose.sixteen import at_sixteen_bits
 from lowbit.diagnose.switches import Knobs, add_switches
 from lowbit.graph.session import Array, session
@@ -150,7 +151,10 @@ def _together(
 ) -> Together | None:
     """Put the worst tensors to 16 bits, run that model and return what it won."""
     by_name = {q.tensor: q for q in quantizers}
-    rows = [row for row in budget.rows if row.samples and row.format.endswith("int8")][:_WORST]
+    # A tuned weight differs from the float one on purpose: alone it looks worse than it is.
+    kinds = {"activation"} if is_tuned(model) else {"activation", "weight"}
+    eight = [row for row in budget.rows if row.samples and row.format.endswith("int8")]
+    rows = [row for row in eight if row.kind in kinds][:_WORST]
     if not rows or not np.isfinite(budget.snr_db):
         return None
     worst = [by_name[row.tensor] for row in rows]
@@ -181,12 +185,14 @@ def _line(worst: Sequence[Quantizer], target: Target) -> str:
         wide = Format.INT16 if signed else Format.UINT16
         if wide in formats:
             spec = TensorSpec(format=wide)
-            # What a node that stays in float gives may no longer be quantized.
-            rows.append(TensorOverride(tensor=quantizer.tensor, spec=spec, optional=True))
+            rows.append(TensorOverride(tensor=quantizer.tensor, spec=spec))
         elif weight:
             excluded.append(quantizer.reader)
         else:
-            rows.append(TensorOverride(tensor=quantizer.tensor, keep="float", optional=True))
+            rows.append(TensorOverride(tensor=quantizer.tensor, keep="float"))
+    if excluded:
+        # What a node that stays in float gives may no longer be quantized.
+        rows = [msgspec.structs.replace(row, optional=True) for row in rows]
     fields = msgspec.json.decode(mends.override(*rows))
     return msgspec.json.encode({**fields, **({"exclude": excluded} if excluded else {})}).decode()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
@@ -20,6 +21,7 @@ from lowbit.diagnose.labels import Label, read_labels
 from lowbit.diagnose.latency import measure_latency
 from lowbit.diagnose.passes import Outputs, Passes, run_passes
 from lowbit.diagnose.quantizers import find_quantizers
+from lowbit.diagnose.retry import is_tuned, retry
 from lowbit.diagnose.saturation import saturates_int8
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
@@ -57,6 +59,7 @@ def compare(
     metric: str | Metric | None = None,
     tolerance: float = 1.0,
     timed: bool = False,
+    calibration: Any = None,
     floats: ir.Model | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Report:
@@ -75,6 +78,7 @@ def compare(
         metric: ``metric(outputs, label)`` or its ``module:function``, instead of top-1.
         tolerance: For how wide a gap of accuracy the number of samples needed is told.
         timed: Measure how long both models take here.
+        calibration: Data to quantize again on, with the worst tensors at 16 bits.
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
     """
@@ -120,6 +124,21 @@ def compare(
             threads=threads,
         )
         seconds["look closer"] = time.perf_counter() - start
+        if calibration is not None and closer.budget is not None and closer.budget.together:
+            start = time.perf_counter()
+            new = retry(
+                float_model,
+                other,
+                closer.budget.together,
+                calibration,
+                preprocessing,
+                passes.examples,
+                passes.parts,
+                progress,
+            )
+            better = msgspec.structs.replace(closer.budget, together=new)
+            closer = dataclasses.replace(closer, budget=better)
+            seconds["quantize again"] = time.perf_counter() - start
     report = _report(float_model, other, samples.description, passes, closer, seconds)
     return msgspec.structs.replace(
         report,
@@ -238,12 +257,11 @@ def _notes(passes: Passes) -> tuple[str, ...]:
 
 def _tuned(model: ir.Model, closer: Closer | None) -> tuple[str, ...]:
     """Say what a budget cannot show: weights tuned for the very quantizers that it switches off."""
-    config = msgspec.json.decode(model.metadata_props.get("lowbit.config", "{}"))
-    if closer is None or closer.budget is None or not config.get("refine"):
+    if closer is None or closer.budget is None or not is_tuned(model):
         return ()
     note = (
         "the weights of this model were tuned for its quantizers, so leaving one out gains less "
-        "than it would in a new run"
+        "than it would in a new run (--retry CALIBRATION_DATA)"
     )
     return (note,)
 

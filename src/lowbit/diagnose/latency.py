@@ -26,6 +26,10 @@ _QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _WHY: Mapping[str, str] = MappingProxyType(
     {
         "ConvTranspose": "onnxruntime has no int8 kernel for it on the CPU",
+        "FusedConv": (
+            "its Clip or Relu does not vanish into the quantizer behind it (signed symmetric integers "
+            "reach below zero), so it was folded into the float convolution"
+        ),
         "Clip": "the Clip is not folded into the quantizer behind it",
         "HardSigmoid": "onnxruntime has no int8 kernel for it on the CPU",
         "Resize": "it is computed in float unless it only copies",

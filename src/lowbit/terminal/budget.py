@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from lowbit.terminal.figures import counted, decibels
 from lowbit.terminal.layout import make_table, show
 from lowbit.terminal.names import Name
-from lowbit.verify.findings import Budget
+from lowbit.verify.findings import Budget, Together
 
 _SHOWN = 8
 
@@ -28,8 +28,8 @@ def _rows(budget: Budget) -> Table:
     title = f"error budget, on {counted(budget.samples, 'sample')} at {decibels(budget.snr_db)} dB"
     table = make_table(title, "tensor, and why", "own dB", "alone", "left out", figures=3)
     for row in budget.rows[:_SHOWN]:
-        lines = [Name(f"{row.tensor} ({row.format})")]
-        lines += [Name(f"  {c.name}: {c.detail}", style="dim") for c in row.causes]
+        lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
+        lines += [Text(f"  {c.name}: {c.detail}", style="dim") for c in row.causes]
         kept = "" if row.kept is None else f"{-row.kept:+.1%}"
         alone = f"{row.alone:.1%}" if row.samples else f"~{row.alone:.1%}"
         table.add_row(Group(*lines), decibels(row.own_snr_db), alone, kept)
@@ -44,7 +44,8 @@ def _mends(budget: Budget) -> Table:
         for mend in row.mends:
             what = Name(f"{row.tensor}: {mend.what}")
             table.add_row(
-                Group(what, Text(f"  {mend.config}", style="dim")), f"{mend.gain_db:+.2f}"
+                Group(what, Text(f"  {mend.config}", style="dim", overflow="fold")),
+                f"{mend.gain_db:+.2f}",
             )
     return table
 
@@ -68,5 +69,12 @@ def _together(budget: Budget) -> Text:
         (f"the {count} at 16 bits, measured together: ", "bold"),
         f"{decibels(budget.snr_db)} -> {decibels(together.snr_db)} dB, "
         f"{together.noise_won_back:.0%} of the noise won back\n",
+        _retried(together),
         (f"  {together.config}", "dim"),
     )
+
+
+def _retried(together: Together) -> str:
+    if together.retried_snr_db is None:
+        return ""
+    return f"quantized again with them at 16 bits: {decibels(together.retried_snr_db)} dB\n"

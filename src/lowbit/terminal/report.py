@@ -50,6 +50,8 @@ def show_comparison(console: Console, report: Report) -> None:
     facts.add_row("time", _times(report.seconds))
     show(console, facts)
     show(console, _accuracy(report))
+    if report.accuracy:
+        console.print(_needed(report))
     _show_scores(console, report)
     if report.latency is not None:
         console.print(Text(report.latency.verdict, style="bold"))
@@ -76,9 +78,17 @@ def _accuracy(report: Report) -> Table:
         scores = (f"{row.float_score:.2f}", f"{row.quantized_score:.2f}", fused)
         between = f"{row.low:.2f} to {row.high:.2f}"
         table.add_row(f"{row.name} {row.unit}", *scores, f"{row.gap:.2f}", between)
-        need = f"{row.samples} samples; {row.samples_needed} know the gap to {row.tolerance:g}"
-        table.add_row(Text(f"  {need}", style="dim"))
     return table
+
+
+def _needed(report: Report) -> Text:
+    parts = [
+        f"{row.name} {row.samples_needed} samples for {row.tolerance:g} {row.unit}".rstrip()
+        for row in report.accuracy
+    ]
+    return Text(
+        f"to know the gap better than on {report.verification_samples}: {', '.join(parts)}\n"
+    )
 
 
 def _show_notes(console: Console, notes: Sequence[str]) -> None:

@@ -54,13 +54,17 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
 
 
 class Together(_Value, frozen=True, kw_only=True):
-    """The worst tensors put to 16 bits at once: measured, not added up."""
+    """The worst tensors put to 16 bits at once: measured, not added up.
+
+    ``retried_snr_db`` is what a whole new run with them at 16 bits gives, where one was asked for.
+    """
 
     tensors: tuple[str, ...]
     snr_db: float
     gain_db: float
     noise_won_back: float
     config: str
+    retried_snr_db: float | None = None
 
 
 class Budget(_Value, frozen=True, kw_only=True):

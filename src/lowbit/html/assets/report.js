@@ -237,7 +237,7 @@
         kept ? make("div", { className: "quiet", textContent: kept }) : null,
         ...row.mends.map((m) => make("div", {}, m.what + ": ", make("span", { className: m.gain_db > 0 ? "gain" : "loss", textContent: (m.gain_db > 0 ? "+" : "") + m.gain_db.toFixed(2) + " dB" }), make("code", { className: "line", textContent: m.config })))));
     });
-    if (budget.together) place.append(make("p", {}, make("b", { textContent: "The " + budget.together.tensors.length + " worst at 16 bits, measured together: " }), db(budget.snr_db) + " → " + db(budget.together.snr_db) + " dB, " + percent(budget.together.noise_won_back, 0) + " of the noise won back.", make("code", { className: "line", textContent: budget.together.config })));
+    if (budget.together) place.append(make("p", {}, make("b", { textContent: "The " + budget.together.tensors.length + " worst at 16 bits, measured together: " }), db(budget.snr_db) + " → " + db(budget.together.snr_db) + " dB, " + percent(budget.together.noise_won_back, 0) + " of the noise won back." + (known(budget.together.retried_snr_db) ? " Quantized again with them at 16 bits: " + db(budget.together.retried_snr_db) + " dB." : ""), make("code", { className: "line", textContent: budget.together.config })));
   }
   for (const section of document.querySelectorAll("main section:not([hidden])")) {
     const head = section.querySelector("h2");
