@@ -37,8 +37,8 @@ from lowbit.verify.report import Report, scores
 Effort = Literal["none", "quick", "full"]
 Progress = Callable[[str, int, int | None], None]
 
-_MOST, _ONE_IN = 8, 8
-"""Samples to look at closely: one in eight, at most eight."""
+_MOST, _ONE_IN = 8, 10
+"""Samples to look at closely: one in ten, at most eight."""
 
 _FUSED = 16
 _PER_SAMPLE, _LEAST_EFFORT = 0.4, 3.0
