@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lowbit.data import Preprocessing
     from lowbit.diagnose import compare
     from lowbit.numerics.formats import Format
-    from lowbit.pipeline import Result, quantize
+    from lowbit.pipeline import Result, convert, quantize
     from lowbit.plan.plan import Plan, load_plan, save_plan
     from lowbit.verify.report import Report
 
@@ -59,6 +59,7 @@ _LAZY = {
     "Rule": "lowbit.config.specs",
     "TensorOverride": "lowbit.config.specs",
     "TensorSpec": "lowbit.config.specs",
+    "convert": "lowbit.pipeline",
     "compare": "lowbit.diagnose",
     "load_plan": "lowbit.plan.plan",
     "quantize": "lowbit.pipeline",
@@ -90,6 +91,7 @@ __all__ = [
     "VerificationError",
     "__version__",
     "compare",
+    "convert",
     "load_plan",
     "presets",
     "quantize",

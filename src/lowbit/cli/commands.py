@@ -21,6 +21,10 @@ LAYOUTS = ("auto", "NCHW", "NHWC")
 CHANNEL_ORDERS = ("RGB", "BGR")
 EFFORTS = ("none", "quick", "full")
 DEFAULT_PRESET = "A8W8"
+FLOAT_FORMATS = tuple(
+    "fp32 bf16 fp16 bfp16 mx4 mx6 mx9 mxint8 mxfp8e5m2 mxfp8e4m3 mxfp6e3m2 mxfp6e2m3 "
+    "mxfp4e2m1".split()
+)
 
 _EPILOG = """\
 examples:
@@ -198,6 +202,29 @@ def _evaluate(parser: Parser) -> None:
     parser.add_argument("--csv", action="store_true", help="print a row for each file as CSV")
 
 
+def _convert(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the model, in float32 or 16-bit floats")
+    parser.add_argument("output", metavar="OUTPUT", help="where the converted model is written")
+    parser.add_argument(
+        "--to",
+        required=True,
+        type=one_of(FLOAT_FORMATS),
+        metavar="FORMAT",
+        help=f"{', '.join(FLOAT_FORMATS)}; fp32 is the way back from the others",
+    )
+    parser.add_argument(
+        "--operators",
+        action="store_true",
+        help="write bf16 and fp16 as AMD's named operators, not as pairs of Cast",
+    )
+    parser.add_argument(
+        "--full-weights",
+        action="store_true",
+        help="keep bf16 and fp16 weights in 32 bits, to be rounded when the model runs",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
 def _presets(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print whole configurations as JSON")
 
@@ -218,6 +245,7 @@ _COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
     ("compare", "measure how far a quantized model is from its float model", _compare),
     ("infer", "run a model and write its outputs, a file for each sample", _infer),
     ("evaluate", "measure how alike two folders of results are", _evaluate),
+    ("convert", "convert between float formats, without data", _convert),
     ("presets", "list the presets", _presets),
     ("targets", "list the targets, or print one as JSON", _targets),
 )

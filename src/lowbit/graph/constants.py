@@ -21,6 +21,18 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     return value.const_value.numpy()
 
 
+def read_tensor(tensor: ir.TensorProtocol) -> NDArray[Any]:
+    """Return the data of a tensor, of one outside the file as a copy that nothing else keeps.
+
+    onnx-ir maps the file it is in and keeps the mapping, which adds up to all weights.
+    """
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8 or not tensor.size:
+        return tensor.numpy()
+    dtype = np.dtype(tensor.dtype.numpy()).newbyteorder("<")
+    flat = np.fromfile(tensor.path, dtype, tensor.size, offset=tensor.offset or 0)
+    return flat.reshape(tensor.shape.numpy())
+
+
 def constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """Return the shape of a constant without reading it, or ``None`` for anything else."""
     if value is None or not is_constant(value) or value.const_value is None:

@@ -49,7 +49,13 @@ def scale_to_fit(peak: float, fmt: FloatFormat) -> np.float32:
 
 def as_stored(x: NDArray[Any], fmt: FloatFormat, scale: Any = 1.0) -> NDArray[Any]:
     """Return ``x / scale`` in the format: nearest, ties to even; finite values stay finite."""
-    scaled = np.asarray(x, np.float32) / np.float32(scale)
+    scaled = np.asarray(x, np.float32)
+    if np.any(np.asarray(scale) != 1):
+        scaled = np.asarray(scaled / np.asarray(scale, np.float32), np.float32)
+    with np.errstate(over="ignore"):
+        stored = scaled.astype(fmt.dtype)
+    if np.isfinite(stored).all():
+        return stored
     finite = np.clip(scaled, -fmt.largest, fmt.largest)
     return np.where(np.isinf(scaled), scaled, finite).astype(fmt.dtype)
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from lowbit.calibrate.stats import Stats
 from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec, Spec
 from lowbit.errors import ModelError
-from lowbit.graph.constants import constant
+from lowbit.graph.constants import read_tensor
 from lowbit.numerics.blocks import round_bfp, round_mx
 from lowbit.numerics.floats import FloatFormat, rounded, scale_to_fit
 from lowbit.numerics.formats import Floats
@@ -37,10 +37,10 @@ def float_values(model: ir.Model, tensor: TensorPlan) -> Floats:
     In bfloat16 what is nearly zero becomes the smallest normal number and what is nearly infinite
     the largest, as AMD Quark has it; other values stay what they are.
     """
-    data = constant(model.graph.initializers[tensor.name])
-    if data is None:
+    stored = model.graph.initializers[tensor.name].const_value
+    if stored is None:
         raise ValueError(f"the plan lists {tensor.name!r} as a constant, but it has no data")
-    values = np.asarray(data, np.float32)
+    values = np.asarray(read_tensor(stored), np.float32)
     if np.isnan(values).any():
         raise ModelError(
             f"constant {tensor.name!r} holds NaN; keep the nodes that read it in float with "

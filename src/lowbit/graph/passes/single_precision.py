@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.errors import ModelError
+from lowbit.graph.constants import read_tensor
 from lowbit.graph.names import tensor_name
 from lowbit.graph.passes.infer_types import infer_types
 
@@ -100,7 +101,7 @@ def _convert(graph: ir.Graph, keep: list[ir.Value]) -> None:
 def _as_single(tensor: ir.TensorProtocol) -> ir.LazyTensor:
     """Return the tensor in float32, converted when it is read: it may be large, and on disk."""
     return ir.LazyTensor(
-        lambda: ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name),
+        lambda: ir.tensor(read_tensor(tensor).astype(np.float32), name=tensor.name),
         dtype=ir.DataType.FLOAT,
         shape=ir.Shape(tensor.shape.numpy()),
         name=tensor.name,
