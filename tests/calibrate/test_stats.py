@@ -63,8 +63,10 @@ def test_merging_with_an_empty_tensor_keeps_the_other() -> None:
 
 
 def channel_means(x: np.ndarray, axis: int) -> TensorStats:
-    total, positions = channel_sums(x, axis)
-    return TensorStats(0.0, 0.0, 0, channels=total / positions, positions=positions)
+    total, squares, positions = channel_sums(x, axis, squares=True)
+    mean = total / positions
+    spread = None if squares is None else squares / positions - mean * mean
+    return TensorStats(0.0, 0.0, 0, channels=mean, positions=positions, variances=spread)
 
 
 def test_channel_means_add_up_over_samples_of_unlike_size() -> None:
@@ -77,7 +79,9 @@ def test_channel_means_add_up_over_samples_of_unlike_size() -> None:
 
     flat = np.concatenate([s.transpose(1, 0, 2, 3).reshape(3, -1) for s in samples], axis=1)
     assert merged.channels is not None
+    assert merged.variances is not None
     np.testing.assert_allclose(merged.channels, flat.mean(axis=1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(merged.variances, flat.var(axis=1), rtol=1e-4)
 
 
 def test_means_survive_merging_with_a_tensor_without_values() -> None:
@@ -138,7 +142,9 @@ def test_saved_statistics_come_back(tmp_path: Path) -> None:
             assert (back[name].low, back[name].high) == (tensor.low, tensor.high)
         else:
             _assert_same(back[name], tensor)
-    np.testing.assert_array_equal(back["with/slash:0"].channels, stats["with/slash:0"].channels)
+    for field in ("channels", "variances"):
+        kept, saved = (getattr(s["with/slash:0"], field) for s in (back, stats))
+        np.testing.assert_array_equal(kept, saved)
 
 
 def test_order_dependent_statistics_are_not_saved(tmp_path: Path) -> None:

@@ -107,3 +107,27 @@ def test_it_sees_as_many_samples_as_it_is_asked_to():
 
 def _weights(result):
     return {c.name: c.raw_data for c in result.model.graph.initializer}
+
+
+def test_without_sweeps_it_corrects_biases_only() -> None:
+    """Empirical bias correction: nearest weights, and the float model's mean in every channel."""
+    model, feeds = chain(), smooth(24)
+    corrected = lowbit.quantize(
+        model, data=feeds, config=_config("A16W8", Reconstruct(sweeps=0, held_out=0.0))
+    )
+    wide = lowbit.quantize(model, data=feeds, config=_config("A16W8", None))
+
+    mine, theirs = _weights(corrected), _weights(wide)
+    changed = {name for name in mine if mine[name] != theirs[name]}
+    assert changed
+    assert all(name.startswith("b") for name in changed)
+    name = model.graph.output[0].name
+    with (
+        session(lowbit.graph.io.load(model)) as floats,
+        session(corrected.quantized) as quantized,
+    ):
+        means = [
+            np.mean([run.run([name], feed)[0] for feed in feeds], axis=(0, 1, 3, 4))
+            for run in (floats, quantized)
+        ]
+    np.testing.assert_allclose(means[1], means[0], rtol=0.02, atol=2e-3)

@@ -3,7 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.config.methods import Entropy, Method, MinMax, MinMse, NonOverflow, Percentile
+from lowbit.config.methods import (
+    Entropy,
+    Method,
+    MinMax,
+    MinMse,
+    NonOverflow,
+    OutputMse,
+    Percentile,
+)
 from lowbit.config.specs import TensorSpec
 from lowbit.errors import ConfigError
 from lowbit.numerics.formats import Format
@@ -135,3 +143,33 @@ def test_methods_that_need_samples_are_refused() -> None:
 
 def test_empty_constants_have_parameters() -> None:
     assert float(weight_params(np.zeros(0, np.float32), _spec(MinMse()), None).scale) == 1.0
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("size", [40, 4000])
+def test_errors_count_by_importance(*, power_of_two: bool, axis: int | None, size: int) -> None:
+    """Large weights that multiply nothing must not set the scale of the others."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(2, size)).astype(np.float32)
+    weight[:, ::10] *= 2.2
+    importance = np.ones_like(weight)
+    importance[:, ::10] = 0
+    spec = _spec(OutputMse(), power_of_two=power_of_two)
+
+    def mattering(params):
+        difference = dequantize(integers(weight, params, spec), params) - weight
+        return float((importance * np.square(difference)).sum())
+
+    plain = weight_params(weight, spec, axis)
+    weighed = weight_params(weight, spec, axis, importance)
+    dense = min(
+        mattering(
+            QParams(np.full(plain.scale.shape, s, np.float32), plain.zero_point, Format.INT8, axis)
+        )
+        for s in (2.0 ** np.arange(-9, 0) if power_of_two else np.geomspace(0.002, 0.2, 400))
+    )
+
+    # Few weights may have the same power of two in any case.
+    assert mattering(weighed) <= mattering(plain) * (1.0 if power_of_two and size < 100 else 0.8)
+    assert mattering(weighed) <= 1.05 * dense

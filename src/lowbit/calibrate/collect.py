@@ -31,10 +31,11 @@ from lowbit.config.methods import (
     MinMax,
     MinMse,
     NonOverflow,
+    OutputMse,
     Percentile,
 )
 from lowbit.config.specs import FloatSpec, TensorSpec
-from lowbit.errors import CalibrationError
+from lowbit.errors import CalibrationError, ConfigError
 from lowbit.graph.session import Feed, Optimise, Session, session
 from lowbit.numerics.formats import Floats
 from lowbit.plan.plan import Plan
@@ -58,6 +59,7 @@ class Need:
     growing: tuple[int, Span] | None = None
     average: float | Literal["mean"] | None = None
     channel_axis: int | None = None
+    variances: bool = False
 
     @property
     def ordered(self) -> bool:
@@ -76,6 +78,7 @@ class Need:
             growing=self.growing or other.growing,
             average=other.average if self.average is None else self.average,
             channel_axis=other.channel_axis if self.channel_axis is None else self.channel_axis,
+            variances=self.variances or other.variances,
         )
 
 
@@ -96,6 +99,8 @@ def need_of(method: Method) -> Need:
             return Need(growing=(bins, "signed"))
         case Percentile() | LayerwisePercentile() | Entropy() | Distribution() | MinMse():
             return Need(histogram=True)
+        case OutputMse():
+            raise ConfigError("output is a method for weights, not for activations; take mse")
     raise TypeError(f"unknown method {method!r}")
 
 
@@ -156,6 +161,11 @@ def _needs(
     for row in plan.biases if means else ():
         for name in (row.input, twins.get(row.input, row.input)):
             want(name, Need(channel_axis=row.channel_axis))
+    specs = plan.by_name()
+    for row in plan.biases:
+        weight = specs.get(row.weight)
+        if weight and isinstance(getattr(weight.spec, "method", None), OutputMse):
+            want(row.input, Need(channel_axis=row.channel_axis, variances=True))
     return needs
 
 
@@ -194,17 +204,25 @@ class _Measure:
 
     def add_channels(self, name: str, part: ChannelSums) -> None:
         """Add the channel sums of one sample; to be called from one thread."""
-        total, positions = part
+        total, squares, positions = part
         if not np.isfinite(total).all():
             return
-        known, before = self._channels.get(name, (np.zeros(total.shape), 0))
-        self._channels[name] = (np.add(known, total, out=known), before + positions)
+        nothing = np.zeros(total.shape), None if squares is None else np.zeros(total.shape), 0
+        known, known_squares, before = self._channels.get(name, nothing)
+        if squares is not None and known_squares is not None:
+            np.add(known_squares, squares, out=known_squares)
+        np.add(known, total, out=known)
+        self._channels[name] = (known, known_squares, before + positions)
 
     def _means(self, name: str) -> TensorStats:
-        total, positions = self._channels.get(name, (None, 0))
+        total, squares, positions = self._channels.get(name, (None, None, 0))
         if total is None or positions == 0:
             return _NOTHING
-        return TensorStats(0.0, 0.0, 0, channels=total / positions, positions=positions)
+        mean = total / positions
+        spread = None
+        if squares is not None:
+            spread = np.maximum(squares / positions - mean * mean, 0.0)
+        return TensorStats(0.0, 0.0, 0, channels=mean, positions=positions, variances=spread)
 
     def _with_counts(self, name: str) -> TensorStats:
         total = loghistogram.Counter()
@@ -322,7 +340,7 @@ def _channel_sums(
     needs: Mapping[str, Need], arrays: Mapping[str, Floats]
 ) -> dict[str, ChannelSums]:
     return {
-        name: channel_sums(thinned(array), axis)
+        name: channel_sums(thinned(array), axis, squares=needs[name].variances)
         for name, array in arrays.items()
         if (axis := needs[name].channel_axis) is not None and array.ndim > 1
     }

@@ -35,6 +35,7 @@ class TensorStats:
         growing: An order-dependent histogram, for the methods that read one.
         average: Range by moving average, for the methods that read one.
         channels: Mean of each channel, for bias correction; ``positions`` is what each is over.
+        variances: Variance of each channel, where a weight's scale is to be chosen by it.
     """
 
     low: float
@@ -46,6 +47,7 @@ class TensorStats:
     average: tuple[float, float] | None = None
     channels: NDArray[np.float64] | None = None
     positions: int = 0
+    variances: NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, x: Floats, *, histogram: bool) -> TensorStats:
@@ -95,22 +97,33 @@ class TensorStats:
         if other.channels is None:
             return self
         if self.channels is None:
-            return dataclasses.replace(self, channels=other.channels, positions=other.positions)
+            return dataclasses.replace(
+                self,
+                channels=other.channels,
+                positions=other.positions,
+                variances=other.variances,
+            )
         total = self.positions + other.positions
-        mean = (self.channels * self.positions + other.channels * other.positions) / total
-        return dataclasses.replace(self, channels=mean, positions=total)
+        mine, theirs = self.positions / total, other.positions / total
+        mean = self.channels * mine + other.channels * theirs
+        variances = None
+        if self.variances is not None and other.variances is not None:
+            between = mine * theirs * np.square(self.channels - other.channels)
+            variances = self.variances * mine + other.variances * theirs + between
+        return dataclasses.replace(self, channels=mean, positions=total, variances=variances)
 
 
-ChannelSums = tuple[NDArray[np.floating], int]
-"""The sum of each channel, and over how many positions."""
+ChannelSums = tuple[NDArray[np.floating], NDArray[np.floating] | None, int]
+"""The sum of each channel, that of its squares if asked for, and over how many positions."""
 
 
-def channel_sums(x: Floats, axis: int) -> ChannelSums:
-    """Return the sum of each channel along ``axis``."""
+def channel_sums(x: Floats, axis: int, *, squares: bool = False) -> ChannelSums:
+    """Return the sum of each channel along ``axis``, and of its squares if asked for."""
     axis %= x.ndim
     # einsum is several times faster at this than sum or mean.
     letters = "abcdefghij"[: x.ndim]
-    return np.einsum(f"{letters}->{letters[axis]}", x), x.size // max(x.shape[axis], 1)
+    both = np.einsum(f"{letters},{letters}->{letters[axis]}", x, x) if squares else None
+    return np.einsum(f"{letters}->{letters[axis]}", x), both, x.size // max(x.shape[axis], 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,6 +178,8 @@ def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
             arrays[f"{index}_at"], arrays[f"{index}_n"] = at.astype(np.int64), s.counts[at]
         if s.channels is not None:
             arrays[f"{index}_channels"] = s.channels
+        if s.variances is not None:
+            arrays[f"{index}_variances"] = s.variances
     about = {"samples": stats.samples, "equalised": stats.equalised}
     header = json.dumps({"format": _FORMAT, **about, "tensors": table})
     with pathlib.Path(path).open("wb") as file:
@@ -192,6 +207,7 @@ def load_stats(path: str | os.PathLike[str]) -> Stats:
                     counts,
                     channels=file[f"{index}_channels"] if row["positions"] else None,
                     positions=row["positions"],
+                    variances=file[at] if (at := f"{index}_variances") in file else None,
                 )
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error

@@ -84,8 +84,24 @@ class MinMse(_Method, frozen=True, kw_only=True, tag="mse"):
     bins: int = 2048
 
 
+class OutputMse(_Method, frozen=True, kw_only=True, tag="output"):
+    """For weights: the scale with the least squared error of the layer's output.
+
+    Errors are weighed by the variance of the input channel they multiply, which calibration
+    measures; the shift of the mean is left to bias correction. A weight without a layer that has a
+    bias is taken by its own error (``MinMse``).
+    """
+
+
 Method: TypeAlias = (
-    MinMax | NonOverflow | Percentile | LayerwisePercentile | Entropy | Distribution | MinMse
+    MinMax
+    | NonOverflow
+    | Percentile
+    | LayerwisePercentile
+    | Entropy
+    | Distribution
+    | MinMse
+    | OutputMse
 )
 
 BY_NAME: dict[str, type[_Method]] = {
@@ -96,4 +112,5 @@ BY_NAME: dict[str, type[_Method]] = {
     "entropy": Entropy,
     "distribution": Distribution,
     "mse": MinMse,
+    "output": OutputMse,
 }

@@ -35,7 +35,8 @@ class Reconstruct(
         data_size: How many calibration samples to use; all of them if not given.
         positions: How many positions of each sample a layer's moments are taken at.
         ridge: How strongly the weights are held to the float ones.
-        sweeps: How often the descent goes over all weights of a layer.
+        sweeps: How often the descent goes over all weights of a layer; 0 leaves the rounding and
+            corrects biases only, in sequence, from the data.
         held_out: The share of the samples that decides whether a layer's result is kept. With
             fewer than 32 samples none is held out, and those it was solved on decide.
         activation_rounds: How often targets are corrected for what the activation behind the
@@ -56,7 +57,7 @@ class Reconstruct(
 
     def __post_init__(self) -> None:
         _at_least("reconstruct", 1, data_size=self.data_size, positions=self.positions)
-        _at_least("reconstruct", 1, sweeps=self.sweeps)
+        _at_least("reconstruct", 0, sweeps=self.sweeps)
         _at_least("reconstruct", 0, ridge=self.ridge, activation_rounds=self.activation_rounds)
         _within("reconstruct", 0.0, 0.5, held_out=self.held_out)
 

@@ -21,6 +21,7 @@ from lowbit.resolve.align import align, components
 from lowbit.resolve.bias import bias_params, repaired_weight
 from lowbit.resolve.density import Density
 from lowbit.resolve.floats import float_scales
+from lowbit.resolve.importance import weight_importance
 from lowbit.resolve.limited_nodes import find_limited
 from lowbit.resolve.limits import Limited, Moved, bounded_bias, satisfy
 from lowbit.resolve.params import Adjustment, Params
@@ -38,8 +39,11 @@ def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params
     own = _own(plan, stats)
     leaders = align(plan, own, stats)
     adjustments = _alignment_costs(plan, stats, own, leaders)
+    importance = weight_importance(model, plan, stats)
     weights = {
-        t.name: weight_params(constant_values(model, t.name), t.integer, t.axis)
+        t.name: weight_params(
+            constant_values(model, t.name), t.integer, t.axis, importance.get(t.name)
+        )
         for t in plan.weights()
     }
     moved = _apply_limits(model, plan, target, leaders, weights)

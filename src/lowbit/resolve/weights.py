@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.calibrate import loghistogram
 from lowbit.calibrate.stats import TensorStats
-from lowbit.config.methods import MinMax, MinMse, NonOverflow, Percentile
+from lowbit.config.methods import MinMax, MinMse, NonOverflow, OutputMse, Percentile
 from lowbit.config.specs import TensorSpec
 from lowbit.errors import ConfigError
 from lowbit.numerics.formats import Floats
@@ -25,19 +29,30 @@ _DIRECT = 1 << 12
 _RATIOS = np.linspace(0.4, 1.0, 31)
 
 
-def weight_params(data: Floats, spec: TensorSpec, axis: int | None) -> QParams:
-    """Return the parameters of a constant, a scale for each channel of ``axis`` if given."""
+def weight_params(
+    data: Floats, spec: TensorSpec, axis: int | None, importance: Floats | None = None
+) -> QParams:
+    """Return the parameters of a constant, a scale for each channel of ``axis`` if given.
+
+    Squared errors count by ``importance``, an array like ``data``; all alike if there is none.
+    """
     data = np.asarray(data, np.float32)
+    if isinstance(spec.method, OutputMse):
+        spec = msgspec.structs.replace(spec, method=MinMse())
     if axis is None:
-        return _per_tensor(data, spec)
+        return _per_tensor(data, spec, importance)
     rows = np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
+    matter = None
+    if importance is not None:
+        matter = np.moveaxis(importance, axis, 0).reshape(rows.shape)
     match spec.method:
         case MinMax() if not spec.power_of_two:
             params = _per_row(rows, np.ones(1, np.float32), spec)
         case MinMse() if not spec.power_of_two:
-            params = _per_row(rows, _RATIOS.astype(np.float32), spec)
+            params = _per_row(rows, _RATIOS.astype(np.float32), spec, matter)
         case _:
-            each = [_per_tensor(row, spec) for row in rows]
+            parts = [None] * len(rows) if matter is None else matter
+            each = [_per_tensor(row, spec, part) for row, part in zip(rows, parts, strict=True)]
             params = QParams(
                 np.array([float(p.scale) for p in each], np.float32),
                 np.array([int(p.zero_point) for p in each], spec.format.dtype),
@@ -52,13 +67,13 @@ def integers(data: Floats, params: QParams, spec: TensorSpec) -> NDArray[np.inte
     return quantize(data, params, limits)
 
 
-def _per_tensor(data: Floats, spec: TensorSpec) -> QParams:
+def _per_tensor(data: Floats, spec: TensorSpec, importance: Floats | None) -> QParams:
     low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
     match spec.method:
         case NonOverflow(nearest=nearest):
             return power_of_two_of_range((low, high), spec, nearest=nearest)
         case MinMse(histogram=kind) if spec.power_of_two:
-            return _power_of_two_mse(data, spec, quark=kind == "growing")
+            return _power_of_two_mse(data, spec, importance, quark=kind == "growing")
         case MinMax() if spec.power_of_two:
             return power_of_two_of_range((low, high), spec, nearest=False)
         case MinMax():
@@ -66,15 +81,22 @@ def _per_tensor(data: Floats, spec: TensorSpec) -> QParams:
                 low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
             )
         case MinMse() if data.size < _DIRECT:
-            row = _per_row(data.reshape(1, -1), _RATIOS.astype(np.float32), spec)
+            matter = None if importance is None else importance.reshape(1, -1)
+            row = _per_row(data.reshape(1, -1), _RATIOS.astype(np.float32), spec, matter)
             return QParams(row.scale.reshape(()), row.zero_point.reshape(()), spec.format)
         case MinMse() | Percentile():
-            return params_of(TensorStats.of(data, histogram=True), spec, "a weight")
+            stats = TensorStats.of(data, histogram=True)
+            if importance is not None:
+                counts = loghistogram.weighted(data, importance)
+                stats = dataclasses.replace(stats, counts=counts)
+            return params_of(stats, spec, "a weight")
     name = type(spec.method).__name__
     raise ConfigError(f"{name} is not a method for weights; take minmax, mse or percentile")
 
 
-def _power_of_two_mse(data: Floats, spec: TensorSpec, *, quark: bool) -> QParams:
+def _power_of_two_mse(
+    data: Floats, spec: TensorSpec, importance: Floats | None, *, quark: bool
+) -> QParams:
     """Return the power-of-two scale of least squared error on the values themselves."""
     low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
     if quark:
@@ -83,16 +105,20 @@ def _power_of_two_mse(data: Floats, spec: TensorSpec, *, quark: bool) -> QParams
     else:
         positions = power_of_two_candidates(low, high, spec)[:4]
     tried = [power_of_two_qparams(position, spec.format) for position in positions]
-    errors = [_error(data, params, spec) for params in tried]
+    errors = [_error(data, params, spec, importance) for params in tried]
     return tried[int(np.argmin(errors))]
 
 
-def _error(data: Floats, params: QParams, spec: TensorSpec) -> float:
+def _error(data: Floats, params: QParams, spec: TensorSpec, importance: Floats | None) -> float:
     difference = (data - dequantize(integers(data, params, spec), params)).reshape(-1)
+    if importance is not None:
+        return float((difference * importance.reshape(-1)) @ difference)
     return float(difference @ difference)
 
 
-def _per_row(rows: Floats, ratios: Floats, spec: TensorSpec) -> QParams:
+def _per_row(
+    rows: Floats, ratios: Floats, spec: TensorSpec, importance: Floats | None = None
+) -> QParams:
     """Return, for each row, the parameters of the shrunken range with the least squared error."""
     low, high = rows.min(axis=1, initial=0.0), rows.max(axis=1, initial=0.0)
     qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
@@ -112,7 +138,8 @@ def _per_row(rows: Floats, ratios: Floats, spec: TensorSpec) -> QParams:
                 break
         scale, zero = params.scale[:, None], params.zero_point[:, None].astype(np.float32)
         codes = np.clip(np.rint(rows / scale) + zero, qmin, qmax)
-        error = np.square(rows - (codes - zero) * scale).sum(axis=1)
+        squares = np.square(rows - (codes - zero) * scale)
+        error = (squares if importance is None else squares * importance).sum(axis=1)
         better = error < least
         least = np.where(better, error, least)
         best = QParams(
