@@ -39,9 +39,6 @@ class Reconstruct(
             corrects biases only, in sequence, from the data.
         held_out: The share of the samples that decides whether a layer's result is kept. With
             fewer than 32 samples none is held out, and those it was solved on decide.
-        activation_rounds: How often targets are corrected for what the activation behind the
-            layer hides (a value cut off by a Relu need not be met); 0: the output before the
-            activation is the target.
         infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
         optim_device: Where the descent runs; other than ``cpu`` needs PyTorch.
     """
@@ -51,14 +48,13 @@ class Reconstruct(
     ridge: float = 0.2
     sweeps: int = 4
     held_out: float = 0.125
-    activation_rounds: int = 0
     infer_device: str = "cpu"
     optim_device: str = "cpu"
 
     def __post_init__(self) -> None:
         _at_least("reconstruct", 1, data_size=self.data_size, positions=self.positions)
         _at_least("reconstruct", 0, sweeps=self.sweeps)
-        _at_least("reconstruct", 0, ridge=self.ridge, activation_rounds=self.activation_rounds)
+        _at_least("reconstruct", 0, ridge=self.ridge)
         _within("reconstruct", 0.0, 0.5, held_out=self.held_out)
 
 
