@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lowbit.config.presets import PRESETS, find_preset
@@ -43,3 +44,13 @@ def test_case_does_not_matter() -> None:
 def test_unknown_presets_get_the_nearest_and_all_names() -> None:
     with pytest.raises(ConfigError, match=r"'XINT9'; did you mean 'XINT8'.*A8W8, A16W8"):
         find_preset("XINT9")
+
+
+@pytest.mark.parametrize("name", ["A8W8", "A16W8", "XINT8", "BF16"])
+def test_an_accurate_variant_differs_by_its_refinement_only(name: str) -> None:
+    plain, accurate = find_preset(name), find_preset(f"{name}_ACCURATE")
+
+    assert accurate.refine != plain.refine
+    assert accurate == msgspec.structs.replace(
+        plain, name=f"{name}_ACCURATE", refine=accurate.refine
+    )

@@ -13,7 +13,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import Equalise
 from lowbit.config.methods import MinMax, MinMse
-from lowbit.config.refine import Reconstruct
+from lowbit.config.refine import AdaQuant, Reconstruct, Refinement
 from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.numerics.floats import FloatFormat
@@ -182,7 +182,25 @@ _ALL = (
     ),
 )
 
-PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
+_SEEN_CLOSER = Reconstruct(positions=256, sweeps=8)
+_ACCURATE: Mapping[str, Refinement] = MappingProxyType(
+    {"A8W8": _SEEN_CLOSER, "A16W8": _SEEN_CLOSER, "XINT8": _SEEN_CLOSER, "BF16": AdaQuant()}
+)
+
+
+def _accurate(preset: Preset) -> Preset:
+    """Return the variant that takes more time for more accuracy."""
+    refine = _ACCURATE[preset.name]
+    how = "weights tuned by AdaQuant"
+    if isinstance(refine, Reconstruct):
+        how = "reconstruction looks at four times the positions, twice as often"
+    config = msgspec.structs.replace(preset.config, name=f"{preset.name}_ACCURATE", refine=refine)
+    return Preset(config=config, summary=f"{preset.name}, more slowly: {how}")
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {p.name: p for p in (*_ALL, *(_accurate(p) for p in _ALL if p.name in _ACCURATE))}
+)
 
 
 def find_preset(name: str) -> QuantConfig:
