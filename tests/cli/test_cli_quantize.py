@@ -433,3 +433,12 @@ def test_equalisation_can_be_left_out(run, model, data) -> None:
     assert [step["name"] for step in json.loads(without.out)["steps"]] == ["bias correction"]
     assert any("equalised" in note for note in json.loads(with_it.out)["notes"])
     assert not any("equalised" in note for note in json.loads(without.out)["notes"])
+
+
+def test_weight_ranges_can_go_by_the_layers_output(run, model, data) -> None:
+    options = ("--data", data, "--json", "--no-equalise", "--no-reconstruct")
+    done = run("quantize", model, "out.onnx", *options, "--weights", "output")
+
+    assert done.code == 0, done.err
+    kinds = json.loads(done.out)["quantized"]
+    assert any(kind.startswith("weight") and kind.endswith("output") for kind in kinds), kinds

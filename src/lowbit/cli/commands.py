@@ -13,7 +13,7 @@ from lowbit.cli import values
 from lowbit.cli.parser import Parser, one_of
 
 METHODS = ("minmax", "percentile", "entropy", "mse", "nonoverflow", "distribution", "layerwise")
-WEIGHT_METHODS = ("minmax", "mse")
+WEIGHT_METHODS = ("minmax", "mse", "output")
 HEADS = ("auto", "float", "int8")
 DOMAINS = ("auto", "ai.onnx", "com.microsoft")
 PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
