@@ -50,7 +50,8 @@ def add_constant(graph: ir.Graph, name: str, data: NDArray[Any] | ir.TensorProto
     """Register ``data`` under ``name``, or a free name like it, and return its value."""
     name = free_name(graph, name)
     if isinstance(data, (np.ndarray, np.generic)):
-        data = ir.tensor(np.asarray(data), name=name)
+        # Not ir.tensor: its checks of protocols take longer than all the rest of emission.
+        data = ir.Tensor(np.asarray(data), name=name)
     value = ir.val(name, const_value=data)
     graph.register_initializer(value)
     return value

@@ -67,7 +67,7 @@ class Moved:
 class _Island:
     """Nodes and groups that share tensors, so that their positions are solved together."""
 
-    names: set[str]
+    names: list[str] = dataclasses.field(default_factory=list)
     nodes: list[Limited] = dataclasses.field(default_factory=list)
     groups: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
 
@@ -91,7 +91,7 @@ def satisfy(
     last = [n for n in nodes if n.weight is not None and sharing[n.weight] == 1]
     solved, reasons = dict(positions), dict[str, str]()
     for island in _islands(tied, groups):
-        start = {name: positions[name] for name in positions if name in island.names}
+        start = {name: positions[name] for name in island.names}
         for name, position, why in _solve(island, start, limits, prefer_lowering=prefer_lowering):
             solved[name], reasons[name] = position, why
     for node in last:
@@ -105,20 +105,36 @@ def satisfy(
 
 
 def _islands(nodes: list[Limited], groups: Iterable[tuple[str, ...]]) -> list[_Island]:
-    parts = [_Island(set(n.tensors()), nodes=[n]) for n in nodes]
-    parts += [_Island(set(members), groups=[members]) for members in groups]
-    islands: list[_Island] = []
-    for part in parts:
-        touching = [island for island in islands if island.names & part.names]
-        islands = [island for island in islands if island not in touching]
-        islands.append(
-            _Island(
-                set().union(part.names, *(island.names for island in touching)),
-                [n for island in (*touching, part) for n in island.nodes],
-                [g for island in (*touching, part) for g in island.groups],
-            )
-        )
-    return islands
+    groups = list(groups)
+    sea = _Sea()
+    for tensors in (*(node.tensors() for node in nodes), *groups):
+        sea.join(tensors)
+    islands: dict[str, _Island] = {}
+    for name in sea:
+        islands.setdefault(sea.find(name), _Island()).names.append(name)
+    for node in nodes:
+        islands[sea.find(node.output)].nodes.append(node)
+    for members in groups:
+        islands[sea.find(members[0])].groups.append(members)
+    return list(islands.values())
+
+
+class _Sea(dict[str, str]):
+    """Each name with another one of its island; following them ends at the same name for all."""
+
+    def find(self, name: str) -> str:
+        """Return the name that stands for the island, and shorten the way to it."""
+        above = self.setdefault(name, name)
+        while above != name:
+            self[name] = self[above]
+            name, above = above, self[above]
+        return name
+
+    def join(self, names: tuple[str, ...]) -> None:
+        """Make one island of all that these names stand on."""
+        first = self.find(names[0])
+        for name in names[1:]:
+            self[self.find(name)] = first
 
 
 def _solve(
