@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo test check bench bench-regress clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +18,10 @@ $(VENV)/.check: $(VENV)/.installed
 	$(BIN)/pip install --quiet -e '.[check]'
 	touch $@
 
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e '.[bench]'
+	touch $@
+
 demo: $(VENV)/.installed  ## quantize the bundled example with XINT8, print accuracy, write a report
 	$(BIN)/python examples/cifar10/demo.py
 
@@ -25,11 +29,17 @@ test: $(VENV)/.test  ## run every test
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.check  ## formatting, lints, types, layers
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
 	MYPYPATH=src:drop-in/src $(BIN)/mypy tests/quark/typed_script.py
 	$(BIN)/lint-imports
+
+bench: $(VENV)/.bench  ## time, memory and accuracy beside rivals, each in an environment of its own
+	$(BIN)/python -m bench
+
+bench-regress: $(VENV)/.installed  ## has it become slower? under a minute, bundled example alone
+	$(BIN)/python -m bench.regress
 
 clean:
 	rm -rf $(VENV) demo-output

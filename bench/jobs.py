@@ -1,0 +1,116 @@
+"""What is measured: each job, and how each tool is asked for it.
+
+Settings are plain values; the scripts in ``bench/tools`` read them in the tool's own environment.
+A tool that has no such job is left out of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+LOWBIT = "lowbit"
+RIVALS = ("quark", "onnxsim", "onnxruntime", "nncf")
+TITLES = {
+    LOWBIT: "lowbit",
+    "quark": "AMD Quark 0.13",
+    "onnxsim": "onnxsim 0.8.1",
+    "onnxruntime": "onnxruntime 1.31.1",
+    "nncf": "NNCF 3.4.0",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One thing to do to a model.
+
+    ``like``: the job whose rivals this one stands beside, when they have nothing closer to it.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Mapping[str, Any]]
+    like: str = ""
+
+
+def _same_preset(name: str, title: str, preset: str, rivals: str, **more: Any) -> Job:
+    """Return a job that each tool does by AMD Quark's preset of one name, with Quark's numbers."""
+    settings = {tool: {"preset": preset, **more} for tool in rivals.split()}
+    return Job(name, title, {LOWBIT: {"preset": preset, "family": "quark", **more}, **settings})
+
+
+def _native(preset: str, like: str, *, refine: bool) -> Job:
+    """Return a job of one of lowbit's own presets."""
+    title = f"lowbit's own {preset}" + (", reconstructed" if refine else ", calibration alone")
+    name = f"native-{preset.lower()}" + ("" if refine else "-calibrated")
+    settings = {"preset": preset, "family": "native", "refine": refine}
+    return Job(name, title, {LOWBIT: settings}, like=like)
+
+
+def _with_onnxruntime(job: Job, **settings: str) -> Job:
+    return dataclasses.replace(job, settings={**job.settings, "onnxruntime": settings})
+
+
+def _with_nncf(job: Job) -> Job:
+    return dataclasses.replace(job, settings={**job.settings, "nncf": {}})
+
+
+ITERATIONS = 100
+"""Of AdaRound and AdaQuant, for each layer, on either side."""
+
+_ALL = (
+    _with_nncf(
+        _with_onnxruntime(
+            _same_preset("a8w8-minmax", "A8W8, MinMax", "A8W8", "quark onnxsim"),
+            activation="QInt8",
+            method="MinMax",
+        )
+    ),
+    _with_onnxruntime(
+        _same_preset(
+            "a8w8-percentile", "A8W8, Percentile 99.999", "A8W8", "quark onnxsim", percentile=99.999
+        ),
+        activation="QInt8",
+        method="Percentile",
+    ),
+    _same_preset("xint8", "XINT8, MinMSE", "XINT8", "quark onnxsim"),
+    _same_preset("xint8-cle", "XINT8, MinMSE, equalised", "XINT8", "quark onnxsim", cle=True),
+    _with_onnxruntime(
+        _same_preset("a16w8", "A16W8, MinMax", "A16W8", "quark onnxsim"),
+        activation="QInt16",
+        method="MinMax",
+    ),
+    _same_preset("bf16", "BF16", "BF16", "quark onnxsim"),
+    _same_preset(
+        "adaround",
+        f"A8W8, AdaRound, {ITERATIONS} iterations",
+        "A8W8_ADAROUND",
+        "quark",
+        iterations=ITERATIONS,
+    ),
+    _same_preset(
+        "adaquant",
+        f"A8W8, AdaQuant, {ITERATIONS} iterations",
+        "A8W8_ADAQUANT",
+        "quark",
+        iterations=ITERATIONS,
+    ),
+    _native("A8W8", "a8w8-minmax", refine=False),
+    _native("XINT8", "xint8", refine=False),
+    _native("A8W8", "a8w8-minmax", refine=True),
+    _native("XINT8", "xint8", refine=True),
+    _native("A16W8", "a16w8", refine=True),
+)
+
+JOBS: Mapping[str, Job] = {job.name: job for job in _ALL}
+
+
+def choose(names: str | None) -> tuple[Job, ...]:
+    """Return the jobs of a comma-separated list, or all."""
+    if names is None:
+        return tuple(JOBS.values())
+    unknown = [name for name in names.split(",") if name not in JOBS]
+    if unknown:
+        raise SystemExit(f"unknown job {unknown[0]!r} (known: {', '.join(JOBS)})")
+    return tuple(JOBS[name] for name in names.split(","))
