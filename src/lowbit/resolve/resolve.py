@@ -16,7 +16,7 @@ from lowbit.calibrate.stats import Stats
 from lowbit.config.specs import ProductBias
 from lowbit.numerics.formats import Floats
 from lowbit.numerics.qparams import QParams, power_of_two_qparams
-from lowbit.plan.plan import Plan
+from lowbit.plan.plan import Plan, TensorPlan
 from lowbit.resolve.align import align, components
 from lowbit.resolve.bias import bias_params, repaired_weight
 from lowbit.resolve.density import Density
@@ -47,7 +47,8 @@ def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params
         for t in plan.weights()
     }
     moved = _apply_limits(model, plan, target, leaders, weights)
-    adjustments += [_adjustment(m, plan, stats) for m in moved]
+    planned = plan.by_name()
+    adjustments += [_adjustment(m, planned[m.tensor], stats) for m in moved]
     adjustments += _repair(model, plan, leaders, weights)
     tensors = {t.name: leaders[t.leader] for t in plan.activations()} | weights
     unaligned = {t.name: own[t.leader] for t in plan.activations()} | weights
@@ -177,31 +178,29 @@ def _alignment_costs(
             float(own[name].scale),
             float(aligned[name].scale),
             "kept equal with the tensors it is joined to",
-            _cost(plan, stats, name, own[name], aligned[name]),
+            _cost(tensors[name], stats, own[name], aligned[name]),
         )
         for name in own
         if float(own[name].scale) != float(aligned[name].scale) and name in tensors
     ]
 
 
-def _adjustment(moved: Moved, plan: Plan, stats: Stats) -> Adjustment:
-    tensor = plan.by_name()[moved.tensor]
+def _adjustment(moved: Moved, tensor: TensorPlan, stats: Stats) -> Adjustment:
     cost = None
     if tensor.role == "activation":
         before, after = (
             power_of_two_qparams(position, tensor.integer.format)
             for position in (moved.before, moved.after)
         )
-        cost = _cost(plan, stats, moved.tensor, before, after)
+        cost = _cost(tensor, stats, before, after)
     return Adjustment(moved.tensor, 2.0**-moved.before, 2.0**-moved.after, moved.why, cost)
 
 
-def _cost(plan: Plan, stats: Stats, name: str, before: QParams, after: QParams) -> float | None:
+def _cost(tensor: TensorPlan, stats: Stats, before: QParams, after: QParams) -> float | None:
     """Return how many decibels of its own signal-to-noise ratio a tensor loses."""
-    tensor = plan.by_name()[name]
     if tensor.range is not None or stats[tensor.observe].counts is None:
         return None
-    density = Density.of(stats[tensor.observe], name)
+    density = Density.of(stats[tensor.observe], tensor.name)
     errors = [error_of(density, params, tensor.integer) for params in (before, after)]
     if min(errors) <= 0:
         return None
