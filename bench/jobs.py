@@ -101,6 +101,8 @@ _ALL = (
     _native("A8W8", "a8w8-minmax", refine=True),
     _native("XINT8", "xint8", refine=True),
     _native("A16W8", "a16w8", refine=True),
+    _native("A8W8_ACCURATE", "a8w8-minmax", refine=True),
+    _native("XINT8_ACCURATE", "xint8", refine=True),
 )
 
 JOBS: Mapping[str, Job] = {job.name: job for job in _ALL}

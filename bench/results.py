@@ -30,6 +30,7 @@ _PHASES = (
     "calibrate",
     "resolve",
     "refine",
+    "choose",
     "emit",
     "verify",
 )

@@ -20,7 +20,9 @@ def configuration():
     """Return the configuration that was asked for."""
     if settings["family"] == "native":
         config = find_preset(settings["preset"])
-        return config if settings["refine"] else msgspec.structs.replace(config, refine=None)
+        if settings["refine"]:
+            return config
+        return msgspec.structs.replace(config, refine=None, choose=False)
     config = QUARK_PRESETS[settings["preset"]]
     if "percentile" in settings:
         config = config.with_method(quark_percentile(settings["percentile"]))
