@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -11,6 +11,17 @@ from lowbit.data import Data, Sample
 
 _ENOUGH_TO_HOLD_BACK = 16
 _MOST_JUDGES = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replay:
+    """Samples that can be gone through more than once."""
+
+    start: Callable[[], Iterator[Sample]]
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples from the first one on."""
+        return self.start()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

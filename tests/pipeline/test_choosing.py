@@ -7,11 +7,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.config.equalise import Equalise
+from lowbit.config.equalise import Equalise, SmoothQuant
 from lowbit.config.presets import find_preset
 from lowbit.data import open_data
 from lowbit.pipeline import model_inputs
@@ -95,3 +95,64 @@ def test_kept_statistics_bring_the_choice_they_were_made_with() -> None:
 
     assert again.config.equalise is None
     assert not again.report.steps
+
+
+def _transformer() -> onnx.ModelProto:
+    """Return a normalisation of very uneven channels before a matrix."""
+    rng = np.random.default_rng(2)
+    constants = {
+        "gamma": np.exp(rng.normal(0, 1.5, 32)),
+        "beta": rng.normal(size=32),
+        "w": rng.normal(size=(32, 32)),
+        "v": rng.normal(size=(32, 8)),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="first"),
+        helper.make_node("LayerNormalization", ["a", "gamma", "beta"], ["n"], name="norm"),
+        helper.make_node("MatMul", ["n", "v"], ["y"], name="second"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "transformer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 8])],
+        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _tokens() -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(5)
+    return [{"x": rng.normal(size=(1, 16, 32)).astype(np.float32)} for _ in range(24)]
+
+
+def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
+    result = lowbit.quantize(
+        _transformer(), data=_tokens(), config=_config("U8S8", smooth=SmoothQuant())
+    )
+
+    (step,) = [step for step in result.report.steps if step.name == "smoothing"]
+    assert step.kept
+    assert step.after < step.before
+    assert result.config.smooth == SmoothQuant()
+    assert result.stats.smoothed
+    assert any(note.startswith("smoothed the input of 1 layers") for note in result.report.notes)
+
+
+def test_smoothing_is_not_tried_where_there_is_nothing_to_smooth() -> None:
+    config = _config("A8W8", smooth=SmoothQuant())
+
+    result = lowbit.quantize(small_cnn(), data=_FEEDS, config=config)
+
+    assert tuple(step.name for step in result.report.steps) == _STEPS
+    assert result.config.smooth is None
+
+
+def test_statistics_of_an_unsmoothed_model_leave_it_unsmoothed() -> None:
+    model, plain = _transformer(), _config("U8S8", choose=False, equalise=None)
+    stats = lowbit.quantize(model, data=_tokens(), config=plain).stats
+
+    config = _config("U8S8", smooth=SmoothQuant())
+    again = lowbit.quantize(model, data=_tokens(), config=config, stats=stats)
+
+    assert again.config.smooth is None

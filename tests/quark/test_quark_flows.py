@@ -9,7 +9,7 @@ import pytest
 from quark_helpers import quiet
 from small_models import small_cnn
 
-from lowbit.config.equalise import QuarkCle
+from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
 from lowbit.config.methods import Entropy, LayerwisePercentile, MinMax, MinMse, Percentile
 from lowbit.config.quark import QUARK_PRESETS, with_cle
 from lowbit.config.refine import AdaQuant, AdaRound
@@ -27,6 +27,7 @@ from lowbit.quark.onnx import (
     LayerWiseMethod,
     PowerOfTwoMethod,
     QuantizationConfig,
+    SmoothQuantConfig,
     VitisQuantFormat,
 )
 from lowbit.quark.onnx.quantization.config import DefaultConfigMapping, get_default_config
@@ -370,3 +371,15 @@ def test_all_operators_are_quantized_when_asked_for() -> None:
     more = _job("A8W8", extra_op_types_to_quantize=["Flatten"]).target.operators
     assert "Flatten" in more
     assert _job("INT8_TRANSFORMER_DEFAULT").target.operators == ("Gemm", "MatMul")
+
+
+def test_smoothquant_is_quarks_by_field_and_by_algorithm() -> None:
+    asked = with_algorithms(get_default_config("A8W8"), [SmoothQuantConfig(alpha=0.7)])
+
+    assert _job("A8W8").config.smooth is None
+    assert _job("A8W8", include_sq=True).config.smooth == QuarkSmoothQuant(alpha=0.5)
+    assert _job("A8W8", {"SmoothAlpha": 0.6}, include_sq=True).config.smooth == QuarkSmoothQuant(
+        alpha=0.6
+    )
+    assert _job(asked).config.smooth == QuarkSmoothQuant(alpha=0.7)
+    assert _job("A8W8", {"SkipPreprocess": True}, include_sq=True).config.smooth is None

@@ -21,7 +21,7 @@ from lowbit.calibrate.growing import GrowingHistogram
 from lowbit.errors import CalibrationError
 from lowbit.numerics.formats import Floats
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,12 +130,14 @@ def channel_sums(x: Floats, axis: int, *, squares: bool = False) -> ChannelSums:
 class Stats:
     """Statistics of many tensors over the same samples.
 
-    ``equalised``: whether they are those of the model after equalisation.
+    ``equalised`` and ``smoothed``: whether they are those of the model after equalisation, and
+    after SmoothQuant.
     """
 
     tensors: Mapping[str, TensorStats]
     samples: int = 0
     equalised: bool = False
+    smoothed: bool = False
 
     def __getitem__(self, name: str) -> TensorStats:
         """Return what is known of a tensor."""
@@ -149,16 +151,17 @@ class Stats:
 
     def __or__(self, other: Stats) -> Stats:
         """Return the statistics over the samples of both."""
-        if self.equalised != other.equalised:
-            raise CalibrationError("one of two statistics is of an equalised model: not mergeable")
+        made = (self.equalised, self.smoothed)
+        if made != (other.equalised, other.smoothed):
+            raise CalibrationError(
+                "one of two statistics is of an equalised or smoothed model: not mergeable"
+            )
         names = dict.fromkeys((*self.tensors, *other.tensors))
         merged = {}
         for name in names:
             mine, theirs = self.tensors.get(name), other.tensors.get(name)
             merged[name] = mine | theirs if mine and theirs else (mine or theirs)
-        return Stats(
-            {k: v for k, v in merged.items() if v}, self.samples + other.samples, self.equalised
-        )
+        return Stats({k: v for k, v in merged.items() if v}, self.samples + other.samples, *made)
 
 
 def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
@@ -180,7 +183,8 @@ def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
             arrays[f"{index}_channels"] = s.channels
         if s.variances is not None:
             arrays[f"{index}_variances"] = s.variances
-    about = {"samples": stats.samples, "equalised": stats.equalised}
+    made = {"equalised": stats.equalised, "smoothed": stats.smoothed}
+    about = {"samples": stats.samples, **made}
     header = json.dumps({"format": _FORMAT, **about, "tensors": table})
     with pathlib.Path(path).open("wb") as file:
         np.savez_compressed(file, header=np.array(header), **arrays)  # type: ignore[arg-type]
@@ -211,4 +215,4 @@ def load_stats(path: str | os.PathLike[str]) -> Stats:
                 )
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
-    return Stats(tensors, header["samples"], header["equalised"])
+    return Stats(tensors, header["samples"], header["equalised"], header["smoothed"])

@@ -71,11 +71,12 @@ def _quantize(parser: Parser) -> None:
     more.add_argument(
         "--no-equalise", action="store_true", help="leave out cross-layer equalisation"
     )
+    more.add_argument("--no-smooth", action="store_true", help="leave out SmoothQuant")
     more.add_argument(
         "--keep-steps",
         action="store_true",
-        help="take equalisation and bias correction as they are, without trying on samples held "
-        "back whether they help",
+        help="take equalisation, smoothing and bias correction as they are, without trying on samples "
+        "held back whether they help",
     )
     more.add_argument(
         "--no-reconstruct",

@@ -65,6 +65,7 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         without=(*config.without, *args.without),
         domain=getattr(args, "domain", None) or config.domain,
         equalise=None if getattr(args, "no_equalise", False) else config.equalise,
+        smooth=None if getattr(args, "no_smooth", False) else config.smooth,
         correct=config.correct and not getattr(args, "no_correct", False),
         choose=config.choose and not getattr(args, "keep_steps", False),
         refine=_refinement(config, args),

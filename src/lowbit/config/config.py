@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lowbit.config.equalise import Equalisation
+from lowbit.config.equalise import Equalisation, Smoothing
 from lowbit.config.methods import Method, MinMax, Percentile
 from lowbit.config.refine import Refinement
 from lowbit.config.specs import BiasSpec, FloatSpec, Rule, Spec, TensorOverride, TensorSpec
@@ -34,10 +34,11 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         head: What happens to a detection head's decoding: ``auto`` keeps in float what the
             format would destroy, ``float`` all of it, ``int8`` nothing.
         equalise: How factors move between layers before anything is quantized; ``None``: not.
+        smooth: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
         correct: Whether biases make up for what rounding weights shifts (bias correction).
         refine: How weights are rounded better than to the nearest integer; ``None``: not.
-        choose: Whether equalisation and bias correction are kept only if they lower the error on
-            samples held out of calibration.
+        choose: Whether equalisation, smoothing and bias correction are kept only if they lower the
+            error on samples held out of calibration.
         without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
         casts: Whether 16-bit floats are written as pairs of Cast, instead of the operators AMD's
             tools know by name.
@@ -56,6 +57,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     domain: Domain = "auto"
     head: Head = "auto"
     equalise: Equalisation | None = None
+    smooth: Smoothing | None = None
     correct: bool = False
     choose: bool = False
     refine: Refinement | None = None

@@ -1,7 +1,8 @@
-"""Cross-layer equalisation as values; ``lowbit.equalise`` does the work.
+"""Cross-layer equalisation and SmoothQuant as values; ``lowbit.equalise`` does the work.
 
 Equalisation moves a factor for each channel from one layer's weights into the next layer's. The
-model computes the same in float, and one scale a tensor then fits its weights better.
+model computes the same in float, and one scale a tensor then fits its weights better. SmoothQuant
+moves one from activations into the weights that multiply them.
 """
 
 from __future__ import annotations
@@ -52,11 +53,14 @@ class Equalise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         largest: The largest factor a channel is multiplied or divided by in all.
         headroom: How far beyond the largest value seen a Clip's channel must still be free of
             the upper bound; 1 is exact on the data, more is safer on other data.
+        absorb: Whether what a channel never falls below before its Relu moves from the bias
+            before into the biases behind; ``headroom`` then divides the least value seen.
     """
 
     rounds: int = 4
     largest: float = 16.0
     headroom: float = 1.0
+    absorb: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -68,3 +72,48 @@ class Equalise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 Equalisation: TypeAlias = QuarkCle | Equalise
+
+
+class SmoothQuant(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="smooth"
+):
+    """Exact smoothing of what MatMul and Gemm read (Xiao et al. 2022, arXiv:2211.10438).
+
+    Channel j of the input is divided by s = max|x|^alpha / max|w|^(1 - alpha), and the weights on
+    it are multiplied by s. What writes the channels takes the factor: a normalisation, a constant
+    that multiplies, or the layer before.
+
+    Attributes:
+        alpha: How much of the difficulty moves from activations to weights; ``None``: for each
+            layer, what its own output error is smallest with, nothing at all included.
+        insert: Whether a Mul is put where nothing takes the factor.
+    """
+
+    alpha: float | None = None
+    insert: bool = False
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+
+class QuarkSmoothQuant(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="quark"
+):
+    """AMD Quark's SmoothQuant: a Mul of its own before each MatMul with constant weights.
+
+    Attributes:
+        alpha: How much of the difficulty moves from activations to weights.
+    """
+
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+
+def _check_alpha(alpha: float | None) -> None:
+    if alpha is not None and not 0 <= alpha <= 1:
+        raise ConfigError(f"smooth.alpha is {alpha:g}; it must lie between 0 and 1")
+
+
+Smoothing: TypeAlias = SmoothQuant | QuarkSmoothQuant

@@ -7,12 +7,14 @@ from collections.abc import Callable, Container, Iterable
 import onnx_ir as ir
 
 from lowbit.config.equalise import Equalisation, QuarkCle
+from lowbit.equalise._smooth_math import Levels
 from lowbit.equalise.exact import equalise_groups
 from lowbit.equalise.quark import equalise_like_quark
 from lowbit.equalise.result import Equalised, GroupResult, LeftOut
+from lowbit.equalise.smooth import can_smooth, smooth
 from lowbit.graph.session import Feed
 
-__all__ = ["Equalised", "GroupResult", "LeftOut", "equalise"]
+__all__ = ["Equalised", "GroupResult", "LeftOut", "Levels", "can_smooth", "equalise", "smooth"]
 
 
 def equalise(
@@ -28,7 +30,8 @@ def equalise(
     Args:
         model: A normalised model; it is not changed.
         config: How; ``None`` gives the model itself back.
-        data: Samples to see how far activations go; only exact equalisation across Clips uses it.
+        data: Samples to see how far activations go; exact equalisation across Clips
+            uses it, and absorption once more.
         keep: Nodes that are not quantized. Quark leaves them out.
         progress: Told after each sample how many are done.
     """

@@ -101,7 +101,7 @@ class _Search:
 
     def _write(self, layer: Layer) -> None:
         output = layer.node.outputs[0]
-        place = _written(layer)
+        place = written(layer)
         if place is None:
             return
         group = Group(tensor_name(output), layer.outputs, [layer])
@@ -114,7 +114,7 @@ class _Search:
             if value not in self.groups:
                 continue
             place, group = self._places[value], self.groups[value]
-            if index == 0 and _reads(layer, place, group.channels):
+            if index == 0 and reads(layer, place, group.channels):
                 group.readers.append(Reader(layer, place.repeat))
                 if has_shared_weight(layer):
                     group.obstacles.append(f"{layer.node.name} shares its weights")
@@ -176,7 +176,7 @@ class _Search:
             group.obstacles.append("read inside a subgraph")
 
 
-def _written(layer: Layer) -> Place | None:
+def written(layer: Layer) -> Place | None:
     """Return where the channels of a layer's output lie."""
     match layer.node.op_type:
         case "Conv" | "ConvTranspose":
@@ -187,7 +187,7 @@ def _written(layer: Layer) -> Place | None:
     return None if shape is None or len(shape) < 2 else Place(len(shape) - 1, len(shape))
 
 
-def _reads(layer: Layer, place: Place, channels: int) -> bool:
+def reads(layer: Layer, place: Place, channels: int) -> bool:
     """Whether the inputs of the layer are the channels at ``place``."""
     convolves = layer.node.op_type in ("Conv", "ConvTranspose")
     axis = 1 if convolves else place.rank - 1

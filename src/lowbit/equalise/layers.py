@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from lowbit.equalise import _math
 from lowbit.graph.constants import add_constant, constant, is_constant
+from lowbit.graph.names import tensor_name
 from lowbit.numerics.formats import Floats
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -25,6 +26,14 @@ class Layer:
     weight: Floats
     kernel: Floats
     bias: Floats | None
+
+    @property
+    def source(self) -> str:
+        """The name of the tensor it reads."""
+        value = self.node.inputs[0]
+        if value is None:
+            raise ValueError(f"node {self.node.name!r} reads nothing")
+        return tensor_name(value)
 
     @property
     def outputs(self) -> int:
@@ -90,6 +99,22 @@ def give_constant(graph: ir.Graph, node: ir.Node, index: int, data: Floats) -> N
         value.shape = ir.Shape(data.shape)
     else:
         node.replace_input_with(index, add_constant(graph, f"{node.name}_{index}", data))
+
+
+def multiply_inputs(graph: ir.Graph, nodes: list[ir.Node], scale: Floats, name: str) -> None:
+    """Put one Mul by a constant before nodes that read the same tensor first. Changes ``graph``.
+
+    ``nodes`` are in the graph's order.
+    """
+    value = nodes[0].inputs[0]
+    if value is None:
+        raise ValueError(f"node {nodes[0].name!r} has no input to multiply")
+    node = ir.node("Mul", [value, add_constant(graph, f"{name}_scale", scale)], name=f"{name}_mul")
+    (result,) = node.outputs
+    result.name, result.type, result.shape = f"{name}_output", value.type, value.shape
+    graph.insert_before(nodes[0], node)
+    for reader in nodes:
+        reader.replace_input_with(0, result)
 
 
 def _own_floats(value: ir.Value | None) -> Floats | None:

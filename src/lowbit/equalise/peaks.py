@@ -1,4 +1,4 @@
-"""The largest value of each channel before a Clip, from one pass over the data."""
+"""What a pass over the data shows of each channel, as how large it becomes before a Clip."""
 
 from __future__ import annotations
 
@@ -21,26 +21,41 @@ def channel_maxima(
     data: Iterable[Feed],
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Doubles]:
-    """Return the maxima by tensor name; none at all if there is no data.
-
-    Samples run in parallel, and of each only its maxima are kept.
-    """
+    """Return the maxima by tensor name; none at all if there is no data."""
     places = {tensor_name(value): place for value, place in wanted}
-    names = list(places)
-    maxima: dict[str, Doubles] = {}
+
+    def of(name: str, array: Array) -> Doubles:
+        return _maxima(array, places[name])
+
+    return reduce_channels(model, list(places), data, of, np.maximum, progress)
+
+
+def reduce_channels(
+    model: ir.Model,
+    names: Sequence[str],
+    data: Iterable[Feed],
+    of: Callable[[str, Array], Doubles],
+    join: Callable[[Doubles, Doubles], Doubles],
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, Doubles]:
+    """Return by tensor name what ``of`` says of each sample's array, joined over all samples.
+
+    Samples run in parallel, and of each only what ``of`` returns is kept.
+    """
+    joined: dict[str, Doubles] = {}
     with session(
         model, names, threads=1, optimise="all", name="the model for equalisation"
     ) as running:
 
         def work(feed: Feed) -> list[Doubles]:
             arrays = running.run(names, feed)
-            return [_maxima(array, places[name]) for name, array in zip(names, arrays, strict=True)]
+            return [of(name, array) for name, array in zip(names, arrays, strict=True)]
 
         for count, found in enumerate(bounded_map(work, iter(data), os.cpu_count() or 1), 1):
             for name, new in zip(names, found, strict=True):
-                maxima[name] = np.maximum(maxima[name], new) if name in maxima else new
+                joined[name] = join(joined[name], new) if name in joined else new
             progress(count)
-    return maxima
+    return joined
 
 
 def _maxima(array: Array, place: Place) -> Doubles:

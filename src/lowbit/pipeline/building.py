@@ -22,7 +22,7 @@ from lowbit.resolve.integers import Weights, nearest
 from lowbit.resolve.params import Params
 from lowbit.resolve.resolve import resolve, settle_biases
 from lowbit.resolve.unlike import unlike_joins
-from lowbit.samples import Split
+from lowbit.samples import Replay, Split
 from lowbit.targets import Target
 
 Feeds = Callable[[], Iterable[Feed]]
@@ -65,7 +65,7 @@ class Builder:
         """Go from the loaded model to weights, calibrating on ``feeds`` unless there are stats."""
         clock = self.clock
         with clock.stage("normalise"):
-            first, data = self.samples.first(), self.samples.calibration()
+            first, data = self.samples.first(), Replay(self.samples.calibration)
             ready = prepare(self.loaded, config, first, data, target=self.target)
         with clock.stage("plan"):
             chosen = plan or make_plan(ready.adapted, config, ready.target)
@@ -92,7 +92,10 @@ class Builder:
             optimise="all" if ready.target.calibrate_optimised else "none",
             progress=lambda done: self.clock.tell("calibrate", done, total),
         )
-        return dataclasses.replace(found, equalised=ready.config.equalise is not None)
+        config = ready.config
+        return dataclasses.replace(
+            found, equalised=config.equalise is not None, smoothed=config.smooth is not None
+        )
 
     def solve(self, config: QuantConfig, ready: Prepared, plan: Plan, stats: Stats) -> Built:
         """Resolve all parameters from statistics, round the weights and correct the biases."""

@@ -17,14 +17,15 @@ import numpy as np
 
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import Equalise
+from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
+from lowbit.equalise import can_smooth
 from lowbit.pipeline.building import Builder, Built
 from lowbit.pipeline.emitting import emit
 from lowbit.plan import Plan
 from lowbit.verify.judge import Decibels, Judge
 from lowbit.verify.report import Step
 
-_Field = Literal["correct", "equalise"]
+_Field = Literal["correct", "equalise", "smooth"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class _Option:
 _OPTIONS = (
     _Option("bias correction", "correct", without=False),
     _Option("equalisation", "equalise", without=None),
+    _Option("smoothing", "smooth", without=None),
 )
 
 
@@ -47,16 +49,17 @@ def options(config: QuantConfig) -> list[_Option]:
     if not config.choose:
         return []
     found = [option for option in _OPTIONS if getattr(config, option.field) != option.without]
-    # Another equalisation than our own is there to be had as it is.
-    if config.equalise is not None and not isinstance(config.equalise, Equalise):
-        found = [option for option in found if option.field != "equalise"]
-    return found
+    # Another's equalisation or smoothing than our own is there to be had as it is.
+    others = (QuarkCle, QuarkSmoothQuant)
+    return [option for option in found if not isinstance(getattr(config, option.field), others)]
 
 
 def as_collected(config: QuantConfig, stats: Stats) -> QuantConfig:
     """Return the configuration with the choice that statistics kept from another run embody."""
     if config.choose and not stats.equalised:
-        return msgspec.structs.replace(config, equalise=None)
+        config = msgspec.structs.replace(config, equalise=None)
+    if config.choose and not stats.smoothed:
+        config = msgspec.structs.replace(config, smooth=None)
     return config
 
 
@@ -73,6 +76,8 @@ def choose(
         before = judge.decibels(emit(best))
         for option in tried:
             wanted = getattr(config, option.field)
+            if option.field == "smooth" and not can_smooth(best.ready.equalised.model, wanted):
+                continue
             candidate = _rebuilt(builder, best, {option.field: wanted}, plan)
             after = judge.decibels(emit(candidate))
             step = _judged(option.name, before, after)
@@ -90,7 +95,7 @@ def _rebuilt(
     builder: Builder, built: Built, changes: dict[_Field, object], plan: Plan | None
 ) -> Built:
     config = _with(built.config, changes)
-    if "equalise" in changes:  # other activations, so other statistics
+    if "equalise" in changes or "smooth" in changes:  # other activations, so other statistics
         return builder.build(config, builder.samples.fitting, plan=plan)
     return builder.solve(config, built.ready, built.plan, built.stats)
 

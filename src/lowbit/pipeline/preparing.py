@@ -12,9 +12,9 @@ from lowbit.adapt import adapt
 from lowbit.adapt.side_by_side import SideBySide, side_by_side
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import Spec, TensorSpec
 from lowbit.data import InputInfo
-from lowbit.equalise import Equalised, equalise
+from lowbit.equalise import Equalised, Levels, equalise, smooth
 from lowbit.graph.normalise import normalise, refuse_quantized
 from lowbit.graph.passes.require_opset import require_opset
 from lowbit.graph.session import Feed, input_dtype
@@ -48,9 +48,9 @@ def prepare(
     equalised: Equalised | None = None,
     target: Target | None = None,
 ) -> Prepared:
-    """Normalise and equalise a loaded model, and rewrite it for its target.
+    """Normalise, equalise and smooth a loaded model, and rewrite it for its target.
 
-    Equalisation runs ``data`` where it must see how far activations go; what an earlier call
+    ``data`` is run, more than once perhaps, to see how far activations go; what an earlier call
     ``equalised`` is used as it is. The target is the configuration's unless given.
     """
     target = target or find_target(config.target)
@@ -76,7 +76,26 @@ def _equalise(
     if isinstance(config.equalise, QuarkCle):
         # A clone, because only that one knows for certain which of its values are inputs.
         kept = {node.node for node in make_plan(normal.clone(), config, target).float_nodes}
-    return equalise(normal, config.equalise, data, keep=kept)
+    even = equalise(normal, config.equalise, data, keep=kept)
+    smoothed = smooth(even.model, config.smooth, data, _levels(config))
+    return dataclasses.replace(even, model=smoothed.model, notes=(*even.notes, *smoothed.notes))
+
+
+def _levels(config: QuantConfig) -> Levels:
+    weight = config.weight
+    return Levels(
+        activation=_largest(config.activation),
+        weight=_largest(weight),
+        per_channel=isinstance(weight, TensorSpec) and weight.per_channel,
+    )
+
+
+def _largest(spec: Spec | None) -> int:
+    """Return the largest integer of a symmetric format; block formats are as good as int8."""
+    if spec is None:
+        return 0
+    bits = spec.format.bits if isinstance(spec, TensorSpec) else 8
+    return int((1 << (bits - 1)) - 1)
 
 
 def model_inputs(model: ir.Model) -> list[InputInfo]:

@@ -80,7 +80,7 @@ def _notes(samples: Split, *, calibrated: bool) -> tuple[str, ...]:
 def with_reused(report: Report, stats: Stats, config: QuantConfig) -> Report:
     """Say that the statistics came from elsewhere; what they were made of is not known here."""
     note = f"calibrated from saved statistics of {stats.samples} samples"
-    if isinstance(config.equalise, Equalise):
+    if isinstance(config.equalise, Equalise) or config.smooth is not None:
         note += ", which fit only if equalisation saw the same data then as now"
     return msgspec.structs.replace(
         report,

@@ -10,7 +10,7 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import QuarkCle
+from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
 from lowbit.config.refine import AdaRound, Refinement
 from lowbit.config.specs import BiasSpec, ProductBias, Spec, TensorOverride, TensorSpec
 from lowbit.numerics.formats import Format
@@ -81,6 +81,7 @@ def make_job(
         domain=_domain(flow, options),
         head="int8",
         equalise=_equalise(config, options),
+        smooth=_smooth(config, options),
         correct=bool(options.BiasCorrection),
         casts=bool(options.BF16QDQToCast),
         refine=_refine(config, options, weight, lenient=lenient),
@@ -102,7 +103,6 @@ def _refuse(config: QuantizationConfig, options: ExtraOptions) -> None:
     missing = (
         ("include_rotation", "QuaRot is not built"),
         ("include_auto_mp", "automatic mixed precision is not built yet"),
-        ("include_sq", "SmoothQuant is not built yet"),
         ("crypto_mode", "encrypted models are not built"),
     )
     for field, why in missing:
@@ -190,6 +190,12 @@ def _equalise(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | N
         total_layer_diff_threshold=_or(options.CLETotalLayerDiffThreshold, _CLE_THRESHOLD),
         replace_relu6=bool(options.ReplaceClip6Relu),
     )
+
+
+def _smooth(config: QuantizationConfig, options: ExtraOptions) -> QuarkSmoothQuant | None:
+    if not config.include_sq or options.SkipPreprocess:
+        return None
+    return QuarkSmoothQuant(alpha=_or(options.SmoothAlpha, 0.5))
 
 
 def _refine(
