@@ -21,6 +21,7 @@ from lowbit.equalise._math import (
     output_peaks,
     relative,
 )
+from lowbit.equalise.absorb import absorb
 from lowbit.equalise.groups import Group, Offset, find_groups
 from lowbit.equalise.layers import Layer, give_constant
 from lowbit.equalise.peaks import channel_maxima
@@ -49,7 +50,7 @@ def equalise_groups(
     """Return a copy of ``model`` with all groups equalised.
 
     ``data`` is run once if there are Clips, to see which channels never reach the upper bound;
-    without data none of their channels is touched.
+    without data none of their channels is touched. It is run again to absorb biases.
     """
     model = model.clone()
     groups = find_groups(model.graph)
@@ -71,7 +72,10 @@ def equalise_groups(
         for group in groups
         if group.obstacles
     )
-    return Equalised(model, (_summary(results, left_out),), results, left_out)
+    notes = [_summary(results, left_out)]
+    if config.absorb and data is not None:
+        notes.append(absorb(model, config.headroom, data, progress))
+    return Equalised(model, tuple(notes), results, left_out)
 
 
 def _measure(
