@@ -8,7 +8,7 @@ import pytest
 from chains import chain, node
 
 import lowbit
-from lowbit.config.equalise import Equalise, QuarkCle
+from lowbit.config.equalise import Equalise, QuarkCle, SmoothQuant
 from lowbit.config.files import config_json
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.quark import QUARK_PRESETS, with_cle
@@ -74,4 +74,5 @@ def test_presets_equalise_only_where_they_try_whether_it_helps(name: str) -> Non
     config = find_preset(name)
 
     assert config.equalise in (None, Equalise())
-    assert config.choose or config.equalise is None
+    assert config.smooth in (None, SmoothQuant())
+    assert config.choose or (config.equalise is None and config.smooth is None)

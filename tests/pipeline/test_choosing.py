@@ -22,8 +22,8 @@ _STEPS = ("bias correction", "equalisation")
 
 
 def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
-    changes = {"refine": None, "choose": True, "equalise": Equalise(), **changes}
-    return msgspec.structs.replace(find_preset(preset), **changes)
+    given = {"refine": None, "choose": True, "equalise": Equalise(), "smooth": None}
+    return msgspec.structs.replace(find_preset(preset), **{**given, **changes})
 
 
 def _uneven(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:

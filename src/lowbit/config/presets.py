@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import Equalise
+from lowbit.config.equalise import Equalise, SmoothQuant
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refine import AdaQuant, Reconstruct, Refinement
 from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
@@ -51,6 +51,7 @@ def _float_scales(
         bias=ProductBias(),
         target=target,
         equalise=Equalise(),
+        smooth=SmoothQuant(),
         correct=True,
         choose=True,
         refine=Reconstruct(),

@@ -1,0 +1,39 @@
+"""SmoothQuant through Quark's API, against a model that AMD Quark 0.13 made the same way."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from quark_cases import DATA
+from quark_helpers import ListReader, quiet
+
+from lowbit.quark.onnx import ModelQuantizer
+from lowbit.quark.onnx.quantization.config import get_default_config
+
+
+def _constants(path: pathlib.Path) -> dict[str, np.ndarray]:
+    return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+def test_factors_weights_and_scales_are_quarks(tmp_path: pathlib.Path) -> None:
+    options = {**get_default_config("A8W8").extra_options, "SmoothAlpha": 0.6}
+    config = quiet("A8W8", include_cle=False, include_sq=True, extra_options=options)
+    feeds = [{"x": x} for x in np.load(DATA / "smooth_calib.npz")["x"]]
+
+    made = tmp_path / "smooth.onnx"
+    ModelQuantizer(config).quantize_model(
+        str(DATA / "smooth_float.onnx"), str(made), ListReader(feeds)
+    )
+
+    ours, quarks = _constants(made), _constants(DATA / "smooth_a8w8_alpha0.6.onnx")
+    assert ours.keys() == quarks.keys()
+    assert "n_second_smooth_scale_quantized" in ours
+    for name, wanted in quarks.items():
+        if wanted.dtype == np.float32:  # other processors add up in another order
+            np.testing.assert_allclose(ours[name], wanted, rtol=1e-5, err_msg=name)
+        else:
+            assert abs(ours[name].astype(int) - wanted.astype(int)).max() <= 1, name
+            assert (ours[name] == wanted).mean() >= 0.99, name
