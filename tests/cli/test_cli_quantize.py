@@ -6,12 +6,15 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 from PIL import Image
 
+from lowbit import QuantConfig
 from lowbit.calibrate import collect as collecting
+from lowbit.config.equalise import SmoothQuant
 
 
 def scales(path: Path) -> dict[str, float]:
@@ -421,6 +424,17 @@ def test_stages_that_do_not_exist_yet_can_be_left_out(run, model, data) -> None:
 
     assert (plain.code, ran.code) == (0, 0)
     assert scales(Path("a.onnx")) == scales(Path("b.onnx"))
+
+
+@pytest.mark.parametrize(("option", "kept"), [((), SmoothQuant()), (("--no-smooth",), None)])
+def test_smoothing_can_be_left_out(run, model, data, option, kept) -> None:
+    options = ("--data", data, "--keep-steps", "--no-reconstruct", "--no-equalise")
+
+    ran = run("quantize", model, "a.onnx", *options, *option)
+
+    assert ran.code == 0, ran.err
+    written = {p.key: p.value for p in onnx.load("a.onnx").metadata_props}["lowbit.config"]
+    assert msgspec.json.decode(written, type=QuantConfig).smooth == kept
 
 
 def test_equalisation_can_be_left_out(run, model, data) -> None:

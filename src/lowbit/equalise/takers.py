@@ -151,11 +151,10 @@ class _Search:
 
     def _leads_to_layer(self, value: ir.Value) -> bool:
         """Whether following is worth copying weights for."""
-        nodes = [use.node for use in value.uses()]
         return any(
-            node.op_type in READERS
-            or (node.op_type in (*_PASSING, "Add", "Sub") and self._leads_to_layer(node.outputs[0]))
-            for node in nodes
+            use.node.op_type in READERS
+            or (_may_pass(use.node) and self._leads_to_layer(use.node.outputs[0]))
+            for use in value.uses()
         )
 
     def _take(self, node: ir.Node, site: Site) -> Place | None:
@@ -212,3 +211,9 @@ class _Search:
         after = carry(node, place) if passes else None
         bounded = node.op_type == "Clip" and clip_bounds(node)[1] is not None
         return after is not None and not bounded and self._follow(node.outputs[0], after, site)
+
+
+def _may_pass(node: ir.Node) -> bool:
+    if node.op_type in ("Add", "Sub"):
+        return any(is_constant(value) for value in node.inputs)
+    return node.op_type in _PASSING
