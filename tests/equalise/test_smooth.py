@@ -14,6 +14,7 @@ from chains import chain, node
 from lowbit.config.equalise import QuarkSmoothQuant, SmoothQuant
 from lowbit.equalise import Equalised, can_smooth, smooth
 from lowbit.equalise.layers import find_layer
+from lowbit.equalise.quark_smooth import quark_factors
 from lowbit.equalise.takers import find_sites
 from lowbit.errors import ConfigError
 from lowbit.graph import io
@@ -249,3 +250,9 @@ def test_real_transformers_compute_the_same(name: str, shape: tuple[int, ...], l
     with session(model) as before, session(result.model) as after:
         want, got = before.run([wanted], feeds[0])[0], after.run([wanted], feeds[0])[0]
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * abs(want).max())
+
+
+def test_quarks_keeps_the_weights_of_a_channel_the_data_does_not_show() -> None:
+    s = quark_factors(np.float32([0, 4]), np.float32([2, 1]), 0.5)
+
+    np.testing.assert_allclose(s, [1, 2], rtol=1e-6)

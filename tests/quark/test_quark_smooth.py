@@ -6,11 +6,13 @@ import pathlib
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from onnx import numpy_helper
 from quark_cases import DATA
 from quark_helpers import ListReader, quiet
 
 from lowbit.quark.onnx import ModelQuantizer
+from lowbit.quark.onnx.algorithm import smooth_transforms
 from lowbit.quark.onnx.quantization.config import get_default_config
 
 
@@ -37,3 +39,16 @@ def test_factors_weights_and_scales_are_quarks(tmp_path: pathlib.Path) -> None:
         else:
             assert abs(ours[name].astype(int) - wanted.astype(int)).max() <= 1, name
             assert (ours[name] == wanted).mean() >= 0.99, name
+
+
+def test_the_transformation_alone_computes_the_same() -> None:
+    model = onnx.load(DATA / "smooth_float.onnx")
+    feeds = [{"x": x} for x in np.load(DATA / "smooth_calib.npz")["x"]]
+
+    smoothed = smooth_transforms(model, feeds, alpha=0.6)
+
+    assert [node.op_type for node in smoothed.graph.node].count("Mul") == 4
+    one, other = (ort.InferenceSession(m.SerializeToString()) for m in (model, smoothed))
+    for feed in feeds:
+        want, got = one.run(["y"], feed)[0], other.run(["y"], feed)[0]
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * abs(want).max())

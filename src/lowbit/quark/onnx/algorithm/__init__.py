@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx
 
-from lowbit.config.equalise import QuarkCle
-from lowbit.equalise import equalise
+from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
+from lowbit.equalise import equalise, smooth
 from lowbit.equalise.stem import equalise_stem
 from lowbit.graph import io
 from lowbit.graph.normalise import normalise
+from lowbit.graph.session import Feed
 from lowbit.quark.errors import QuarkConfigError, say
 
-__all__ = ["cle_transforms", "stem_equalize_transforms"]
+__all__ = ["cle_transforms", "smooth_transforms", "stem_equalize_transforms"]
 
 
 def cle_transforms(
@@ -54,6 +55,18 @@ def stem_equalize_transforms(
     loaded = io.load(model)
     equalise_stem(loaded.graph)
     return io.to_proto(loaded)
+
+
+def smooth_transforms(
+    input_model: onnx.ModelProto,
+    dataloader: Iterable[Feed],
+    alpha: float = 0.5,
+    use_external_data_format: bool = False,  # noqa: FBT001, FBT002
+) -> onnx.ModelProto:
+    """Return the model with a Mul before each MatMul with constant weights; it computes the same."""
+    del use_external_data_format  # Nothing is written here.
+    model = normalise(io.load(input_model))
+    return io.to_proto(smooth(model, QuarkSmoothQuant(alpha=alpha), dataloader).model)
 
 
 def _say_unused(op_types: Sequence[str], nodes: Sequence[str]) -> None:
