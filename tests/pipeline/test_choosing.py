@@ -156,3 +156,18 @@ def test_statistics_of_an_unsmoothed_model_leave_it_unsmoothed() -> None:
     again = lowbit.quantize(model, data=_tokens(), config=config, stats=stats)
 
     assert again.config.smooth is None
+
+
+def test_without_a_float_output_steps_are_taken_as_asked() -> None:
+    model = small_cnn()
+    last = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node("ArgMax", [last], ["class"], "class", axis=1))
+    model.graph.output[0].CopyFrom(
+        onnx.helper.make_tensor_value_info("class", onnx.TensorProto.INT64, None)
+    )
+
+    result = lowbit.quantize(model, data=_FEEDS, config=_config("A8W8"))
+
+    assert not result.report.steps
+    assert result.config.correct
+    assert result.stats.samples == len(_FEEDS)

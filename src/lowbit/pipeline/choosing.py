@@ -74,6 +74,8 @@ def choose(
     with builder.clock.charge("choose"):
         judge = Judge(builder.loaded, samples.judging())
         before = judge.decibels(emit(best))
+        if not len(before):  # no output is a float: there is nothing to judge by
+            return builder.build(config, samples.calibration, plan=plan), ()
         for option in tried:
             wanted = getattr(config, option.field)
             if option.field == "smooth" and not can_smooth(best.ready.equalised.model, wanted):
