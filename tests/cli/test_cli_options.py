@@ -19,7 +19,7 @@ from lowbit.targets.builtin import BUILTIN
 
 def test_choices_are_those_of_the_library() -> None:
     assert set(commands.METHODS) == set(methods.BY_NAME)
-    assert set(commands.WEIGHT_METHODS) <= set(methods.BY_NAME)
+    assert set(commands.WEIGHT_METHODS) == set(methods.FOR_WEIGHTS)
     assert get_args(config.Head) == commands.HEADS
     assert get_args(config.Domain) == commands.DOMAINS
     assert tuple(PREPROCESSINGS) == commands.PREPROCESSINGS

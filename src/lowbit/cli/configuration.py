@@ -9,7 +9,7 @@ import msgspec
 from lowbit.cli.commands import DEFAULT_PRESET
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import read_config
-from lowbit.config.methods import BY_NAME, Method, Percentile
+from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, Percentile
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.refine import Reconstruct, Refinement
 from lowbit.config.specs import Rule
@@ -86,7 +86,7 @@ def _change_methods(config: QuantConfig, args: argparse.Namespace) -> QuantConfi
     if args.weights is not None:
         if config.weight is None:
             raise ConfigError("--weights is given, but no weights are quantized")
-        weight = msgspec.structs.replace(config.weight, method=BY_NAME[args.weights]())
+        weight = msgspec.structs.replace(config.weight, method=FOR_WEIGHTS[args.weights]())
         config = msgspec.structs.replace(config, weight=weight)
     return config
 

@@ -112,5 +112,7 @@ BY_NAME: dict[str, type[_Method]] = {
     "entropy": Entropy,
     "distribution": Distribution,
     "mse": MinMse,
-    "output": OutputMse,
 }
+"""Methods for activations."""
+
+FOR_WEIGHTS: dict[str, type[_Method]] = {"minmax": MinMax, "mse": MinMse, "output": OutputMse}
