@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import tracemalloc
 
 import numpy as np
 import onnx
@@ -112,6 +113,31 @@ def test_weights_outside_the_file_stay_outside(tmp_path) -> None:
     np.testing.assert_array_equal(
         _run(tmp_path / "out.onnx", feed), _run(io.to_proto(inside), feed)
     )
+
+
+@pytest.mark.parametrize("to", ["bf16", "bfp16"])
+def test_memory_is_that_of_a_few_tensors_not_of_all(to: str, tmp_path) -> None:
+    count, size = 16, 512  # 16 weights of 1 MB
+    weights = np.random.default_rng(0).normal(size=(count, size, size)).astype(np.float32)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", [f"h{i}", f"w{i}"], [f"h{i + 1}"]) for i in range(count)],
+        "chain",
+        [onnx.helper.make_tensor_value_info("h0", onnx.TensorProto.FLOAT, ["N", size])],
+        [onnx.helper.make_tensor_value_info(f"h{count}", onnx.TensorProto.FLOAT, ["N", size])],
+        [numpy_helper.from_array(w, f"w{i}") for i, w in enumerate(weights)],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    onnx.save(model, tmp_path / "in.onnx", save_as_external_data=True)
+    del model, graph
+    lowbit.convert(tmp_path / "in.onnx", tmp_path / "out.onnx", to=to)  # imports are done now
+
+    tracemalloc.start()
+    lowbit.convert(tmp_path / "in.onnx", tmp_path / "out.onnx", to=to)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 9 * weights[0].nbytes
 
 
 def test_an_unknown_format_is_named() -> None:
