@@ -1,8 +1,8 @@
 """Block formats in the graph: one named operator for each tensor, as AMD Quark has it.
 
 Constants are stored as the values of the format: the operator behind them, which says in what format
-they are, has nothing left to do, and rounding them once more changes nothing. Not so in MXINT8: its
-code -128 is a power of two of the next exponent, with which a second rounding would be coarser.
+they are, has nothing left to do, and rounding them once more changes nothing. Not so in MXINT8 where
+a code is -128: that is a power of two of the next exponent, with which rounding would be coarser.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
@@ -42,7 +43,7 @@ class BlockNodes:
         """Let all readers of a constant read it in blocks."""
         value = self._writer.values[tensor.name]
         uses = tuple(value.uses())
-        if isinstance(spec, MxSpec) and spec.element is Element.INT8:
+        if not _stays(tensor, spec, make):
             self._writer.set_values(value, make)
             node = self._rounding(tensor, spec, value)
         else:
@@ -77,6 +78,14 @@ class BlockNodes:
             domain=DOMAIN,
             overload=overload,
         )
+
+
+def _stays(tensor: TensorPlan, spec: BlockSpec, make: Callable[[], Floats]) -> bool:
+    """Whether rounding the constant a second time changes nothing."""
+    if not (isinstance(spec, MxSpec) and spec.element is Element.INT8):
+        return True
+    once = rounded_values(make(), tensor)
+    return bool(np.array_equal(rounded_values(once, tensor), once))
 
 
 def _axis(tensor: TensorPlan) -> int:
