@@ -21,6 +21,7 @@ import numpy as np
 
 
 def main() -> None:
+    """Make models, or time them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make")
@@ -39,6 +40,7 @@ def main() -> None:
 
 
 def make_all(args: argparse.Namespace) -> None:
+    """Write every model in every format."""
     import lowbit
 
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -50,6 +52,7 @@ def make_all(args: argparse.Namespace) -> None:
 
 
 def time_all(args: argparse.Namespace) -> None:
+    """Print a line of JSON for each model."""
     with contextlib.suppress(ImportError):
         import torch  # noqa: F401  # the library is linked to it
     for path in sorted(args.folder.glob("*.onnx")):
