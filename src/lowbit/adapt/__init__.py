@@ -14,6 +14,7 @@ import onnx_ir as ir
 from lowbit.adapt import arithmetic, transforms
 from lowbit.adapt.splice import KEPT
 from lowbit.errors import ConfigError, did_you_mean
+from lowbit.graph.collecting import not_collecting
 
 Rewrite = Callable[[ir.Graph], None]
 
@@ -33,6 +34,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
 )
 
 
+@not_collecting()
 def adapt(
     model: ir.Model,
     names: Sequence[str],

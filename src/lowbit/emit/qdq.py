@@ -20,6 +20,7 @@ from lowbit.emit.blocks import BlockNodes
 from lowbit.emit.floats import CastPairs, FloatNodes, NamedOperators
 from lowbit.emit.functions import Functions
 from lowbit.emit.writer import Writer
+from lowbit.graph.collecting import not_collecting
 from lowbit.numerics.formats import Format
 from lowbit.numerics.qparams import QParams
 from lowbit.ops import Kind, traits_of
@@ -32,6 +33,7 @@ _MICROSOFT = "com.microsoft"
 _WIDE_OPSET = 21
 
 
+@not_collecting()
 def emit_qdq(
     model: ir.Model,
     plan: Plan,

@@ -1,0 +1,26 @@
+"""The garbage collector is off for a while, and then what it was before."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from lowbit.graph.collecting import not_collecting
+
+
+def test_the_collector_comes_back_even_after_an_error() -> None:
+    with pytest.raises(KeyError), not_collecting():
+        assert not gc.isenabled()
+        raise KeyError
+
+    assert gc.isenabled()
+
+
+def test_inside_another_or_where_it_was_off_it_stays_off() -> None:
+    with not_collecting():
+        with not_collecting():
+            pass
+        assert not gc.isenabled()
+
+    assert gc.isenabled()
