@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(asked: argparse.Namespace) -> None:
     results = dict(json.loads(JSON.read_text()) if JSON.exists() else EMPTY)
     results["machine"] = machine.describe()
+    results["notes"] = asked.note or results.get("notes", [])
     rivals = [name for name in asked.rivals.split(",") if name]
     work = pathlib.Path(asked.work).absolute()
     parts = asked.parts.split(",")
@@ -56,7 +57,7 @@ def _measure(asked: argparse.Namespace) -> None:
     for name in available(asked.models.split(",")) if "table" in parts else ():
         case = subject(name, asked.samples, asked.images, work)
         runs = take_turns(bench, case, choose(asked.jobs), (LOWBIT, *rivals), asked.repeats)
-        results["runs"] = merged(results["runs"], runs, ("model", "job", "tool"))
+        results["runs"] = merged(results["runs"], runs, ("model", "job", "tool", "beside"))
         _write(results)
         scores = score_all(bench, case, runs)
         results["scores"] = merged(results["scores"], scores, ("model", "job", "tool"))
@@ -109,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=os.cpu_count(), help="processors that everything may use")
     add("--timeout", type=float, default=3600.0, help="seconds for one run")
     add("--work", default=".bench", help="where environments, data and models go")
+    add(
+        "--note",
+        action="append",
+        default=[],
+        help="a sentence for the page, such as what was left out",
+    )
     add("--render", action="store_true", help="measure nothing; write the page again")
     return parser
 

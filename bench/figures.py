@@ -49,17 +49,15 @@ def least(records: Sequence[Record], key: str) -> float | None:
     return min((r[key] for r in records), default=None)
 
 
-def pass_seconds(records: Iterable[Record], model: str) -> dict[int, float]:
-    """Return the seconds of the float pass in each round (the median of those in it)."""
-    found: dict[int, list[float]] = {}
-    for record in of(records, model, FLOAT, FLOAT):
-        found.setdefault(record["round"], []).append(record["pass_seconds"])
-    return {turn: statistics.median(values) for turn, values in found.items()}
+def pass_seconds(records: Iterable[Record], model: str, job: str) -> dict[int, float]:
+    """Return the seconds of the float pass beside a job, by round."""
+    floors = of(records, model, FLOAT, FLOAT)
+    return {r["round"]: r["pass_seconds"] for r in floors if r["beside"] == job}
 
 
 def calibration_ratio(records: Sequence[Record], model: str, job: str) -> float | None:
     """Return what lowbit's calibration takes, in float passes."""
-    passes = pass_seconds(records, model)
+    passes = pass_seconds(records, model, job)
     runs = of(records, model, job, LOWBIT)
     ratios = [r["phases"]["calibrate"] / passes[r["round"]] for r in runs if r["round"] in passes]
     return statistics.median(ratios) if ratios else None
@@ -67,7 +65,7 @@ def calibration_ratio(records: Sequence[Record], model: str, job: str) -> float 
 
 def whole_ratio(records: Sequence[Record], model: str, job: str, tool: str) -> float | None:
     """Return what a whole run takes, in float passes."""
-    passes = pass_seconds(records, model)
+    passes = pass_seconds(records, model, job)
     runs = of(records, model, job, tool)
     ratios = [r["wall"] / passes[r["round"]] for r in runs if r["round"] in passes]
     return statistics.median(ratios) if ratios else None

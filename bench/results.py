@@ -12,7 +12,6 @@ from bench.figures import (
     least,
     memory_above_float,
     of,
-    pass_seconds,
     whole_ratio,
 )
 from bench.growth import pictures
@@ -84,6 +83,7 @@ def _conditions(results: Results) -> str:
         shared += ": others used the machine at the same time, so trust ratios and CPU seconds"
     versions = {k: v for r in results["runs"] for k, v in r["versions"].items()}
     lines += [f"- {shared}", "- " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items()))]
+    lines += [f"- {note}" for note in results.get("notes", ())]
     return "\n".join(lines) + "\n"
 
 
@@ -96,10 +96,10 @@ def _sizes(results: Results, model: str) -> str:
     scores = [s for s in results["scores"] if s["model"] == model and s["images"]]
     rounds = 1 + max(r["round"] for r in runs)
     judged = f"; accuracy on {scores[0]['images']} labelled images" if scores else ""
-    passes = min(pass_seconds(runs, model).values())
+    passes = least(of(runs, model, FLOAT, FLOAT), "pass_seconds")
     return (
         f"{runs[0]['samples']} samples, {rounds} round{'s' if rounds > 1 else ''}{judged}. "
-        f"Float pass: {passes:.3f} s.\n"
+        f"Float pass: {number(passes, 3)} s.\n"
     )
 
 

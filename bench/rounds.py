@@ -39,10 +39,11 @@ class Bench:
             return run, {}
         return run, json.loads(answer.read_text())
 
-    def floor(self, subject: Subject, turn: int) -> dict[str, Any]:
-        """Measure the plain float pass."""
+    def floor(self, subject: Subject, job: Job, turn: int) -> dict[str, Any]:
+        """Measure the plain float pass, beside a job."""
         asked = {**_data(subject), "settings": {"passes": _PASSES}}
-        return _record(subject, FLOAT, FLOAT, turn, *self.run("float_pass.py", LOWBIT, asked))
+        record = _record(subject, FLOAT, FLOAT, turn, *self.run("float_pass.py", LOWBIT, asked))
+        return {**record, "beside": job.name}
 
     def quantize(self, subject: Subject, job: Job, tool: str, turn: int) -> dict[str, Any]:
         """Measure one tool at one job."""
@@ -92,6 +93,7 @@ def _record(
         "samples": subject.count,
         "job": job,
         "tool": tool,
+        "beside": "",
         "round": turn,
         "load": round(os.getloadavg()[0], 2),
         **dataclasses.asdict(run),
@@ -111,7 +113,7 @@ def take_turns(
     for turn in range(repeats):
         for job in jobs:
             # The floor again for each job: the machine of a minute ago is not the one of now.
-            records.append(bench.floor(subject, turn))
+            records.append(bench.floor(subject, job, turn))
             for tool in (t for t in tools if t in job.settings and (job.name, t) not in failed):
                 record = bench.quantize(subject, job, tool, turn)
                 records.append(record)

@@ -11,6 +11,7 @@ def record(job: str, tool: str, turn: int = 0, wall: float = 1.0, **more: Any) -
         "samples": 64,
         "job": job,
         "tool": tool,
+        "beside": "",
         "round": turn,
         "load": 0.5,
         "wall": wall,
@@ -26,4 +27,4 @@ def record(job: str, tool: str, turn: int = 0, wall: float = 1.0, **more: Any) -
 
 
 def floor(turn: int = 0, seconds: float = 0.5, **more: Any) -> dict[str, Any]:
-    return record("float", "float", turn, pass_seconds=seconds, **more)
+    return record("float", "float", turn, pass_seconds=seconds, beside="xint8", **more)

@@ -21,8 +21,10 @@ def _results() -> dict:
     score = {"model": "m", "images": 500, "gap_error": 0.3, "error": ""}
     return {
         "machine": {"processor": "P", "cores": 2},
+        "notes": ["AdaRound was left out."],
         "runs": [
             floor(peak_mb=90.0),
+            floor(peak_mb=90.0) | {"beside": "native-xint8"},
             record(
                 "xint8",
                 "lowbit",
@@ -81,6 +83,7 @@ def test_the_page_shows_ratios_scores_and_failures() -> None:
     assert "1.00 (1.90)" in page
     assert "../docs/growth-samples.svg" in page
     assert "amd-quark 0.13" in page
+    assert "- AdaRound was left out.\n" in page
     assert page.index("rival to lowbit") < page.index("Raw figures")
 
 
