@@ -62,9 +62,9 @@ def _measure(asked: argparse.Namespace) -> None:
         scores = score_all(bench, case, runs)
         results["scores"] = merged(results["scores"], scores, ("model", "job", "tool"))
         _write(results)
-    if "growth" in parts:
-        axes = asked.axes.split(",")
-        results["growth"] = merged(results["growth"], grow(bench, axes), ("axis", "job", "tool"))
+    for axis in asked.axes.split(",") if "growth" in parts else ():
+        results["growth"] = merged(results["growth"], grow(bench, axis), ("axis", "job", "tool"))
+        _write(results)
     if "large" in parts:
         from bench.large import NODES, stages
 

@@ -41,15 +41,14 @@ def points(axis: str, work: pathlib.Path) -> Iterable[tuple[int, Subject]]:
         yield (blocks if axis == "depth" else size), chain
 
 
-def grow(bench: Bench, axes: Iterable[str]) -> list[dict[str, Any]]:
-    """Measure every point of every curve once."""
+def grow(bench: Bench, axis: str) -> list[dict[str, Any]]:
+    """Measure every point of every curve of one picture once."""
     records = []
-    for axis in axes:
-        for value, model in points(axis, bench.work):
-            for job, tool, _ in CURVES:
-                if tool in bench.pythons:
-                    records.append(_point(bench, axis, value, model, JOBS[job], tool))
-            print(f"growth by {axis}: {value} done", flush=True)
+    for value, model in points(axis, bench.work):
+        for job, tool, _ in CURVES:
+            if tool in bench.pythons:
+                records.append(_point(bench, axis, value, model, JOBS[job], tool))
+        print(f"growth by {axis}: {value} done", flush=True)
     return records
 
 
