@@ -7,7 +7,7 @@ from chain_models import chain, smooth
 import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.config.refine import AdaRound, Reconstruct
-from lowbit.errors import ConfigError
+from lowbit.errors import ConfigError, OutputError
 
 
 class Killed(BaseException):
@@ -86,3 +86,17 @@ def test_ctrl_c_gives_the_best_so_far(tmp_path):
     assert any("interrupted after" in note for note in result.report.notes)
     # What is finished is kept for --resume.
     assert (tmp_path / "output.onnx.refining").exists()
+
+
+def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):
+    """The folder is cleared when a run begins and ends: nothing of the user's may be in it."""
+    mine = tmp_path / "work" / "notes.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+
+    with pytest.raises(OutputError, match=r"other files \(notes\.txt\); give an empty folder"):
+        lowbit.quantize(
+            chain(2), data=smooth(6), config=_config(Reconstruct()), checkpoint=mine.parent
+        )
+
+    assert mine.read_text() == "mine"

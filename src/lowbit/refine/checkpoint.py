@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
-import shutil
 from collections.abc import Sequence
 
 import msgspec
@@ -31,17 +31,26 @@ class Checkpoint:
     def open(cls, folder: pathlib.Path, fingerprint: str, *, resume: bool) -> Checkpoint:
         """Return the checkpoint in a folder, empty unless it is to be resumed.
 
-        Raises if it is of a run with other settings, data or model.
+        Raises if it is of a run with other settings, data or model, or if the folder holds
+        anything that is no checkpoint: that is not for us to clear away.
         """
         marker = folder / _RUN
+        foreign = (
+            sorted(p.name for p in folder.iterdir() if not _is_own(p)) if folder.is_dir() else []
+        )
+        if foreign:
+            raise OutputError(
+                f"{folder} cannot hold finished layers: it has other files ({foreign[0]}); "
+                "give an empty folder or one that does not exist"
+            )
         if resume and marker.exists() and marker.read_text() != fingerprint:
             raise ConfigError(
                 f"the checkpoint {folder} is of another run: model, data, configuration or version "
                 "differ; start anew without --resume"
             )
-        if not resume:
-            shutil.rmtree(folder, ignore_errors=True)
         try:
+            if not resume:
+                _clear(folder)
             folder.mkdir(exist_ok=True)
             marker.write_text(fingerprint)
         except OSError as error:
@@ -92,10 +101,24 @@ class Checkpoint:
 
     def remove(self) -> None:
         """Forget everything: the run is over."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _clear(self.folder)
+        with contextlib.suppress(OSError):  # somebody put a file there meanwhile: it stays
+            self.folder.rmdir()
 
     def _path(self, index: int) -> pathlib.Path:
         return self.folder / f"{index:05d}.npz"
+
+
+def _is_own(path: pathlib.Path) -> bool:
+    return path.name == _RUN or (path.stem.isdigit() and path.suffix in (".npz", ".part"))
+
+
+def _clear(folder: pathlib.Path) -> None:
+    """Remove the files of a checkpoint, and no others."""
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if _is_own(path):
+                path.unlink()
 
 
 def fingerprint_of(draft: Draft, config: Refinement, data: str) -> str:

@@ -57,7 +57,7 @@ def make_job(
     Neither is changed. ``lenient`` turns misspelt names into warnings.
     """
     options = read_options(config.extra_options, lenient=lenient)
-    _refuse(config, options)
+    _refuse(config)
     nodes = Nodes(model, lenient=lenient)
     flow = flow_of(config, options)
     if layers and flow in (Flow.STANDARD, Flow.STANDARD_SYMMETRIC):
@@ -97,9 +97,8 @@ def name_of(config: QuantizationConfig) -> str:
     )
 
 
-def _refuse(config: QuantizationConfig, options: ExtraOptions) -> None:
+def _refuse(config: QuantizationConfig) -> None:
     """Raise for what lowbit does not have."""
-    del options
     missing = (
         ("include_rotation", "QuaRot is not built"),
         ("include_auto_mp", "automatic mixed precision is not built yet"),
