@@ -58,6 +58,40 @@ class Reconstruct(
         _within("reconstruct", 0.0, 0.5, held_out=self.held_out)
 
 
+class Gptq(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gptq"):
+    """Round weights input by input, those to come making up for the error so far (arXiv:2210.17323).
+
+    The weights' spec says how many bits they have, in groups of how many inputs, or by channel,
+    scales are, whether they are symmetric, and how they are found.
+
+    Attributes:
+        block_size: How many inputs are rounded before the others are told; it changes the time
+            taken, not the result.
+        perc_damp: What is added to the second moment of each input, as a share of their mean.
+        act_order: Whether inputs with the largest second moments go first.
+        data_size: How many calibration samples to use; all of them if not given.
+        positions: How many positions of each sample a layer's moments are taken at.
+        held_out: The share of the samples that decides whether a layer's result is kept. With
+            fewer than 32 samples none is held out, and those it was solved on decide.
+        infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
+    """
+
+    block_size: int = 128
+    perc_damp: float = 0.01
+    act_order: bool = False
+    data_size: int | None = None
+    positions: int = 128
+    held_out: float = 0.125
+    infer_device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        _at_least("gptq", 1, block_size=self.block_size)
+        _at_least("gptq", 1, data_size=self.data_size, positions=self.positions)
+        _within("gptq", 0.0, 0.5, held_out=self.held_out)
+        if self.perc_damp <= 0:
+            raise ConfigError(f"gptq.perc_damp is {self.perc_damp:g}; it must be above 0")
+
+
 class _FineTune(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Arguments of both gradient methods. Names and defaults are AMD Quark's.
 
@@ -160,7 +194,8 @@ class AdaQuant(_FineTune, frozen=True, kw_only=True, tag="adaquant"):
     learning_rate: float = 1e-5
 
 
-Refinement: TypeAlias = Reconstruct | AdaRound | AdaQuant
+Tuning: TypeAlias = AdaRound | AdaQuant
+Refinement: TypeAlias = Reconstruct | Gptq | AdaRound | AdaQuant
 
 
 def _at_least(name: str, least: float, **values: float | None) -> None:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lowbit.config.methods import Method, MinMax, Percentile
+from lowbit.errors import ConfigError
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.numerics.floats import FloatFormat
 from lowbit.numerics.formats import Format
@@ -17,20 +18,32 @@ from lowbit.numerics.formats import Format
 class TensorSpec(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tensor"
 ):
-    """How one tensor is quantized: format, kind of scale, and how its range is found."""
+    """How one tensor is quantized: format, kind of scale, and how its range is found.
+
+    ``group``: so many weights of each output of a MatMul or Gemm have a scale of their own, and
+    other layers one a channel. That is blocked quantization, in ONNX from operator set 21 on.
+    """
 
     format: Format
     symmetric: bool = True
     per_channel: bool = False
+    group: int | None = None
     power_of_two: bool = False
     reduce_range: bool = False
     method: Method = MinMax()
+
+    def __post_init__(self) -> None:
+        if self.group is not None and self.group < 2:
+            raise ConfigError(f"group is {self.group}; at least 2 weights share a scale")
+        if self.group is not None and self.power_of_two:
+            raise ConfigError("weights in groups have float scales, not powers of two")
 
     def describe(self) -> str:
         """Return a few words for tables: ``int8 sym pow2 mse``."""
         words = [self.format.value, "sym" if self.symmetric else "asym"]
         words += ["pow2"] if self.power_of_two else []
-        words += ["per-channel"] if self.per_channel else []
+        words += ["per-channel"] if self.per_channel and self.group is None else []
+        words += [] if self.group is None else [f"groups of {self.group}"]
         words += ["7-bit"] if self.reduce_range else []
         return " ".join([*words, str(type(self.method).__struct_config__.tag)])
 

@@ -135,6 +135,9 @@ class _IntegerNodes:
         domain: str | None = None,
     ) -> ir.Node:
         attributes = {} if params.axis is None else {"axis": params.axis}
+        if params.group is not None:
+            # Only the standard operator knows groups.
+            attributes["block_size"], domain = params.group, ""
         domain = self._domain_of(params.format) if domain is None else domain
         return self._writer.node(op, inputs, f"{name}_{op}", attributes, domain)
 

@@ -21,17 +21,26 @@ _FINEST_POSITION, _COARSEST_POSITION = 126, -120
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QParams:
-    """Scale and zero point of one tensor: scalars, or one entry for each channel of ``axis``."""
+    """Scale and zero point of one tensor: scalars, or one entry for each channel of ``axis``.
+
+    With ``group``, they have the tensor's shape but along ``axis``, where each entry holds for so
+    many of its ``length`` places.
+    """
 
     scale: Floats
     zero_point: Ints
     format: Format
     axis: int | None = None
+    group: int | None = None
+    length: int = 0
 
     def broadcast(self, rank: int) -> tuple[Floats, Ints]:
         """Return scale and zero point shaped to broadcast against a tensor of ``rank``."""
         if self.axis is None:
             return self.scale, self.zero_point
+        if self.group is not None:
+            at = np.arange(self.length) // self.group
+            return np.take(self.scale, at, self.axis), np.take(self.zero_point, at, self.axis)
         shape = [1] * rank
         shape[self.axis] = -1
         return self.scale.reshape(shape), self.zero_point.reshape(shape)

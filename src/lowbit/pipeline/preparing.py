@@ -69,7 +69,8 @@ def prepare(
 def _equalise(
     model: ir.Model, config: QuantConfig, target: Target, sample: Any, data: Iterable[Feed] | None
 ) -> Equalised:
-    if isinstance(config.weight, TensorSpec) and config.weight.format.bits == 4:
+    weight = config.weight
+    if isinstance(weight, TensorSpec) and (weight.format.bits == 4 or weight.group is not None):
         model = require_opset(model, _FOUR_BIT_OPSET)
     normal = normalise(model, sample)
     kept: set[str] = set()

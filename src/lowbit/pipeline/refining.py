@@ -9,7 +9,7 @@ import pathlib
 from typing import TypeVar
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.refine import AdaRound, Reconstruct
+from lowbit.config.refine import AdaRound, Gptq, Reconstruct
 from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
 from lowbit.errors import ConfigError
 from lowbit.graph import io
@@ -38,12 +38,12 @@ def check_refinement(config: QuantConfig) -> None:
     if config.refine is None:
         return
     check(config.refine)
-    if isinstance(config.refine, AdaRound) and isinstance(
+    if isinstance(config.refine, (AdaRound, Gptq)) and isinstance(
         config.weight, (FloatSpec, BfpSpec, MxSpec)
     ):
         raise ConfigError(
-            f"AdaRound learns which of two integers a weight becomes, but weights are to be "
-            f"{config.weight.describe()}; take AdaQuant"
+            f"{type(config.refine).__name__} chooses which integer a weight becomes, but weights "
+            f"are to be {config.weight.describe()}; take AdaQuant"
         )
 
 
@@ -57,7 +57,7 @@ def refined(
     config = built.config.refine
     if config is None:
         return built, ()
-    if samples.data.is_random and isinstance(config, Reconstruct):
+    if samples.data.is_random and isinstance(config, (Reconstruct, Gptq)):
         return built, ("not reconstructed: random data says nothing about the inputs",)
     draft = draft_of(built)
     checkpoint = None
@@ -90,7 +90,7 @@ def refined(
 def draft_of(built: Built) -> Draft:
     """Return what was built, emitted, for refinement to work on."""
     ready, config = built.ready, built.config
-    reference = None if isinstance(config.refine, Reconstruct) else config.refine
+    reference = None if isinstance(config.refine, (Reconstruct, Gptq)) else config.refine
     floats = ready.observed
     if reference is not None and reference.ref_model_path is not None:
         floats = normalise(io.load(reference.ref_model_path))

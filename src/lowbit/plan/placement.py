@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -192,11 +193,42 @@ def _place_constants(
             spec = _beside_activations(scheme, spec)
         if _is_lone(value, spec):
             continue
+        spec, axis = _granularity(node, traits, value, spec)
         role = "weight" if value is weight else "constant"
         draft.weights[name] = Wish(spec, scheme.priority, f"{role} of {node.op_type} {node.name}")
-        rank = len(value.shape) if value.shape is not None else 0
-        if value is weight and isinstance(spec, TensorSpec) and spec.per_channel and rank > 1:
-            draft.channel_axis[name] = traits.channel_axis(node) % rank
+        if axis is not None:
+            draft.channel_axis[name] = axis
+
+
+def _granularity(
+    node: ir.Node, traits: OpTraits, value: ir.Value, spec: Spec
+) -> tuple[Spec, int | None]:
+    """Return the spec of a constant, and the axis its scales lie along if it has several.
+
+    Groups are for MatMul and Gemm; the weights of other layers, and those of no more inputs than
+    a group has, get a scale a channel instead.
+    """
+    if not isinstance(spec, TensorSpec):
+        return spec, None
+    is_weight = value is _input(node, traits.weight)
+    shape = value.shape.numpy() if value.shape is not None else ()
+    if spec.group is not None:
+        axis = _summed_axis(node)
+        if is_weight and axis is not None and len(shape) > 1 and shape[axis] > spec.group:
+            return spec, axis % len(shape)
+        spec = msgspec.structs.replace(spec, group=None, per_channel=True)
+    if is_weight and spec.per_channel and len(shape) > 1:
+        return spec, traits.channel_axis(node) % len(shape)
+    return spec, None
+
+
+def _summed_axis(node: ir.Node) -> int | None:
+    """Return the axis of a matrix of weights that inputs lie along."""
+    if node.op_type == "MatMul":
+        return -2
+    if node.op_type == "Gemm":
+        return 1 if node.attributes.get_int("transB", 0) else 0
+    return None
 
 
 def _place_bias(draft: Draft, node: ir.Node, traits: OpTraits, scheme: Scheme) -> None:

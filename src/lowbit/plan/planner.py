@@ -119,7 +119,8 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
             )
         if target.power_of_two and not (isinstance(spec, TensorSpec) and spec.power_of_two):
             raise ConfigError(f"target {target.name} needs power-of-two scales for {role}s")
-        if isinstance(spec, TensorSpec) and spec.per_channel and not target.per_channel:
+        fine = isinstance(spec, TensorSpec) and (spec.per_channel or spec.group is not None)
+        if fine and not target.per_channel:
             raise ConfigError(f"target {target.name} has no per-channel scales")
 
 
@@ -241,8 +242,9 @@ def _biases(draft: Draft, schemes: Mapping[ir.Node, Scheme]) -> tuple[BiasPlan, 
 
 
 def _is_integer(wishes: Mapping[str, Wish], value: ir.Value) -> bool:
+    """Whether a value becomes integers of scales that a bias can have as well."""
     wish = wishes.get(tensor_name(value))
-    return wish is not None and isinstance(wish.spec, TensorSpec)
+    return wish is not None and isinstance(wish.spec, TensorSpec) and wish.spec.group is None
 
 
 def _bias_repeats(node: ir.Node) -> int:

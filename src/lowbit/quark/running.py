@@ -25,7 +25,12 @@ from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.translate.job import Job, make_job
 from lowbit.quark.translate.layers import LayerException
 from lowbit.quark.translate.options import ExtraOptions
-from lowbit.quark.translate.qconfig import layer_exceptions, to_legacy, with_algorithms
+from lowbit.quark.translate.qconfig import (
+    layer_exceptions,
+    to_legacy,
+    weight_group,
+    with_algorithms,
+)
 from lowbit.terminal.consoles import stdout
 from lowbit.terminal.report import show_comparison, show_result
 
@@ -49,25 +54,33 @@ def run(
     loaded = read_model(given.model)
     if isinstance(config, QConfig):
         legacy = with_algorithms(to_legacy(config), algorithms)
-        return _run(given, loaded, legacy, layer_exceptions(config))
-    return _run(given, loaded, with_algorithms(config, algorithms), ())
+        return _run(given, loaded, legacy, layer_exceptions(config), weight_group(config))
+    return _run(given, loaded, with_algorithms(config, algorithms))
 
 
 def _run(
-    given: Given, loaded: ir.Model, config: QuantizationConfig, layers: Sequence[LayerException]
+    given: Given,
+    loaded: ir.Model,
+    config: QuantizationConfig,
+    layers: Sequence[LayerException] = (),
+    group: int | None = None,
 ) -> onnx.ModelProto | None:
     if config.use_dynamic_quant:
         return _handed_over(by_onnxruntime.dynamic(loaded, config), given, config)
     if config.extra_options.get("UseMatMulNBits"):
         parameters = config.extra_options.get("MatMulNBitsParams") or {}
         return _handed_over(by_onnxruntime.nbits(loaded, parameters), given, config)
-    return _calibrated(given, loaded, config, layers)
+    return _calibrated(given, loaded, config, layers, group)
 
 
 def _calibrated(
-    given: Given, loaded: ir.Model, config: QuantizationConfig, layers: Sequence[LayerException]
+    given: Given,
+    loaded: ir.Model,
+    config: QuantizationConfig,
+    layers: Sequence[LayerException] = (),
+    group: int | None = None,
 ) -> onnx.ModelProto | None:
-    job = make_job(config, loaded, layers=layers, lenient=config.ignore_warnings)
+    job = make_job(config, loaded, layers=layers, group=group, lenient=config.ignore_warnings)
     source = _prepared(loaded, config, job.options)
     result = quantize(source, data=_data(given, config, job), config=job.config, target=job.target)
     message = _handed_over(result.quantized, given, config)

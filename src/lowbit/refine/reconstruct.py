@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -77,6 +78,13 @@ class Grid:
         return cls(w, s, np.clip(np.rint(steps), low, high), low, high, lowest, highest)
 
 
+class Rounding(Protocol):
+    """A way to round weights, given what samples show."""
+
+    def __call__(self, seen: Seen, grid: Grid, *, centred: bool) -> Floats:
+        """Return steps from the zero point; ``centred``: a bias takes off any mean error."""
+
+
 def codes_of(module: Module, steps: Floats) -> np.ndarray:
     """Return stored integers for steps from the zero point."""
     stored = module.layer.weight(steps)
@@ -92,24 +100,38 @@ def reconstruct(
     sights: Sequence[Sight],
 ) -> Outcome:
     """Return the best rounding of one module, or the nearest where nothing better was found."""
-    train, held = divided(sights, config.held_out)
-    everything = Seen.of([*train, *held], module.fixed_bias)
-    columns = sum(s.patches.shape[2] for s in train)
-    seen = everything.part(slice(columns))
-    check = everything.part(slice(columns, None)) if held else seen
-    grid = Grid.of(module, float_weights(draft, module))
-    bias = float_bias(draft, module)
-    put = device.put
-    moments = moments_of(put(seen.patches), put(seen.targets), centred=bias is not None)
-    found = device.get(
-        descend(
+
+    def rounded(seen: Seen, grid: Grid, *, centred: bool) -> Floats:
+        put = device.put
+        moments = moments_of(put(seen.patches), put(seen.targets), centred=centred)
+        steps = descend(
             moments.held_to(put(grid.weight), config.ridge),
             put(grid.nearest),
             put(grid.scale),
             (put(grid.low), put(grid.high)),
             config.sweeps,
         )
-    )
+        return np.asarray(device.get(steps), np.float32)
+
+    return better_rounding(draft, config.held_out, rounded, module, sights)
+
+
+def better_rounding(
+    draft: Draft, held_out: float, rounded: Rounding, module: Module, sights: Sequence[Sight]
+) -> Outcome:
+    """Return what ``rounded`` makes of one module, with the bias that suits it, if that is better.
+
+    A share of the samples is ``held_out`` to decide; nearest integers with a better bias, and
+    what the draft has, are the other choices.
+    """
+    train, held = divided(sights, held_out)
+    everything = Seen.of([*train, *held], module.fixed_bias)
+    columns = sum(s.patches.shape[2] for s in train)
+    seen = everything.part(slice(columns))
+    check = everything.part(slice(columns, None)) if held else seen
+    grid = Grid.of(module, float_weights(draft, module))
+    bias = float_bias(draft, module)
+    found = rounded(seen, grid, centred=bias is not None)
     means = everything.patch_mean, everything.target_mean
     choices = {
         "rounding": (found, exact_bias(found * grid.scale, means, bias)),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.config.refine import AdaQuant, Reconstruct, Refinement
+from lowbit.config.refine import AdaQuant, Gptq, Reconstruct, Refinement
 from lowbit.graph.session import Feed, providers_of
 from lowbit.numerics.formats import Floats
 from lowbit.refine.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from lowbit.refine.dynamic import with_dynamic_batch
 from lowbit.refine.finetune import FineTuner
 from lowbit.refine.flow import Flow
 from lowbit.refine.goals import Goals
+from lowbit.refine.gptq import gptq
 from lowbit.refine.modules import Draft, Module, Outcome, find_modules
 from lowbit.refine.reconstruct import reconstruct
 from lowbit.refine.selection import Selection
@@ -83,7 +84,7 @@ class _Way:
     @classmethod
     def of(cls, config: Refinement) -> _Way:
         """Return a configuration's way."""
-        if isinstance(config, Reconstruct):
+        if isinstance(config, (Reconstruct, Gptq)):
             return cls(_RECONSTRUCTED, config.positions)
         return cls(
             ops=frozenset(config.target_op_type),
@@ -101,7 +102,7 @@ class _Way:
 def check(config: Refinement) -> Device:
     """Raise now, before any work, for a device that is not there; return where tuning runs."""
     providers_of(config.infer_device)
-    return Device(config.optim_device)
+    return Device("cpu" if isinstance(config, Gptq) else config.optim_device)
 
 
 def refine(
@@ -145,6 +146,8 @@ def refine(
 def _solver(draft: Draft, config: Refinement, device: Device, stop: threading.Event) -> Solve:
     if isinstance(config, Reconstruct):
         return functools.partial(reconstruct, draft, config, device)
+    if isinstance(config, Gptq):
+        return functools.partial(gptq, draft, config)
     return FineTuner(draft, config, device, stop).solve
 
 

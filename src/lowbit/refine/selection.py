@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowbit.config.refine import Reconstruct, Refinement
+from lowbit.config.refine import Gptq, Reconstruct, Refinement
 from lowbit.errors import ConfigError
 from lowbit.graph.names import tensor_name
 from lowbit.graph.segment import segment_session
@@ -38,7 +38,7 @@ class Selection:
         done: Sequence[Outcome],
     ) -> Selection | None:
         """Return a selection if the configuration asks for it."""
-        if isinstance(config, Reconstruct) or not config.selective_update:
+        if isinstance(config, (Reconstruct, Gptq)) or not config.selective_update:
             return None
         outputs = [tensor_name(value) for value in draft.adapted.graph.outputs]
         if config.output_index >= len(outputs):

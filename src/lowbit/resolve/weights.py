@@ -34,6 +34,8 @@ def weight_params(
 ) -> QParams:
     """Return the parameters of a constant, a scale for each channel of ``axis`` if given.
 
+    Of a spec with groups, ``axis`` is the one that groups lie along.
+
     Squared errors count by ``importance``, an array like ``data``; all alike if there is none.
     """
     data = np.asarray(data, np.float32)
@@ -41,24 +43,43 @@ def weight_params(
         spec = msgspec.structs.replace(spec, method=MinMse())
     if axis is None:
         return _per_tensor(data, spec, importance)
-    rows = np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
-    matter = None
-    if importance is not None:
-        matter = np.moveaxis(importance, axis, 0).reshape(rows.shape)
+    rows = _rows(data, axis, spec.group)
+    matter = None if importance is None else _rows(importance, axis, spec.group)
+    params = _of_rows(rows, spec, matter)
+    scale = _revive(params.scale, rows)
+    if spec.group is None:
+        return QParams(scale, params.zero_point, spec.format, axis)
+    shape = list(np.moveaxis(data, axis, -1).shape)
+    shape[-1] = -1
+    scale, zero = (
+        np.moveaxis(array.reshape(shape), -1, axis) for array in (scale, params.zero_point)
+    )
+    return QParams(scale, zero, spec.format, axis, spec.group, data.shape[axis])
+
+
+def _rows(data: Floats, axis: int, group: int | None) -> Floats:
+    """Return a row for each channel of an axis, or for each group along it, filled up by zeros."""
+    if group is None:
+        return np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
+    last = np.moveaxis(data, axis, -1)
+    missing = -last.shape[-1] % group
+    return np.pad(last, [(0, 0)] * (data.ndim - 1) + [(0, missing)]).reshape(-1, group)
+
+
+def _of_rows(rows: Floats, spec: TensorSpec, matter: Floats | None) -> QParams:
     match spec.method:
         case MinMax() if not spec.power_of_two:
-            params = _per_row(rows, np.ones(1, np.float32), spec)
+            return _per_row(rows, np.ones(1, np.float32), spec)
         case MinMse() if not spec.power_of_two:
-            params = _per_row(rows, _RATIOS.astype(np.float32), spec, matter)
+            return _per_row(rows, _RATIOS.astype(np.float32), spec, matter)
         case _:
             parts = [None] * len(rows) if matter is None else matter
             each = [_per_tensor(row, spec, part) for row, part in zip(rows, parts, strict=True)]
-            params = QParams(
+            return QParams(
                 np.array([float(p.scale) for p in each], np.float32),
                 np.array([int(p.zero_point) for p in each], spec.format.dtype),
                 spec.format,
             )
-    return QParams(_revive(params.scale, rows), params.zero_point, spec.format, axis)
 
 
 def integers(data: Floats, params: QParams, spec: TensorSpec) -> NDArray[np.integer]:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from lowbit.config.refine import TUNED_OPS, AdaQuant, AdaRound
-from lowbit.errors import did_you_mean
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.translate.options import does, ignored
+from lowbit.quark.translate.reading import read_struct
 
 _LOADER = ignored("lowbit trains without a data loader", 1, False)
 
@@ -54,24 +54,9 @@ class FastFinetune(
     select_max_mem_layer: Annotated[bool, _LOADER] = False
 
 
-_KEYS = FastFinetune.__struct_encode_fields__
-
-
 def read_finetune(given: Mapping[str, Any], *, lenient: bool) -> FastFinetune:
     """Return the parameters as a value; a key that is not one is an error."""
-    known = {}
-    for key, value in given.items():
-        if key in _KEYS:
-            known[key] = value
-            continue
-        message = f"FastFinetune has no {key!r}{did_you_mean(str(key), _KEYS)}"
-        if not lenient:
-            raise QuarkConfigError(message)
-        say(f"{message} (it is ignored)")
-    try:
-        read = msgspec.convert(known, FastFinetune)
-    except msgspec.ValidationError as error:
-        raise QuarkConfigError(f"FastFinetune: {error}") from error
+    read = read_struct("FastFinetune", given, FastFinetune, lenient=lenient)
     for field in ("num_workers", "pin_memory", "use_gds", "select_max_mem_layer"):
         if getattr(read, field) not in (1, False):
             say(f"FastFinetune: {field} has no effect: lowbit trains without a data loader")

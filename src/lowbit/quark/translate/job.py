@@ -19,6 +19,7 @@ from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMap
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.translate.finetune import read_finetune, refinement_of
 from lowbit.quark.translate.flows import Flow, flow_of, target_of
+from lowbit.quark.translate.gptq import GptqParams, gptq_refinement, gptq_weight, read_gptq
 from lowbit.quark.translate.layers import LayerException, find_exceptions
 from lowbit.quark.translate.options import ExtraOptions
 from lowbit.quark.translate.reading import read_options
@@ -50,11 +51,13 @@ def make_job(
     model: ir.Model,
     *,
     layers: Sequence[LayerException] = (),
+    group: int | None = None,
     lenient: bool,
 ) -> Job:
     """Return what a configuration, with its exceptions by layer, means for a model.
 
-    Neither is changed. ``lenient`` turns misspelt names into warnings.
+    Neither is changed. So many weights as ``group`` says share a scale, which the older API has no
+    word for. ``lenient`` turns misspelt names into warnings.
     """
     options = read_options(config.extra_options, lenient=lenient)
     _refuse(config)
@@ -64,11 +67,14 @@ def make_job(
         # Several formats in one model are the extended flow's business.
         flow = Flow.EXTENDED
     activation = _activation(config, options, flow)
-    weight = weight_spec(config, options)
+    weight = weight_spec(config, options, group)
+    gptq = _gptq(options, lenient=lenient)
+    if gptq is not None:
+        weight = gptq_weight(weight, gptq)
     exceptions = find_exceptions(layers, nodes, activation, weight)
     quant = QuantConfig(
         name=f"quark {name_of(config)}",
-        activation=None if options.WeightsOnly else activation,
+        activation=None if options.WeightsOnly or gptq is not None else activation,
         weight=weight,
         bias=_bias(flow, activation, weight, options),
         target=flow.value,
@@ -84,7 +90,7 @@ def make_job(
         smooth=_smooth(config, options),
         correct=bool(options.BiasCorrection),
         casts=bool(options.BF16QDQToCast),
-        refine=_refine(config, options, weight, lenient=lenient),
+        refine=_refine(config, options, weight, gptq, lenient=lenient),
     )
     target = target_of(flow, config, options, nodes.op_types())
     return Job(config=quant, target=target, options=options)
@@ -198,11 +204,20 @@ def _smooth(config: QuantizationConfig, options: ExtraOptions) -> QuarkSmoothQua
 
 
 def _refine(
-    config: QuantizationConfig, options: ExtraOptions, weight: Spec, *, lenient: bool
+    config: QuantizationConfig,
+    options: ExtraOptions,
+    weight: Spec,
+    gptq: GptqParams | None,
+    *,
+    lenient: bool,
 ) -> Refinement | None:
     given: Mapping[str, Any] | None = options.FastFinetune
     if not config.include_fast_ft and given is None:
-        return None
+        return None if gptq is None else gptq_refinement(gptq)
+    if gptq is not None:
+        raise QuarkConfigError(
+            "GPTQ and fast finetuning both choose how weights are rounded: take one of them"
+        )
     if not config.include_fast_ft:
         say("FastFinetune is given without include_fast_ft: the model is finetuned, as asked for")
     refinement = refinement_of(read_finetune(given or {}, lenient=lenient))
@@ -212,6 +227,14 @@ def _refine(
             "take AdaQuant (OptimAlgorithm 'adaquant')"
         )
     return refinement
+
+
+def _gptq(options: ExtraOptions, *, lenient: bool) -> GptqParams | None:
+    if options.UseGPTQ:
+        return read_gptq(options.GPTQParams or {}, lenient=lenient)
+    if options.GPTQParams:
+        say("GPTQParams is given without UseGPTQ, which it needs to have an effect")
+    return None
 
 
 def _or(value: Any, otherwise: Any) -> Any:

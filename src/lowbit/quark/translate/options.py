@@ -231,8 +231,8 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     SmoothAlpha: Annotated[float | None, does("SmoothQuant's alpha")] = None
     BiasCorrection: Annotated[Flag, does("correct")] = None
     FastFinetune: Annotated[dict[str, Any] | None, does("refine")] = None
-    UseGPTQ: Annotated[Flag, refused("GPTQ is not built yet; AdaRound does its job")] = None
-    GPTQParams: Annotated[dict[str, Any] | None, does("GPTQ's parameters, with UseGPTQ")] = None
+    UseGPTQ: Annotated[Flag, does("refine, activation: none")] = None
+    GPTQParams: Annotated[dict[str, Any] | None, does("weight and refine, with UseGPTQ")] = None
     RMatrixDim: Annotated[int | None, does("QuaRot's parameters, with include_rotation")] = None
     UseRandomHad: Annotated[Flag, does("QuaRot's parameters, with include_rotation")] = None
     RConfigPath: Annotated[str | None, does("QuaRot's parameters, with include_rotation")] = None

@@ -9,7 +9,7 @@ from typing import Any
 from onnxruntime.quantization.calibrate import CalibrationMethod
 from onnxruntime.quantization.quant_utils import QuantFormat
 
-from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
+from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.calibration.methods import (
     ExtendedCalibrationMethod,
     Int16Method,
@@ -34,6 +34,7 @@ from lowbit.quark.onnx.quantization.config.spec import (
 )
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat
 from lowbit.quark.translate.layers import LayerException
+from lowbit.quark.translate.specs import group_of
 from lowbit.quark.translate.types import block_attributes
 
 _METHODS: dict[CalibMethod, AnyCalibrationMethod] = {
@@ -68,7 +69,7 @@ def to_legacy(config: QConfig) -> QuantizationConfig:
         weight_type=weight.data_type.map_onnx_format,
         nodes_to_exclude=[part for part in config.exclude if isinstance(part, str)],
         subgraphs_to_exclude=[part for part in config.exclude if isinstance(part, tuple)],
-        per_channel=_per_channel(weight),
+        per_channel=weight.quant_granularity is QuantGranularity.Channel,
         use_external_data_format=config.use_external_data_format,
         include_cle=False,
         enable_npu_cnn=bool(config.extra_options.get("EnableNPUCnn", pof2)),
@@ -98,6 +99,11 @@ def with_algorithms(
             if isinstance(algorithm, kind):
                 fields[field] = True
     return dataclasses.replace(config, **fields, extra_options=options)  # type: ignore[arg-type]
+
+
+def weight_group(config: QConfig) -> int | None:
+    """Return how many weights of a matrix share a scale, if they are to be in groups."""
+    return group_of(_parts(config)[1])
 
 
 def layer_exceptions(config: QConfig) -> tuple[LayerException, ...]:
@@ -137,15 +143,6 @@ def _method(inputs: QTensorConfig) -> AnyCalibrationMethod:
                 f"{inputs.calibration_method.name}"
             )
     return _METHODS[inputs.calibration_method]
-
-
-def _per_channel(weight: QTensorConfig) -> bool:
-    if weight.quant_granularity is QuantGranularity.Group:
-        raise NotSupportedError(
-            "QuantGranularity.Group is not supported: give Channel, or UseMatMulNBits for "
-            "weights of MatMul in groups"
-        )
-    return weight.quant_granularity is QuantGranularity.Channel
 
 
 def _symmetry(inputs: QTensorConfig, weight: QTensorConfig) -> dict[str, Any]:

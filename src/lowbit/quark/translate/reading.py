@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.translate.options import OPTIONS, ExtraOptions, Option
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_options(given: Mapping[str, Any], *, lenient: bool) -> ExtraOptions:
@@ -34,6 +36,24 @@ def read_options(given: Mapping[str, Any], *, lenient: bool) -> ExtraOptions:
     for key, value in known.items():
         _judge(OPTIONS[key], value)
     return options
+
+
+def read_struct(title: str, given: Mapping[str, Any], kind: type[T], *, lenient: bool) -> T:
+    """Return a dictionary of parameters as a value of ``kind``, under the same rules."""
+    keys = [field.encode_name for field in msgspec.structs.fields(kind)]
+    known: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in keys:
+            known[key] = _python(value)
+            continue
+        message = f"{title} has no {key!r}{did_you_mean(str(key), keys)}"
+        if not lenient:
+            raise QuarkConfigError(message)
+        say(f"{message} (it is ignored)")
+    try:
+        return msgspec.convert(known, kind)
+    except msgspec.ValidationError as error:
+        raise QuarkConfigError(f"{title}: {error}") from error
 
 
 def _judge(option: Option, value: Any) -> None:

@@ -20,6 +20,8 @@ from lowbit.quark.translate.types import (
     weight_method,
 )
 
+_GROUP = 128
+
 
 def activation_spec(config: QuantizationConfig, options: ExtraOptions) -> Spec:
     """Return how activations are quantized."""
@@ -32,7 +34,9 @@ def activation_spec(config: QuantizationConfig, options: ExtraOptions) -> Spec:
     return _integers(kind, config, options, method, symmetric=bool(options.ActivationSymmetric))
 
 
-def weight_spec(config: QuantizationConfig, options: ExtraOptions) -> Spec:
+def weight_spec(
+    config: QuantizationConfig, options: ExtraOptions, group: int | None = None
+) -> Spec:
     """Return how weights are quantized."""
     kind = fixed_neuron(config.quant_format, config.weight_type)
     method = weight_method(config.calibrate_method, options)
@@ -44,8 +48,13 @@ def weight_spec(config: QuantizationConfig, options: ExtraOptions) -> Spec:
     symmetric = integer_format(kind).signed if given is None else given
     spec = _integers(kind, config, options, method, symmetric=symmetric)
     return msgspec.structs.replace(
-        spec, per_channel=config.per_channel, reduce_range=config.reduce_range
+        spec, per_channel=config.per_channel, group=group, reduce_range=config.reduce_range
     )
+
+
+def group_of(asked: QTensorConfig) -> int | None:
+    """Return how many weights share a scale; Quark has a size only for its MatMulNBits."""
+    return _GROUP if asked.quant_granularity is QuantGranularity.Group else None
 
 
 def layer_spec(start: Spec, asked: QTensorConfig) -> Spec:
@@ -57,15 +66,20 @@ def layer_spec(start: Spec, asked: QTensorConfig) -> Spec:
         attributes = block_attributes(asked.data_type)
         return block_spec(kind, attributes.get("BFPAttributes"), attributes.get("MXAttributes"))
     per_channel = asked.quant_granularity is QuantGranularity.Channel
+    group = group_of(asked)
     if not isinstance(start, TensorSpec):
         return TensorSpec(
-            format=integer_format(kind), symmetric=asked.symmetric, per_channel=per_channel
+            format=integer_format(kind),
+            symmetric=asked.symmetric,
+            per_channel=per_channel,
+            group=group,
         )
     return msgspec.structs.replace(
         start,
         format=integer_format(kind),
         symmetric=asked.symmetric,
         per_channel=start.per_channel or per_channel,
+        group=group or start.group,
     )
 
 

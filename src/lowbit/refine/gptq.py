@@ -1,0 +1,100 @@
+"""GPTQ: round the weights of one input after another, the rest making up for the error so far.
+
+With H the second moments of the inputs, rounding the weights of input j by d costs least if the
+weights of all later inputs k change by -d U[j, k] / U[j, j], where the inverse of H is U' U and U is
+upper triangular (arXiv:2210.17323). All outputs of a layer are rounded at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.config.refine import Gptq
+from lowbit.errors import CalibrationError
+from lowbit.numerics.formats import Floats
+from lowbit.refine.modules import Draft, Module, Outcome
+from lowbit.refine.reconstruct import Grid, Seen, better_rounding
+from lowbit.refine.sights import Sight
+
+Doubles = NDArray[np.float64]
+
+
+def gptq(draft: Draft, config: Gptq, module: Module, sights: Sequence[Sight]) -> Outcome:
+    """Return GPTQ's rounding of one module, or the nearest where it is no better."""
+
+    def rounded(seen: Seen, grid: Grid, *, centred: bool) -> Floats:
+        return round_in_turn(second_moments(seen.patches, centred=centred), grid, config)
+
+    return better_rounding(draft, config.held_out, rounded, module, sights)
+
+
+def second_moments(patches: Floats, *, centred: bool) -> Doubles:
+    """Return groups x depth x depth from groups x depth x n inputs."""
+    inputs = patches - patches.mean(axis=2, keepdims=True) if centred else patches
+    products = np.matmul(inputs, inputs.swapaxes(1, 2)).astype(np.float64)
+    return np.asarray(products / inputs.shape[2])
+
+
+def round_in_turn(moments: Doubles, grid: Grid, config: Gptq) -> Floats:
+    """Return steps from the zero point for the weights of a grid, groups x outputs x depth."""
+    factor, order = _factored(moments, config)
+    # Inputs become rows, in the order they are rounded in.
+    weight, scale, lowest, highest = (
+        np.take_along_axis(
+            np.broadcast_to(a, grid.weight.shape).swapaxes(1, 2), order[:, :, None], axis=1
+        ).astype(np.float64)
+        for a in (grid.weight, grid.scale, grid.lowest, grid.highest)
+    )
+    steps = np.empty_like(weight)
+    depth = weight.shape[1]
+    for first in range(0, depth, config.block_size):
+        last = min(first + config.block_size, depth)
+        errors = np.empty_like(weight[:, first:last])
+        for j in range(first, last):
+            s = scale[:, j]
+            steps[:, j] = np.clip(np.rint(weight[:, j] / s), lowest[:, j], highest[:, j])
+            error = (weight[:, j] - steps[:, j] * s) / factor[:, j, j, None]
+            later = factor[:, j, j + 1 : last, None]
+            weight[:, j + 1 : last] -= later * error[:, None, :]
+            errors[:, j - first] = error
+        weight[:, last:] -= factor[:, first:last, last:].swapaxes(1, 2) @ errors
+    back = np.argsort(order, axis=1)[:, :, None]
+    found = np.take_along_axis(steps, back, axis=1).swapaxes(1, 2)
+    return np.ascontiguousarray(found, np.float32)
+
+
+def _factored(moments: Doubles, config: Gptq) -> tuple[Doubles, NDArray[np.intp]]:
+    """Return U and the order of inputs, moments that are zero or dependent made regular."""
+    groups, depth, _ = moments.shape
+    each = np.arange(depth)
+    power = moments[:, each, each]
+    order = np.broadcast_to(each, (groups, depth))
+    if config.act_order:
+        order = np.argsort(-power, axis=1, kind="stable")
+    damped = np.take_along_axis(moments, order[:, :, None], axis=1)
+    damped = np.take_along_axis(damped, order[:, None, :], axis=2)
+    sorted_power = np.take_along_axis(power, order, axis=1)
+    # An input that is always zero is independent of all others: its weights go to the nearest.
+    seen = sorted_power > 0
+    mean = sorted_power.sum(axis=1, keepdims=True) / np.maximum(seen.sum(axis=1, keepdims=True), 1)
+    mean = np.where(mean > 0, mean, 1.0)
+    damped[:, each, each] = np.where(seen, sorted_power, mean) + config.perc_damp * mean
+    return _inverse_factor(damped, mean), order
+
+
+def _inverse_factor(moments: Doubles, mean: Doubles) -> Doubles:
+    """Return the upper triangular U with the inverse of the moments as U' U."""
+    each = np.arange(moments.shape[1])
+    # Moments are sums of single-precision products: what those leave uncertain is damped away.
+    for damp in (0.0, 1e-6, 1e-5, 1e-4):
+        moments[:, each, each] += damp * mean
+        try:
+            # H = R R' with R upper triangular, from the factor of H turned round; U is its inverse.
+            turned = np.linalg.cholesky(moments[:, ::-1, ::-1])
+        except np.linalg.LinAlgError:
+            continue
+        return np.triu(np.linalg.inv(turned[:, ::-1, ::-1]))
+    raise CalibrationError("GPTQ: the second moments of a layer's inputs are not finite")
