@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from small_models import small_cnn, small_feeds
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
@@ -210,3 +211,11 @@ def test_a_wrong_feed_of_a_repeated_run_names_the_input(chain, feed) -> None:
         again(feed)
         with pytest.raises(ModelError, match="'image' is of type float64; expected float32"):
             again(feed | {"image": feed["image"].astype(np.float64)})
+
+
+def test_a_session_is_closed_where_its_block_ends() -> None:
+    with session(io.load(small_cnn())) as running:
+        running.run(["logits"], small_feeds(1)[0])
+
+    with pytest.raises(ModelError, match="closed"):
+        running.run(["logits"], small_feeds(1)[0])

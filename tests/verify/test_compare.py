@@ -42,3 +42,17 @@ def test_layers_are_those_dequantized_in_the_other_model() -> None:
     model = io.load(small_cnn())
 
     assert of_layers(model, model, ["r1", "a1"]).pairs == {}
+
+
+def test_many_samples_are_taken_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = io.load(small_cnn())
+    other = model.clone()
+    bias = other.graph.initializers["b3"]
+    bias.const_value = ir.tensor(bias.const_value.numpy() + np.float32(0.5), name="b3")
+    reference = of_outputs(model, other)
+    at_once = compare_models([reference], other, small_feeds(7), threads=2)
+    monkeypatch.setattr("lowbit.verify.compare._MEMORY_FOR_VALUES", 1)
+
+    one_by_one = compare_models([reference], other, small_feeds(7), threads=1)
+
+    assert one_by_one == at_once

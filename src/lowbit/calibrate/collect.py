@@ -36,7 +36,7 @@ from lowbit.config.methods import (
 )
 from lowbit.config.specs import FloatSpec, TensorSpec
 from lowbit.errors import CalibrationError, ConfigError
-from lowbit.graph.session import Feed, Optimise, Session, session
+from lowbit.graph.session import Array, Feed, Optimise, Session, session
 from lowbit.numerics.formats import Floats
 from lowbit.plan.plan import Plan
 
@@ -175,27 +175,17 @@ class _Measure:
     def __init__(self, needs: Mapping[str, Need]) -> None:
         self._needs = needs
         self._stats: dict[str, TensorStats] = {}
-        self._counters: list[dict[str, loghistogram.Counter]] = []
-        self._own = threading.local()
+        self._counters = {n: loghistogram.Counter() for n, need in needs.items() if need.histogram}
         self._channels: dict[str, ChannelSums] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, x: Floats) -> None:
         new = TensorStats.of(x, histogram=False)
         if self._needs[name].histogram and new.count:
-            self._counter(name).add(thinned(x))
+            self._counters[name].add(thinned(x))
         with self._lock:
             old = self._stats.get(name)
             self._stats[name] = new if old is None else old | new
-
-    def _counter(self, name: str) -> loghistogram.Counter:
-        """Return this thread's counter; the counts of all threads are added up at the end."""
-        if not hasattr(self._own, "counters"):
-            self._own.counters = {}
-            with self._lock:
-                self._counters.append(self._own.counters)
-        counters: dict[str, loghistogram.Counter] = self._own.counters
-        return counters.setdefault(name, loghistogram.Counter())
 
     def result(self) -> dict[str, TensorStats]:
         return {
@@ -225,14 +215,10 @@ class _Measure:
         return TensorStats(0.0, 0.0, 0, channels=mean, positions=positions, variances=spread)
 
     def _with_counts(self, name: str) -> TensorStats:
-        total = loghistogram.Counter()
-        for counters in self._counters:
-            if name in counters:
-                total.merge(counters[name])
-        raw = total.counts()
-        if not len(raw):
+        counts = self._counters[name].counts() if name in self._counters else None
+        if counts is None:
             return self._stats[name]
-        return dataclasses.replace(self._stats[name], counts=loghistogram.fold(raw)[0])
+        return dataclasses.replace(self._stats[name], counts=counts)
 
 
 def thinned(x: Floats) -> Floats:
@@ -308,16 +294,20 @@ def _run_all(
 ) -> int:
     """Run every sample and measure it; return how many there were."""
     names = list(needs)
-    own = threading.local()
+    # Each holds the tensors of a sample, so there are only as many as run at once.
+    idle = collections.deque[Callable[[Feed], list[Array]]]()
 
     def work(feed: Feed) -> tuple[int, dict[str, ChannelSums]]:
-        if not hasattr(own, "run"):
-            own.run = running.repeated(names)
-        arrays = dict(zip(names, own.run(feed), strict=True))
+        try:
+            run = idle.pop()
+        except IndexError:
+            run = running.repeated(names)
+        arrays = dict(zip(names, run(feed), strict=True))
         for name, array in arrays.items():
             measure.add(name, array)
-        size = sum(array.nbytes for array in arrays.values())
-        return size, _channel_sums(needs, arrays)
+        size, sums = sum(a.nbytes for a in arrays.values()), _channel_sums(needs, arrays)
+        idle.append(run)
+        return size, sums
 
     samples = 0
     feeds = iter(data)

@@ -8,6 +8,8 @@ Magnitudes below 2**-32 count as zero and above 2**32 as the last bin.
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ BINS = _LAST - _FIRST
 """Bins for each sign."""
 
 Counts = NDArray[np.int64]
-_TOGETHER = 1 << 16
+_TOGETHER = 1 << 15
 
 
 def count(x: Floats) -> tuple[Counts, int]:
@@ -49,7 +51,7 @@ def _leading_halves(x: Floats) -> NDArray[np.uint16]:
 
 
 class Counter:
-    """Raw counts of many arrays; for one thread.
+    """Counts of many arrays, folded; several threads may add to it.
 
     Small arrays are gathered and counted together: the table of counts is longer than they are.
     """
@@ -58,35 +60,30 @@ class Counter:
         """Start with nothing counted."""
         self._waiting: list[NDArray[np.uint16]] = []
         self._size = 0
-        self._counts = np.zeros(0, np.int64)
+        self._counts: Counts | None = None
+        self._lock = threading.Lock()
 
     def add(self, x: Floats) -> None:
         """Count the values of ``x``."""
-        self._waiting.append(_leading_halves(x).copy())
-        self._size += x.size
-        if self._size >= _TOGETHER:
+        halves = _leading_halves(x).copy()
+        with self._lock:
+            self._waiting.append(halves)
+            self._size += halves.size
+            if self._size >= _TOGETHER:
+                self._count()
+
+    def counts(self) -> Counts | None:
+        """Return what was counted (see ``fold``), or nothing if nothing was."""
+        with self._lock:
             self._count()
-
-    def merge(self, other: Counter) -> None:
-        """Count what another has counted."""
-        self._sum(other.counts())
-
-    def counts(self) -> Counts:
-        """Return what was counted, by leading half."""
-        self._count()
         return self._counts
 
     def _count(self) -> None:
         if self._waiting:
-            self._sum(np.bincount(np.concatenate(self._waiting)))
+            # Folded at once: the table of all leading halves is three times as large.
+            new, _ = fold(np.bincount(np.concatenate(self._waiting)))
+            self._counts = new if self._counts is None else np.add(self._counts, new, out=new)
         self._waiting, self._size = [], 0
-
-    def _sum(self, counts: Counts) -> None:
-        longer, shorter = self._counts, counts
-        if len(longer) < len(shorter):
-            longer, shorter = shorter.copy(), longer
-        longer[: len(shorter)] += shorter
-        self._counts = longer
 
 
 def fold(raw: Counts) -> tuple[Counts, int]:

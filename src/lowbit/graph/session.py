@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph import io
+from lowbit.graph.memory import give_back
 from lowbit.graph.passes.name_everything import name_everything
 
 Array = NDArray[Any]
@@ -64,13 +65,18 @@ class Session:
         options.log_severity_level = 4
         providers = providers_of(device)
         try:
-            self._session = ort.InferenceSession(path, options, providers=providers)
+            self._session: Any = ort.InferenceSession(path, options, providers=providers)
         except Exception as error:  # onnxruntime's exceptions share no public base
             raise ModelError(f"onnxruntime cannot load {name}: {_reason(error)}") from error
         self._name = name
 
     def run(self, outputs: Sequence[str], feed: Feed) -> list[Array]:
-        """Return the named outputs for one feed."""
+        """Return the named outputs for one feed.
+
+        An array of onnxruntime's keeps all memory of its session: copy what is to be kept.
+        """
+        if self._session is None:
+            raise ModelError(f"the session of {self._name} is closed")
         try:
             return list(self._session.run(list(outputs), dict(feed)))
         except Exception as error:  # onnxruntime's exceptions share no public base
@@ -84,6 +90,11 @@ class Session:
         looked at once only.
         """
         return _Repeated(self, self._session, outputs)
+
+    def close(self) -> None:
+        """Let go of the model and of what its runs allocated; it cannot be run any more."""
+        self._session = None
+        give_back()
 
     def _wrong_feed(self, feed: Feed) -> str:
         """Return what is wrong with a feed, which onnxruntime says without the input's name."""
@@ -182,9 +193,12 @@ def session(
     name: str = "the model",
 ) -> Iterator[Session]:
     """Yield a session on ``model`` that can also return the values named in ``extra_outputs``."""
-    probe = with_outputs(model, extra_outputs)
-    with io.as_file(probe) as path:
-        yield Session(path, threads=threads, optimise=optimise, name=name)
+    with io.as_file(with_outputs(model, extra_outputs)) as path:
+        running = Session(path, threads=threads, optimise=optimise, name=name)
+        try:
+            yield running
+        finally:
+            running.close()
 
 
 def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:

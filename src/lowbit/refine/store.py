@@ -37,8 +37,8 @@ class MemoryStore:
         self._arrays: dict[tuple[int, str], Array] = {}
 
     def put(self, sample: int, name: str, array: Array) -> None:
-        """Keep an array."""
-        self._arrays[sample, name] = array
+        """Keep a copy of an array: one of onnxruntime's keeps all of its session's memory."""
+        self._arrays[sample, name] = np.array(array)
 
     def get(self, sample: int, name: str) -> Array:
         """Return an array."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.collect import bounded_map, thinned
@@ -15,6 +16,10 @@ from lowbit.graph.session import Array, Feed, Session, session
 from lowbit.numerics.metrics import Closeness
 
 Closenesses = dict[str, Closeness]
+_Waiting = tuple[Feed, Mapping[str, Array]]
+
+# Values of the quantized model that wait for the float one's, in bytes.
+_MEMORY_FOR_VALUES = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,45 +53,77 @@ def of_layers(reference: ir.Model, quantized: ir.Model, names: Iterable[str]) ->
 def compare_models(
     references: Sequence[Reference], quantized: ir.Model, feeds: Iterable[Feed], *, threads: int
 ) -> list[Closenesses]:
-    """Return the closeness of the tensors of each reference, from one quantized pass."""
-    others = list(dict.fromkeys(b for r in references for b in r.pairs.values()))
+    """Return the closeness of the tensors of each reference.
+
+    One session lives at a time, as each holds the tensors of several samples: what is compared of
+    the quantized model's waits for the float ones.
+    """
     totals: list[Closenesses] = [{} for _ in references]
-    with contextlib.ExitStack() as stack:
-        floats = [
-            stack.enter_context(
-                session(r.model, list(r.pairs), threads=1, optimise="all", name="the float model")
-            )
-            for r in references
-        ]
-        low = stack.enter_context(session(quantized, others, threads=1, name="the quantized model"))
-
-        def work(feed: Feed) -> list[Closenesses]:
-            got = dict(zip(others, low.run(others, feed), strict=True))
-            return [_measure(r, f, feed, got) for r, f in zip(references, floats, strict=True)]
-
-        for found in bounded_map(work, iter(feeds), threads):
-            for total, part in zip(totals, found, strict=True):
-                for name, closeness in part.items():
+    rest = iter(feeds)
+    while waiting := _quantized_values(references, quantized, rest, threads):
+        for total, reference in zip(totals, references, strict=True):
+            for found in _measure_all(reference, waiting, threads):
+                for name, closeness in found.items():
                     total[name] = total[name] | closeness if name in total else closeness
     return totals
+
+
+def _quantized_values(
+    references: Sequence[Reference], quantized: ir.Model, feeds: Iterator[Feed], threads: int
+) -> list[_Waiting]:
+    """Run the quantized model on as many samples as there is room for, none if none are left."""
+    whole = {b for r in references for a, b in r.pairs.items() if a == b}
+    names = list(dict.fromkeys(b for r in references for b in r.pairs.values()))
+    first = next(feeds, None)
+    if first is None or not names:
+        return []
+    found: list[_Waiting] = []
+    room = _MEMORY_FOR_VALUES
+
+    def more() -> Iterator[Feed]:
+        yield first
+        while room > 0 and (feed := next(feeds, None)) is not None:
+            yield feed
+
+    with session(quantized, names, threads=1, name="the quantized model") as running:
+
+        def work(feed: Feed) -> _Waiting:
+            values = zip(names, running.run(names, feed), strict=True)
+            # Copied, the outputs too: an array of onnxruntime's keeps all of its session's memory.
+            return feed, {n: np.array(x if n in whole else thinned(x)) for n, x in values}
+
+        for feed, kept in bounded_map(work, more(), threads):
+            room -= sum(array.nbytes for array in kept.values())
+            found.append((feed, kept))
+    return found
 
 
 def _peak(values: Array) -> float:
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
-def _measure(
-    reference: Reference, floats: Session, feed: Feed, got: Mapping[str, Array]
-) -> Closenesses:
-    found: Closenesses = {}
+def _measure_all(
+    reference: Reference, waiting: Sequence[_Waiting], threads: int
+) -> Iterator[Closenesses]:
     names = list(reference.pairs)
     if not names:  # onnxruntime takes an empty list of names for all outputs
-        return found
+        return
+    with session(
+        reference.model, names, threads=1, optimise="all", name="the float model"
+    ) as floats:
+        yield from bounded_map(
+            functools.partial(_measure, reference, floats), iter(waiting), threads
+        )
+
+
+def _measure(reference: Reference, floats: Session, waiting: _Waiting) -> Closenesses:
+    feed, got = waiting
+    found: Closenesses = {}
+    names = list(reference.pairs)
     for name, want in zip(names, floats.run(names, feed), strict=True):
+        part = want if name == reference.pairs[name] else thinned(want)
         other = got[reference.pairs[name]]
-        if want.dtype.kind in "fiu" and want.shape == other.shape:
-            inner = name != reference.pairs[name]
-            pair = (thinned(want), thinned(other)) if inner else (want, other)
+        if want.dtype.kind in "fiu" and part.shape == other.shape:
             # The peak is that of all values: what overflows is rare.
-            found[name] = dataclasses.replace(Closeness.of(*pair), peak=_peak(want))
+            found[name] = dataclasses.replace(Closeness.of(part, other), peak=_peak(want))
     return found

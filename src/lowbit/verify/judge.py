@@ -36,7 +36,8 @@ class Judge:
         with session(reference, threads=1, optimise="all", name="the float model") as running:
 
             def work(feed: Feed) -> tuple[Feed, list[Array]]:
-                return feed, running.run(self._names, feed)
+                # Copied: an array of onnxruntime's keeps all of its session's memory.
+                return feed, [np.array(x) for x in running.run(self._names, feed)]
 
             for feed, outputs in bounded_map(work, iter(feeds), os.cpu_count() or 1):
                 room -= sum(array.nbytes for array in outputs)
