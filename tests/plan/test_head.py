@@ -21,6 +21,18 @@ def test_the_tail_is_what_comes_behind_the_last_learned_layer(graph_of: Callable
     assert head.evidence == ()
 
 
+def test_an_activation_of_the_last_layer_belongs_to_it(graph_of: Callable) -> None:
+    model = graph_of(
+        "float[1,8,4,4] x",
+        "float[1,9,1,1] y { c = Conv <kernel_shape=[1,1]> (x, v)\n r = Relu (c)\n"
+        " y = GlobalAveragePool (r) }",
+        _W2,
+    )
+
+    names = {node.op_type: node.name for node in model.graph}
+    assert find_head(model.graph).nodes == (names["GlobalAveragePool"],)
+
+
 def test_exponentials_behind_it_speak_of_decoding(graph_of: Callable, plan_of: Callable) -> None:
     model = graph_of(
         "float[1,8,4,4] x",

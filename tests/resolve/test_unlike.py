@@ -8,7 +8,7 @@ from lowbit.config.methods import MinMse
 from lowbit.config.specs import TensorSpec
 from lowbit.numerics.formats import Format
 from lowbit.plan.plan import AlignedGroup, Plan, TensorPlan
-from lowbit.resolve.unlike import unlike_joins
+from lowbit.resolve.unlike import coarse_averages, unlike_joins
 
 _SPEC = TensorSpec(format=Format.INT8, method=MinMse())
 
@@ -74,3 +74,38 @@ def test_parts_of_like_size_are_not() -> None:
 )
 def test_what_cannot_be_measured_is_not_judged(plan: Plan, stats: Stats) -> None:
     assert unlike_joins(plan, stats) == []
+
+
+def _pooled(peak: float, mean: float) -> tuple[Plan, Stats]:
+    """Return a pool of sparse peaks up to ``peak`` whose averages reach ``mean``."""
+    spec = TensorSpec(format=Format.INT8, method=MinMse(), power_of_two=True)
+    tensors = tuple(
+        TensorPlan(name=n, role="activation", spec=spec, leader=n, observe=n, why="")
+        for n in ("peaks", "means")
+    )
+    group = AlignedGroup(
+        node="pool",
+        op_type="GlobalAveragePool",
+        rule="merged",
+        inputs=("peaks",),
+        outputs=("means",),
+    )
+    rng = np.random.default_rng(0)
+    peaks = (rng.random(20000) * (rng.random(20000) < 0.5) * peak).astype(np.float32)
+    means = (rng.random(1000) * mean).astype(np.float32)
+    stats = Stats(
+        {n: TensorStats.of(x, histogram=True) for n, x in (("peaks", peaks), ("means", means))}
+    )
+    return Plan(preset="p", target="t", tensors=tensors, groups=(group,)), stats
+
+
+def test_averages_far_below_the_peaks_are_coarse() -> None:
+    (found,) = coarse_averages(*_pooled(350.0, 30.0))
+
+    assert (found.node, found.tensor) == ("pool", "means")
+    # A power of two is 6 dB; the peaks want a scale two to four of them coarser.
+    assert 10 < found.alone_db - found.joined_db < 26
+
+
+def test_averages_near_the_peaks_are_not() -> None:
+    assert coarse_averages(*_pooled(50.0, 45.0)) == []

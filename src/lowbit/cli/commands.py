@@ -320,7 +320,8 @@ def _add_scheme(parser: Parser) -> None:
         "--head",
         type=one_of(HEADS),
         metavar="KIND",
-        help="a detection head's decoding: auto (float where needed), float or int8",
+        help="behind the last learned layers (boxes decoded, a last average): auto (float where needed), "
+        "float or int8",
     )
     group.add_argument(
         "--without",

@@ -31,8 +31,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         tensors: Exceptions by tensor name.
         domain: Operator domain of the Q/DQ nodes. ``auto``: the standard one where it has the
             format at the model's opset, ``com.microsoft`` otherwise.
-        head: What happens to a detection head's decoding: ``auto`` keeps in float what the
-            format would destroy, ``float`` all of it, ``int8`` nothing.
+        head: What happens behind the last learned layers, such as the decoding of detections:
+            ``auto`` keeps in float what the format would destroy, ``float`` all of it, ``int8`` nothing.
         equalise: How factors move between layers before anything is quantized; ``None``: not.
         smooth: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
         correct: Whether biases make up for what rounding weights shifts (bias correction).

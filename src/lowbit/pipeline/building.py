@@ -21,7 +21,7 @@ from lowbit.refine.bias_correction import corrected_biases
 from lowbit.resolve.integers import Weights, nearest
 from lowbit.resolve.params import Params
 from lowbit.resolve.resolve import resolve, settle_biases
-from lowbit.resolve.unlike import unlike_joins
+from lowbit.resolve.unlike import coarse_averages, unlike_joins
 from lowbit.samples import Replay, Split
 from lowbit.targets import Target
 
@@ -76,7 +76,8 @@ class Builder:
                 config = msgspec.structs.replace(config, head="float")
                 ready = prepare(self.loaded, config, equalised=ready.equalised, target=self.target)
                 chosen = make_plan(ready.adapted, config, ready.target)
-                known = stats or self.collect(ready, chosen, feeds)
+                if any(name not in known.tensors for name in chosen.observed()):
+                    known = stats or self.collect(ready, chosen, feeds)
         return self.solve(config, ready, chosen, known)
 
     def collect(self, ready: Prepared, plan: Plan, feeds: Feeds) -> Stats:
@@ -112,11 +113,12 @@ class Builder:
 
 
 def _destroys_head(ready: Prepared, plan: Plan, stats: Stats) -> bool:
-    """Whether the tail of the graph joins ranges so unlike that one scale ruins the smaller."""
+    """Whether tensors in the tail of the graph must share a scale that ruins one of them."""
     if ready.config.head != "auto":
         return False
     if any(name not in stats.tensors for name in plan.observed()):
         # Statistics kept from a run that came to this conclusion lack the tail's tensors.
         return True
     tail = set(find_head(ready.adapted.graph).nodes)
-    return any(join.node in tail for join in unlike_joins(plan, stats))
+    joins = (*unlike_joins(plan, stats), *coarse_averages(plan, stats))
+    return any(join.node in tail for join in joins)

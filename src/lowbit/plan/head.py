@@ -19,6 +19,8 @@ from lowbit.ops import traits_of
 _LEARNED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # A fixed kernel, such as the weights 0..15 of a box's expectation, is not a learned layer.
 _FIXED_KERNEL = 64
+# What targets compute together with the layer before it.
+_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
 _DECODES = frozenset(("Exp", "NonMaxSuppression", "TopK", "GatherND", "ScatterND"))
 
 
@@ -44,9 +46,14 @@ def _tail(graph: ir.Graph) -> list[ir.Node]:
     for node in reversed(tuple(graph)):
         if _is_learned(node) or any(n in before_learned for n in node.successors()):
             before_learned.add(node)
-        else:
+        elif not _activates_learned(node):
             tail.append(node)
     return tail[::-1]
+
+
+def _activates_learned(node: ir.Node) -> bool:
+    producer = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
+    return node.op_type in _ACTIVATIONS and producer is not None and _is_learned(producer)
 
 
 def _is_learned(node: ir.Node) -> bool:

@@ -30,7 +30,7 @@ def align(plan: Plan, own: Mapping[str, QParams], stats: Stats) -> OwnParams:
     aligned = dict(own)
     tensors = plan.by_name()
     for members in components(plan, "merged"):
-        shared = _merged([tensors[name] for name in members], stats)
+        shared = merged([tensors[name] for name in members], stats)
         aligned.update(dict.fromkeys(members, shared))
     _copy_along_nodes(plan, aligned)
     lower_to_common(plan, aligned)
@@ -81,7 +81,8 @@ def _copy_along_nodes(plan: Plan, params: OwnParams) -> None:
             break
 
 
-def _merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
+def merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
+    """Return the one set of parameters that serves all these tensors best."""
     members = list(members)
     spec = members[0].integer
     fixed = [m.range for m in members if m.range is not None]
