@@ -11,7 +11,7 @@ from lowbit.graph.names import tensor_name
 from lowbit.graph.session import Array, Feed
 from lowbit.refine.flow import Flow
 from lowbit.refine.modules import Module
-from lowbit.refine.sights import Goal, aim
+from lowbit.refine.sights import Goal, aim, enough_positions
 from lowbit.refine.store import Store
 
 
@@ -19,7 +19,8 @@ class Goals:
     """Gives each sample's goal of each module; steps are taken in order.
 
     ``inputs``: whether goals hold the float model's input as well. ``at_once``: the goals of all
-    modules are taken in the first step, in one pass, and kept in memory.
+    modules are taken in the first step, in one pass, and kept in memory. ``moments``: goals are
+    for moments alone, so that layers of few weights are seen at fewer than ``positions``.
     """
 
     def __init__(
@@ -33,8 +34,12 @@ class Goals:
         device: str,
         inputs: bool = False,
         at_once: bool = False,
+        moments: bool = False,
     ) -> None:
-        self._modules, self._positions, self._seed = modules, positions, seed
+        self._modules, self._seed = modules, seed
+        self._positions = {
+            m.node: enough_positions(m.layer, positions) if moments else positions for m in modules
+        }
         self._inputs = _inputs(model, modules) if inputs else {}
         self._kept: dict[tuple[int, int], Goal] = {}
         self._at_once = at_once
@@ -66,7 +71,7 @@ class Goals:
             module.layer,
             found[module.output],
             None if x is None else found[x],
-            self._positions,
+            self._positions[module.node],
             random,
         )
 

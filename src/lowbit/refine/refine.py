@@ -25,7 +25,7 @@ from lowbit.refine.gptq import gptq
 from lowbit.refine.modules import Draft, Module, Outcome, find_modules
 from lowbit.refine.reconstruct import reconstruct
 from lowbit.refine.selection import Selection
-from lowbit.refine.store import MemoryStore, Store, disk_store
+from lowbit.refine.store import SpillingStore, Store, disk_store
 from lowbit.refine.walk import Feeds, Solve, Walk, batched
 
 Progress = Callable[[int, int, Outcome], None]
@@ -80,12 +80,13 @@ class _Way:
     cache_dir: str | None = None
     alone: bool = False
     batch: int = 1
+    moments: bool = False
 
     @classmethod
     def of(cls, config: Refinement) -> _Way:
         """Return a configuration's way."""
         if isinstance(config, (Reconstruct, Gptq)):
-            return cls(_RECONSTRUCTED, config.positions)
+            return cls(_RECONSTRUCTED, config.positions, moments=True)
         return cls(
             ops=frozenset(config.target_op_type),
             positions=_TUNED_AT,
@@ -176,11 +177,7 @@ def _walk(
     rest = modules[len(done) :]
     with contextlib.ExitStack() as stack:
         stored = stack.enter_context(disk_store(way.cache_dir)) if way.on_disk else None
-        floats: Store = MemoryStore()
-        quantized: Store = MemoryStore()
-        if way.on_disk:
-            floats = stack.enter_context(disk_store(way.cache_dir))
-            quantized = stack.enter_context(disk_store(way.cache_dir))
+        floats, quantized = (_store(stack, way) for _ in range(2))
         goals = Goals(
             draft.floats,
             rest,
@@ -190,10 +187,17 @@ def _walk(
             device=device,
             inputs=way.float_inputs,
             at_once=way.at_once,
+            moments=way.moments,
         )
         sources = [[module.source.name] for module in rest]
         flow = Flow(draft.quantized, sources, quantized, device=device, name="the quantized model")
         yield Walk(draft, modules, feeds, goals, flow, done, stored, alone=way.alone)
+
+
+def _store(stack: contextlib.ExitStack, way: _Way) -> Store:
+    if way.on_disk:
+        return stack.enter_context(disk_store(way.cache_dir))
+    return SpillingStore(stack.enter_context(disk_store(None)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from lowbit.refine.descent import Moments
 from lowbit.refine.layers import Layer, Positions
 from lowbit.refine.store import DiskStore
 
+_FEWEST_POSITIONS = 16
+
 
 class Sight(Protocol):
     """What one sample shows of a module, at some positions of its output.
@@ -107,6 +109,15 @@ class StoredSight:
         """Remove the files."""
         for key in self._keys.values():
             self._store.drop(self._sample, key)
+
+
+def enough_positions(layer: Layer, most: int) -> int:
+    """Return at how many positions of a sample to look for moments, ``most`` at most.
+
+    A few unknowns an output need few equations: a depthwise layer's nine are known well long
+    before those of a layer that is hundreds deep, while its patches fill nine times its input.
+    """
+    return min(most, max(_FEWEST_POSITIONS, 2 * layer.depth))
 
 
 def aim(

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -62,7 +63,7 @@ class DiskStore:
         except OSError as error:
             raise OutputError(
                 f"cannot keep activations in {self._folder}: {error.strerror or error}; give a "
-                "cache_dir with more room"
+                "cache_dir with more room, or set TMPDIR"
             ) from error
 
     def get(self, sample: int, name: str) -> Array:
@@ -80,6 +81,43 @@ class DiskStore:
     def _path(self, sample: int, name: str) -> pathlib.Path:
         key = hashlib.sha256(name.encode()).hexdigest()[:24]
         return self._folder / f"{key}-{sample}.npy"
+
+
+class SpillingStore:
+    """Arrays in memory while there is room for them, then in files.
+
+    The activations of all samples between two layers are hundreds of megabytes at the front of a
+    network, and next to nothing behind it.
+    """
+
+    def __init__(self, disk: DiskStore, room: int = 16 << 20) -> None:
+        """Keep at most ``room`` bytes in memory."""
+        self._memory, self._disk, self._room = MemoryStore(), disk, room
+        self._sizes: dict[tuple[int, str], int] = {}
+        self._lock = threading.Lock()
+
+    def put(self, sample: int, name: str, array: Array) -> None:
+        """Keep an array."""
+        with self._lock:
+            fits = array.nbytes <= self._room
+            if fits:
+                self._room -= array.nbytes
+                self._sizes[sample, name] = array.nbytes
+        store: Store = self._memory if fits else self._disk
+        store.put(sample, name, array)
+
+    def get(self, sample: int, name: str) -> Array:
+        """Return an array."""
+        store: Store = self._memory if (sample, name) in self._sizes else self._disk
+        return store.get(sample, name)
+
+    def drop(self, sample: int, name: str) -> None:
+        """Forget an array."""
+        with self._lock:
+            size = self._sizes.pop((sample, name), None)
+            self._room += size or 0
+        store: Store = self._disk if size is None else self._memory
+        store.drop(sample, name)
 
 
 @contextlib.contextmanager

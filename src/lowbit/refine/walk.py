@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from lowbit.calibrate.collect import bounded_map
+from lowbit.graph.memory import give_back
 from lowbit.graph.session import Array, Feed
 from lowbit.refine.flow import Flow
 from lowbit.refine.goals import Goals
@@ -63,6 +64,8 @@ class Walk:
         for step, (index, module) in enumerate(rest):
             sights = self._look(step, module, constants)
             outcome = listener.solved(index, module, _solved(solve, module, sights))
+            del sights  # before the next are taken, in which this memory serves
+            give_back()
             constants |= replaced_constants(self.draft, module, outcome)
             yield outcome
 
