@@ -77,7 +77,7 @@ def test_calibration_does_not_see_the_judges() -> None:
     result = lowbit.quantize(small_cnn(), data=_FEEDS, config=_config("A8W8"))
 
     assert result.stats.samples == 21
-    assert result.report.calibration_samples == 24
+    assert result.report.calibration_samples == 21  # the other three judged
 
 
 def test_a_step_that_is_not_asked_for_is_not_tried() -> None:
@@ -137,6 +137,29 @@ def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
     assert result.config.smooth == SmoothQuant()
     assert result.stats.smoothed
     assert any(note.startswith("smoothed the input of 1 layers") for note in result.report.notes)
+
+
+def test_equalisation_is_not_tried_where_there_is_nothing_to_equalise() -> None:
+    model = small_cnn()
+    rng = np.random.default_rng(0)
+    inputs = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input
+    }
+    ((name, shape),) = inputs.items()
+    weight = numpy_helper.from_array(rng.normal(size=(8, shape[1], 3, 3)).astype("f"), "w")
+    graph = helper.make_graph(
+        [helper.make_node("Conv", [name, "w"], ["y"], "only", kernel_shape=[3, 3])],
+        "one layer",
+        list(model.graph.input),
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [weight],
+    )
+    single = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    result = lowbit.quantize(single, data=_FEEDS, config=_config("A8W8"))
+
+    assert [step.name for step in result.report.steps] == ["bias correction"]
+    assert result.config.equalise is None
 
 
 def test_smoothing_is_not_tried_where_there_is_nothing_to_smooth() -> None:

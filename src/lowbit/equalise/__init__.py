@@ -8,13 +8,22 @@ import onnx_ir as ir
 
 from lowbit.config.equalise import Equalisation, QuarkCle
 from lowbit.equalise._smooth_math import Levels
-from lowbit.equalise.exact import equalise_groups
+from lowbit.equalise.exact import can_equalise, equalise_groups
 from lowbit.equalise.quark import equalise_like_quark
 from lowbit.equalise.result import Equalised, GroupResult, LeftOut
 from lowbit.equalise.smooth import can_smooth, smooth
 from lowbit.graph.session import Feed
 
-__all__ = ["Equalised", "GroupResult", "LeftOut", "Levels", "can_smooth", "equalise", "smooth"]
+__all__ = [
+    "Equalised",
+    "GroupResult",
+    "LeftOut",
+    "Levels",
+    "can_equalise",
+    "can_smooth",
+    "equalise",
+    "smooth",
+]
 
 
 def equalise(

@@ -41,6 +41,11 @@ class _State:
     total: Doubles
 
 
+def can_equalise(model: ir.Model, config: Equalise) -> bool:
+    """Whether a normalised model has anything that equalisation may change."""
+    return config.absorb or any(not group.obstacles for group in find_groups(model.graph))
+
+
 def equalise_groups(
     model: ir.Model,
     config: Equalise,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
-from lowbit.equalise import can_smooth
+from lowbit.equalise import can_equalise, can_smooth
 from lowbit.pipeline.building import Builder, Built
 from lowbit.pipeline.emitting import emit
 from lowbit.plan import Plan
@@ -78,7 +78,7 @@ def choose(
             return builder.build(config, samples.calibration, plan=plan), ()
         for option in tried:
             wanted = getattr(config, option.field)
-            if option.field == "smooth" and not can_smooth(best.ready.equalised.model, wanted):
+            if not _applies(option.field, wanted, best):
                 continue
             candidate = _rebuilt(builder, best, {option.field: wanted}, plan)
             after = judge.decibels(emit(candidate))
@@ -87,6 +87,17 @@ def choose(
             if step.kept:
                 best, before = candidate, after
     return best, tuple(steps)
+
+
+def _applies(field: _Field, wanted: Any, built: Built) -> bool:
+    """Whether a step would change this model at all; if not, nothing is calibrated for it."""
+    model = built.ready.equalised.model
+    match field:
+        case "equalise":
+            return can_equalise(model, wanted)
+        case "smooth":
+            return can_smooth(model, wanted)
+    return True
 
 
 def _with(config: QuantConfig, changes: dict[_Field, object]) -> QuantConfig:

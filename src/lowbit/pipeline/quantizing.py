@@ -142,7 +142,7 @@ def quantize(
         quantized = emit(built)
         sign(quantized, built, samples.data)
     with clock.stage("verify"):
-        report = verify(built.ready, quantized, built.plan, built.params, samples, steps)
+        report = verify(built, quantized, samples, steps)
         if stats is not None:
             report = with_reused(report, stats, built.config)
         report = msgspec.structs.replace(report, notes=(*report.notes, *notes))

@@ -14,9 +14,7 @@ from lowbit.config.equalise import Equalise
 from lowbit.errors import VerificationError
 from lowbit.graph import io
 from lowbit.graph.check import check_file
-from lowbit.pipeline.preparing import Prepared
-from lowbit.plan import Plan
-from lowbit.resolve.params import Params
+from lowbit.pipeline.building import Built
 from lowbit.samples import Split
 from lowbit.verify.compare import compare_models, of_layers, of_outputs
 from lowbit.verify.overflow import near_overflow
@@ -24,14 +22,10 @@ from lowbit.verify.report import Report, Step, count_formats, scores
 
 
 def verify(
-    ready: Prepared,
-    quantized: ir.Model,
-    plan: Plan,
-    params: Params,
-    samples: Split,
-    steps: tuple[Step, ...] = (),
+    built: Built, quantized: ir.Model, samples: Split, steps: tuple[Step, ...] = ()
 ) -> Report:
     """Check the file, run it on held-out samples against the model as loaded, and report."""
+    ready, plan = built.ready, built.plan
     threads = os.cpu_count() or 1
     with io.as_file(quantized) as path:
         check_file(path)
@@ -47,14 +41,14 @@ def verify(
         target=plan.target,
         version=lowbit.__version__,
         data=samples.data.description,
-        calibration_samples=samples.calibration_count if plan.observed() else 0,
+        calibration_samples=built.stats.samples,
         verification_samples=samples.verification_count,
         held_out=samples.held_out,
         outputs=scores(outputs),
         layers=scores(layers),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
-        adjustments=params.adjustments,
+        adjustments=built.params.adjustments,
         steps=steps,
         notes=(
             *ready.equalised.notes,
