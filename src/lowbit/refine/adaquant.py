@@ -32,6 +32,11 @@ class TunedRows:
         self._adam.step(self._weight, gradient)
         return 0.0
 
+    @property
+    def settled(self) -> bool:
+        """Never: every step moves every weight."""
+        return False
+
     def result(self) -> Array:
         """Return the tuned weights, not rounded."""
         return self._weight
@@ -43,6 +48,8 @@ def to_steps(scale: Array, limits: tuple[Array, Array]) -> Rounding:
     def rounding(weight: Array) -> Array:
         xp = array_namespace(weight)
         steps = xp.round(weight / scale)
-        return xp.minimum(xp.maximum(steps, limits[0]), limits[1]) * scale
+        steps = xp.minimum(xp.maximum(steps, limits[0]), limits[1])
+        steps *= scale
+        return steps
 
     return rounding

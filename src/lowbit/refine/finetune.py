@@ -18,19 +18,25 @@ from lowbit.numerics.formats import Floats
 from lowbit.refine.activations import Activation
 from lowbit.refine.adaquant import TunedRows, to_steps
 from lowbit.refine.adaround import RoundedRows
-from lowbit.refine.descent import descend
 from lowbit.refine.devices import Device
-from lowbit.refine.modules import Draft, Module, Outcome, float_bias, float_weights, stored_in
-from lowbit.refine.reconstruct import Grid, codes_of, divided, exact_bias
-from lowbit.refine.sights import Sight, means_of, moments_of_sights
+from lowbit.refine.finish import Choice, Finish
+from lowbit.refine.modules import (
+    Draft,
+    Module,
+    Outcome,
+    float_bias,
+    float_weights,
+    settled_bias,
+    stored_in,
+)
+from lowbit.refine.reconstruct import Grid, codes_of, divided
+from lowbit.refine.sights import Sight, means_of, sums_of
 from lowbit.refine.tune import Array, Look, Rows, Trace, Tuner
 
 log = logging.getLogger(__name__)
 
 # Weights tuned together: their state then fits a processor's second cache.
-_TOGETHER = 1 << 15
-# Of the descent that finishes tuning.
-_HELD, _SWEEPS = 0.2, 4
+_TOGETHER = 1 << 17
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,30 +101,56 @@ class FineTuner:
         """Return the tuned module, or the draft's where that is no better."""
         if module.params is None:
             return self._solve_floats(module, sights)
+        # Threads of the matrix product would only wait for each other.
+        with threadpool_limits(1, user_api="blas"):
+            return self._solve_integers(module, sights)
+
+    def _solve_integers(self, module: Module, sights: Sequence[Sight]) -> Outcome:
         train, held = divided(sights, self.config.held_out)
         grid = Grid.of(module, float_weights(self.draft, module))
         bias = float_bias(self.draft, module)
-        start = grid.nearest * grid.scale
         offset = _offset(module, bias)
-        error = self._error(module, start, offset, train)
-        rate = self.config.learning_rate
-        if self.config.lr_adjust is not None and error > self.config.lr_adjust[0]:
-            rate = self.config.lr_adjust[1]
-        found, tuned = self._tune(module, grid, offset, train, rate)
-        results = self._finished(grid, found, tuned, sights, train, settable=bias is not None)
-        check = held or train
-        before = self._error(module, start, offset, check)
-        errors = [self._error(module, steps * grid.scale, b, check) for steps, b in results]
+        free = self.config.update_bias and bias is not None
+
+        def settle(values: Floats) -> Floats:
+            if bias is None:
+                return values
+            stored = settled_bias(self.draft, module, values.reshape(bias.shape))
+            return np.asarray(stored.reshape(values.shape), np.float32)
+
+        plain = Choice(grid.nearest, offset, settle(offset))
+        rate = self._rate(module, plain, grid, train)
+        found, tuned = self._tune(module, grid, offset if free else plain.added, train, rate)
+        rounds = isinstance(self.config, AdaRound)
+        finish = Finish(
+            grid,
+            grid.weight if rounds else found,
+            sums_of(train),
+            settle,
+            means_of(sights) if free else None,
+        )
+        choices = finish.choices(self._steps(found, grid), tuned if free else offset)
+        before, *errors = self._errors(
+            module, [(c.steps * grid.scale, c.added) for c in (plain, *choices)], held or train
+        )
         best = int(np.argmin(errors))
         log.info("%s: error on held-out samples %.6g, was %.6g", module.node, errors[best], before)
         if not errors[best] < before:
             codes = codes_of(module, grid.nearest)
             return Outcome(module.node, codes, bias, before, before, kept=False)
-        steps, final = results[best]
-        shaped = None if bias is None else np.asarray(final.reshape(bias.shape), np.float32)
+        chosen = choices[best]
+        shaped = None if bias is None else np.asarray(chosen.bias.reshape(bias.shape), np.float32)
         return Outcome(
-            module.node, codes_of(module, steps), shaped, before, errors[best], kept=True
+            module.node, codes_of(module, chosen.steps), shaped, before, errors[best], kept=True
         )
+
+    def _rate(self, module: Module, plain: Choice, grid: Grid, sights: Sequence[Sight]) -> float:
+        """Return the learning rate, which may depend on the error at the start."""
+        config = self.config
+        if config.lr_adjust is None:
+            return config.learning_rate
+        (error,) = self._errors(module, [(plain.steps * grid.scale, plain.added)], sights)
+        return config.lr_adjust[1] if error > config.lr_adjust[0] else config.learning_rate
 
     def _solve_floats(self, module: Module, sights: Sequence[Sight]) -> Outcome:
         """Tune weights of a float or block format, all at once: blocks lie across rows."""
@@ -143,46 +175,14 @@ class FineTuner:
         trace = tuner.tune(rows, still, looks, self.config.learning_rate)
         _log_traces(module, [trace], self.config.num_iterations)
         tuned = self.device.get(rows.result())
-        check = held or train
-        before, after = (
-            self._error(module, self.device.get(rounding(self.device.put(w))), offset, check)
-            for w in (weight, tuned)
+        before, after = self._errors(
+            module,
+            [(self.device.get(rounding(self.device.put(w))), offset) for w in (weight, tuned)],
+            held or train,
         )
         if not after < before:
             return Outcome(module.node, start, None, before, before, kept=False)
         return Outcome(module.node, layer.weight(tuned), None, before, after, kept=True)
-
-    def _finished(
-        self,
-        grid: Grid,
-        found: Floats,
-        bias: Floats,
-        sights: Sequence[Sight],
-        train: Sequence[Sight],
-        *,
-        settable: bool,
-    ) -> list[tuple[Floats, Floats]]:
-        """Return steps and biases to choose from: as tuned, and finished by exact descent.
-
-        Steps of a few samples each leave some roundings on the wrong side. Descent from there,
-        between the neighbours of what was tuned, sees all samples at once.
-        """
-        steps = self._steps(found, grid)
-        weight = grid.weight if isinstance(self.config, AdaRound) else found
-        near = weight / grid.scale
-        bounds = tuple(
-            np.clip(a, grid.lowest, grid.highest) for a in (np.floor(near), np.ceil(near))
-        )
-        free = self.config.update_bias and settable
-        moments = moments_of_sights(train, None if free else bias)
-        ended = descend(
-            moments.held_to(weight, _HELD), steps, grid.scale, (bounds[0], bounds[1]), _SWEEPS
-        )
-        results = [(steps, bias), (ended, bias)]
-        if free:
-            means = means_of(sights)
-            results += [(q, _exact(q * grid.scale, means, bias)) for q in (steps, ended)]
-        return results
 
     def _tune(
         self, module: Module, grid: Grid, offset: Floats, sights: Sequence[Sight], rate: float
@@ -215,11 +215,7 @@ class FineTuner:
             return part, self.device.get(rows.result()), self.device.get(shift), trace
 
         traces = []
-        # Threads of the matrix product would only wait for each other.
-        with (
-            threadpool_limits(1, user_api="blas"),
-            concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool,
-        ):
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for part, found, shift, trace in pool.map(work, parts):
                 bias[part.rows] = shift
                 tuned[part.rows] = found
@@ -243,20 +239,26 @@ class FineTuner:
         limits = (put(grid.lowest[at].copy()), put(grid.highest[at].copy()))
         return TunedRows(weight, to_steps(scale, limits), rate)
 
-    def _error(
-        self, module: Module, weight: Floats, offset: Floats, sights: Sequence[Sight]
-    ) -> float:
-        """Return the error of the module's output behind its activation."""
+    def _errors(
+        self,
+        module: Module,
+        choices: Sequence[tuple[Floats, Floats]],
+        sights: Sequence[Sight],
+    ) -> list[float]:
+        """Return the errors of the module's output behind its activation, for each choice."""
         output = module.quantizer if self.config.output_qdq else None
-        total, columns = 0.0, 0
+        totals, columns = np.zeros(len(choices)), 0
         for sight in sights:
-            y: Array = module.activation.apply(np.matmul(weight, sight.patches) + offset)
-            if output is not None:
-                y = output.apply(y)
-            error = y - module.activation.apply(np.asarray(sight.targets))
-            total += float(np.sum(np.square(error, dtype=np.float64)))
-            columns += sight.patches.shape[2]
-        return total / columns
+            patches = np.asarray(sight.patches)
+            targets = module.activation.apply(np.asarray(sight.targets))
+            for index, (weight, offset) in enumerate(choices):
+                y: Array = module.activation.apply(np.matmul(weight, patches) + offset)
+                if output is not None:
+                    y = output.apply(y)
+                y = y - targets
+                totals[index] += float(np.einsum("gon,gon->", y, y, dtype=np.float64))
+            columns += patches.shape[2]
+        return list(totals / columns)
 
 
 def parts_of(shape: tuple[int, ...], *, mixed: bool) -> list[Part]:
@@ -278,11 +280,6 @@ def _offset(module: Module, bias: Floats | None) -> Floats:
     shape = (module.layer.groups, module.layer.outputs, 1)
     added = module.fixed_bias if bias is None else bias
     return np.zeros(shape, np.float32) if added is None else np.asarray(added.reshape(shape))
-
-
-def _exact(weight: Floats, means: tuple[Floats, Floats], bias: Floats) -> Floats:
-    found = exact_bias(weight, means, bias)
-    return bias if found is None else found
 
 
 def _number(name: str) -> int:

@@ -14,6 +14,8 @@ from lowbit.refine.layers import Layer, Positions
 from lowbit.refine.store import DiskStore
 
 _FEWEST_POSITIONS = 16
+# Samples whose moments are taken together.
+_AT_ONCE = 8
 
 
 class Sight(Protocol):
@@ -124,10 +126,8 @@ def aim(
     layer: Layer, y: Floats, x: Floats | None, positions: int, random: np.random.Generator
 ) -> Goal:
     """Return what one sample of the float model shows of a layer at random positions."""
-    count = layer.count(y.shape)
-    at = np.arange(count)
-    if count > positions:
-        at = np.sort(random.choice(count, positions, replace=False))
+    # In no order, so that some that follow each other are from anywhere.
+    at = random.permutation(layer.count(y.shape))[:positions]
     total = np.asarray(layer.flat(y).sum(axis=1)).reshape(layer.groups, layer.outputs)
     other = None if x is None else layer.patches(x, at, y.shape)
     return Goal(layer.values(y, at), total, at, tuple(y.shape), other)
@@ -153,12 +153,32 @@ def means_of(sights: Sequence[Sight]) -> tuple[Floats, Floats]:
     return patches.astype(np.float32), targets.astype(np.float32)
 
 
-def moments_of_sights(sights: Sequence[Sight], bias: Floats | None) -> Moments:
-    """Return second moments over all columns, one sample in memory at a time.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sums:
+    """Means over all columns: of patches, of targets, and of the products of both with patches."""
 
-    Without a ``bias`` they are about the means, as if any bias could be had; with one (groups x
-    outputs x 1) it is taken off the targets, and they are about zero.
-    """
+    inputs: Floats
+    products: Floats
+    patch_mean: Floats
+    target_mean: Floats
+
+    def moments(self, bias: Floats | None) -> Moments:
+        """Return second moments.
+
+        Without a ``bias`` they are about the means, as if any bias could be had; with one (groups
+        x outputs x 1) it is taken off the targets, and they are about zero.
+        """
+        x = self.patch_mean[:, None, :]
+        if bias is not None:
+            return Moments(self.inputs, self.products - bias * x)
+        return Moments(
+            self.inputs - self.patch_mean[:, :, None] * x,
+            self.products - self.target_mean[:, :, None] * x,
+        )
+
+
+def sums_of(sights: Sequence[Sight]) -> Sums:
+    """Return the sums over all columns, a few samples in memory at a time."""
     first = sights[0]
     groups, depth, _ = first.patches.shape
     outputs = first.targets.shape[1]
@@ -167,19 +187,19 @@ def moments_of_sights(sights: Sequence[Sight], bias: Floats | None) -> Moments:
     patch_sum = np.zeros((groups, depth), np.float64)
     target_sum = np.zeros((groups, outputs), np.float64)
     count = 0
-    for sight in sights:
-        patches = np.asarray(sight.patches)
-        targets = np.asarray(sight.targets) if bias is None else sight.targets - bias
+    for start in range(0, len(sights), _AT_ONCE):
+        some = sights[start : start + _AT_ONCE]
+        patches = np.concatenate([s.patches for s in some], axis=2)
+        targets = np.concatenate([s.targets for s in some], axis=2)
         across = patches.swapaxes(1, 2)
         inputs += patches @ across
         products += targets @ across
         patch_sum += patches.sum(axis=2, dtype=np.float64)
         target_sum += targets.sum(axis=2, dtype=np.float64)
         count += patches.shape[2]
-    inputs /= count
-    products /= count
-    if bias is None:
-        x, y = (patch_sum / count).astype(np.float32), (target_sum / count).astype(np.float32)
-        inputs -= x[:, :, None] * x[:, None, :]
-        products -= y[:, :, None] * x[:, None, :]
-    return Moments(inputs, products)
+    return Sums(
+        inputs / np.float32(count),
+        products / np.float32(count),
+        (patch_sum / count).astype(np.float32),
+        (target_sum / count).astype(np.float32),
+    )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from lowbit.config.refine import AdaQuant, AdaRound
 from lowbit.refine.activations import Activation
@@ -35,16 +35,26 @@ class Adam:
         self._mean, self._power = xp.zeros_like(like), xp.zeros_like(like)
 
     def step(self, values: Array, gradient: Array) -> None:
-        """Go one step down the gradient. Changes ``values``."""
+        """Go one step down the gradient. Changes ``values``, and ``gradient`` is used up."""
         self._steps += 1
+        # Both sums are kept without the factor 1 - decay, which the last line makes up for.
         self._mean *= _FIRST
-        self._mean += (1.0 - _FIRST) * gradient
+        self._mean += gradient
+        gradient *= gradient
         self._power *= _SECOND
-        self._power += (1.0 - _SECOND) * gradient * gradient
+        self._power += gradient
+        spread = ((1.0 - _SECOND) / (1.0 - _SECOND**self._steps)) ** 0.5
         root = self._xp.sqrt(self._power)
-        root *= 1.0 / (1.0 - _SECOND**self._steps) ** 0.5
-        root += _SMALL
-        values -= self._rate / (1.0 - _FIRST**self._steps) * self._mean / root
+        root += _SMALL / spread
+        change = self._mean / root
+        change *= self._rate * (1.0 - _FIRST) / (1.0 - _FIRST**self._steps) / spread
+        values -= change
+
+    def keep(self, chosen: Array) -> None:
+        """Go on with some of the values."""
+        self._mean, self._power = (
+            self._xp.take(a, chosen, axis=0) for a in (self._mean, self._power)
+        )
 
 
 class Rows(Protocol):
@@ -55,6 +65,10 @@ class Rows(Protocol):
 
     def step(self, gradient: Array, at: int) -> float:
         """Go one step, given the gradient of the weights; return the method's own loss."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether further steps would change nothing."""
 
     def result(self) -> Array:
         """Return the final steps from the zero point."""
@@ -128,47 +142,56 @@ class Tuner:
         watch = _Watch(config)
         points = []
         for at in range(config.num_iterations):
+            noted = at % period == 0 or at == config.num_iterations - 1
             weights = rows.weights()
-            loss, gradient, offset = self._gradients(weights, bias, looks, random)
+            batch = self._batch(looks, random)
+            loss, gradient, offset = self._gradients(
+                weights, bias, batch, measured=noted or (config.early_stop and watch.looks_at_error)
+            )
             own = rows.step(gradient, at)
             if bias_adam is not None:
                 bias_adam.step(bias, offset)
-            if at % period == 0 or at == config.num_iterations - 1:
+            if noted:
                 points.append((at, loss, own))
-            if self.stop.is_set() or (config.early_stop and watch.ends(at, loss, own)):
+            ends = self.stop.is_set() or (config.early_stop and watch.ends(at, loss, own))
+            if ends or rows.settled:
                 break
         return Trace(at + 1, tuple(points))
 
-    def _gradients(
-        self, weights: Array, bias: Array, looks: Looks, random: np.random.Generator
-    ) -> tuple[float, Array, Array]:
-        """Return error and gradients on one step's samples."""
-        xp = array_namespace(weights)
-        gradient, offset = xp.zeros_like(weights), xp.zeros_like(bias)
-        loss, columns = 0.0, 0
-        columns_each = max(
-            _OF_EACH, _AT_A_STEP // (self.config.num_batches * self.config.batch_size)
-        )
-        for _ in range(self.config.num_batches):
-            size = min(self.config.batch_size, len(looks))
-            for sample in random.permutation(len(looks))[:size]:
-                look = _some(looks[int(sample)], columns_each, random)
-                patches = self._mixed(xp, look, random)
-                z = xp.matmul(weights, patches) + bias
-                error, back = self._error(z, look.targets)
-                loss += float(xp.sum(error * error))
-                columns += patches.shape[2]
-                gradient += xp.matmul(back, xp.matrix_transpose(patches))
-                if _tunes_bias(self.config):
-                    offset += xp.sum(back, axis=2, keepdims=True)
-        return loss / columns, gradient * (2.0 / columns), offset * (2.0 / columns)
+    def _batch(self, looks: Looks, random: np.random.Generator) -> Look:
+        """Return some columns of one step's samples, beside each other."""
+        config = self.config
+        size = min(config.batch_size, len(looks))
+        each = max(_OF_EACH, _AT_A_STEP // (config.num_batches * config.batch_size))
+        picked = [
+            self._mixed(_some(looks[int(sample)], each, random), random)
+            for _ in range(config.num_batches)
+            for sample in random.permutation(len(looks))[:size]
+        ]
+        return picked[0] if len(picked) == 1 else _beside(picked)
 
-    def _mixed(self, xp: Any, look: Look, random: np.random.Generator) -> Array:
+    def _gradients(
+        self, weights: Array, bias: Array, batch: Look, *, measured: bool
+    ) -> tuple[float, Array, Array]:
+        """Return the error, if it is to be measured, and the gradients of weights and bias."""
+        xp = array_namespace(weights)
+        z = xp.matmul(weights, batch.patches)
+        z += bias
+        error, back = self._error(z, batch.targets)
+        columns = batch.patches.shape[2]
+        loss = float(xp.sum(error * error)) / columns if measured else 0.0
+        back *= 2.0 / columns
+        offset = xp.sum(back, axis=2, keepdims=True) if _tunes_bias(self.config) else None
+        return loss, xp.matmul(back, xp.matrix_transpose(batch.patches)), offset
+
+    def _mixed(self, look: Look, random: np.random.Generator) -> Look:
         """Return the inputs, some of them the float model's if asked for."""
         if look.float_patches is None:
-            return look.patches
+            return look
+        xp = array_namespace(look.patches)
         chosen = random.random(look.patches.shape, np.float32) < self.config.drop_ratio
-        return xp.where(xp.asarray(chosen), look.patches, look.float_patches)
+        where = xp.asarray(chosen, device=device(look.patches))
+        return Look(xp.where(where, look.patches, look.float_patches), look.targets)
 
     def _error(self, z: Array, targets: Array) -> tuple[Array, Array]:
         """Return the error of the output, and half its square's gradient at ``z``."""
@@ -195,6 +218,15 @@ def _some(look: Look, wanted: int, random: np.random.Generator) -> Look:
     )
 
 
+def _beside(looks: Sequence[Look]) -> Look:
+    """Return several samples' columns as one's."""
+    xp = array_namespace(looks[0].patches)
+    return Look(
+        xp.concat([look.patches for look in looks], axis=2),
+        xp.concat([look.targets for look in looks], axis=2),
+    )
+
+
 class _Watch:
     """Says when a tenth of the steps brought nothing; AdaRound looks at its own loss."""
 
@@ -203,6 +235,11 @@ class _Watch:
         self._window = max(1, config.num_iterations // 10)
         self._from = int(config.warm_start * config.num_iterations) if self._own else 0  # type: ignore[union-attr]
         self._sum, self._count, self._best = 0.0, 0, float("inf")
+
+    @property
+    def looks_at_error(self) -> bool:
+        """Whether it needs the output's error of every step."""
+        return not self._own
 
     def ends(self, at: int, loss: float, own: float) -> bool:
         """Whether this step is the last one."""
