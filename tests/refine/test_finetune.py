@@ -153,7 +153,7 @@ def test_another_float_model_can_be_followed(tmp_path):
 
 
 def test_a_detour_through_small_models_with_residuals_and_depthwise_layers():
-    config = msgspec.structs.replace(find_preset("XINT8"), refine=AdaRound(**QUICK))
+    config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refine=AdaRound(**QUICK))
     result = lowbit.quantize(small_cnn(), data=small_feeds(8), config=config)
     assert any("of 3 layers" in note for note in result.report.notes)
 
