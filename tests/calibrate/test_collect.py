@@ -290,3 +290,18 @@ def test_samples_that_are_not_finite_do_not_spoil_the_means() -> None:
     means = measure.result()["t"].channels
     assert means is not None
     assert means.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("op", ["Relu (x)", "Clip (x, low, high)"])
+def test_a_bound_of_the_graph_stands_for_the_least_value_of_what_it_bounds(op: str) -> None:
+    model = ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,4] x) => (float[1,4] z)
+        <float low = {{0}}, float high = {{6}}> {{ y = {op}  z = Tanh (y) }}"""
+    )
+    feeds = [{"x": np.array([[1.0, 2.0, 3.0, 9.0]], np.float32)}]
+
+    stats = collect(model, make_plan(model, _config(MinMax()), find_target("onnxruntime")), feeds)
+
+    assert (stats["y"].low, stats["y"].high) == (0.0, 6.0 if "Clip" in op else 9.0)
+    assert stats["x"].low == 1.0

@@ -36,8 +36,10 @@ from lowbit.config.methods import (
 )
 from lowbit.config.specs import FloatSpec, TensorSpec
 from lowbit.errors import CalibrationError, ConfigError
+from lowbit.graph.names import tensor_name
 from lowbit.graph.session import Array, Feed, Optimise, Session, session
 from lowbit.numerics.formats import Floats
+from lowbit.ops import clip_bounds
 from lowbit.plan.plan import Plan
 
 Progress = Callable[[int], None]
@@ -53,13 +55,14 @@ _NOTHING = TensorStats(0.0, 0.0, 0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
-    """What must be measured of a tensor."""
+    """What must be measured of a tensor; its ``floor`` need not be."""
 
     histogram: bool = False
     growing: tuple[int, Span] | None = None
     average: float | Literal["mean"] | None = None
     channel_axis: int | None = None
     variances: bool = False
+    floor: float | None = None
 
     @property
     def ordered(self) -> bool:
@@ -128,6 +131,8 @@ def collect(
     needs = _needs(plan, twins, everything=everything, means=means or everything)
     if not needs:
         return Stats({}, 0)
+    floors = _floors(model.graph)
+    needs = {n: dataclasses.replace(need, floor=floors.get(n)) for n, need in needs.items()}
     names = list(needs)
     with session(
         model,
@@ -169,6 +174,21 @@ def _needs(
     return needs
 
 
+def _floors(graph: ir.Graph) -> dict[str, float]:
+    """Return the tensors that a Relu or Clip keeps at or above zero.
+
+    Every range is made to hold zero, so their least value decides nothing and is not looked for:
+    in a network of ReLUs that is a third of the time that ranges take.
+    """
+    return {
+        tensor_name(node.outputs[0]): 0.0
+        for node in graph
+        if node.op_type in ("Relu", "Clip")
+        and (low := clip_bounds(node)[0]) is not None
+        and low >= 0.0
+    }
+
+
 class _Measure:
     """Statistics that add up in any order; safe to feed from several threads."""
 
@@ -180,7 +200,7 @@ class _Measure:
         self._lock = threading.Lock()
 
     def add(self, name: str, x: Floats) -> None:
-        new = TensorStats.of(x, histogram=False)
+        new = TensorStats.of(x, histogram=False, floor=self._needs[name].floor)
         if self._needs[name].histogram and new.count:
             self._counters[name].add(thinned(x))
         with self._lock:

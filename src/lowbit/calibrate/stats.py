@@ -29,7 +29,7 @@ class TensorStats:
     """What one tensor held.
 
     Attributes:
-        low: The smallest value; ``high`` the largest.
+        low: The smallest value, or a bound not above zero that the graph sets it; ``high`` the largest.
         count: How many values were finite; ``not_finite`` how many were not.
         counts: The log histogram, or ``None`` if only the range was asked for.
         growing: An order-dependent histogram, for the methods that read one.
@@ -50,11 +50,11 @@ class TensorStats:
     variances: NDArray[np.float64] | None = None
 
     @classmethod
-    def of(cls, x: Floats, *, histogram: bool) -> TensorStats:
-        """Measure one array."""
+    def of(cls, x: Floats, *, histogram: bool, floor: float | None = None) -> TensorStats:
+        """Measure one array; nothing in it is below ``floor``, if that is known."""
         if x.size == 0:
             return cls(0.0, 0.0, 0)
-        low, high = float(x.min()), float(x.max())
+        low, high = float(x.min()) if floor is None else floor, float(x.max())
         if not (np.isfinite(low) and np.isfinite(high)):
             return cls._of_broken(x, histogram=histogram)
         counts = loghistogram.count(x)[0] if histogram else None
