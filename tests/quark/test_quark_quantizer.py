@@ -324,8 +324,6 @@ def test_a_stack_of_per_channel_power_of_two_and_unsigned_specs_runs() -> None:
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        (quiet("A8W8", include_rotation=True), NotImplementedError, "include_rotation"),
-        (quiet("S16S16_MIXED_S8S8"), NotImplementedError, "mixed precision is not built yet"),
         (quiet("XINT8", extra_options={}), ValueError, "set ActivationSymmetric to True"),
         (quiet("A8W8", nodes_to_exclude=["^zz.*"]), ValueError, "no node matches '.zz"),
         (quiet("A8W8", weight_type=ExtendedQuantType.QInt32), NotImplementedError, "QInt32"),

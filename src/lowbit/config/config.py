@@ -6,10 +6,19 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lowbit.config.equalise import Equalisation, Smoothing
+from lowbit.config.equalise import Equalisation, Rotate, Smoothing
 from lowbit.config.methods import Method, MinMax, Percentile
+from lowbit.config.mixing import Mixing
 from lowbit.config.refine import Refinement
-from lowbit.config.specs import BiasSpec, FloatSpec, Rule, Spec, TensorOverride, TensorSpec
+from lowbit.config.specs import (
+    BiasSpec,
+    FloatSpec,
+    Handover,
+    Rule,
+    Spec,
+    TensorOverride,
+    TensorSpec,
+)
 from lowbit.errors import ConfigError
 
 Domain: TypeAlias = Literal["auto", "ai.onnx", "com.microsoft"]
@@ -29,14 +38,17 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         include: If given, only nodes that match one of these globs are quantized.
         exclude: Nodes that match one of these globs stay in float.
         tensors: Exceptions by tensor name.
+        handovers: Where a tensor has a second pair, for some of its readers.
         domain: Operator domain of the Q/DQ nodes. ``auto``: the standard one where it has the
             format at the model's opset, ``com.microsoft`` otherwise.
         head: What happens behind the last learned layers, such as the decoding of detections:
             ``auto`` keeps in float what the format would destroy, ``float`` all of it, ``int8`` nothing.
+        rotate: Which channels are rotated before all else, so that outliers spread; ``None``: none.
         equalise: How factors move between layers before anything is quantized; ``None``: not.
         smooth: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
         correct: Whether biases make up for what rounding weights shifts (bias correction).
         refine: How weights are rounded better than to the nearest integer; ``None``: not.
+        mix: Which layers may have other formats, found by measuring; ``None``: all have the same.
         choose: Whether equalisation, smoothing and bias correction are kept only if they lower the
             error on samples held out of calibration.
         without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
@@ -54,13 +66,16 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     tensors: tuple[TensorOverride, ...] = ()
+    handovers: tuple[Handover, ...] = ()
     domain: Domain = "auto"
     head: Head = "auto"
+    rotate: Rotate | None = None
     equalise: Equalisation | None = None
     smooth: Smoothing | None = None
     correct: bool = False
     choose: bool = False
     refine: Refinement | None = None
+    mix: Mixing | None = None
     without: tuple[str, ...] = ()
     casts: bool = False
     half_weights: bool = False

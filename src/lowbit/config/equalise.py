@@ -117,3 +117,40 @@ def _check_alpha(alpha: float | None) -> None:
 
 
 Smoothing: TypeAlias = SmoothQuant | QuarkSmoothQuant
+
+
+class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers that write a stream of channels, and those that read it.
+
+    Attributes:
+        writers: Layers, embeddings (Gather) or sums with a constant that write the channels.
+        readers: Layers that read them, behind the normalisation if there is one.
+        norm: The normalisation between, whose factors move into the readers; or the Mul that
+            applies them, where a normalisation is written out.
+    """
+
+    writers: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
+    norm: str | None = None
+
+
+class Rotate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rotate the channels of a transformer so that outliers spread (arXiv:2404.00456).
+
+    Attributes:
+        pairs: Which layers. What several pairs name is rotated once.
+        size: How many channels the stream has.
+        random: Whether the matrix has random signs, drawn from ``seed``.
+        seed: Of these.
+    """
+
+    pairs: tuple[Rotation, ...]
+    size: int
+    random: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            raise ConfigError(f"rotate.size is {self.size}; at least two channels are needed")
+        if not any(pair.writers or pair.readers for pair in self.pairs):
+            raise ConfigError("rotate.pairs names no layer that writes or reads the channels")

@@ -171,3 +171,16 @@ class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     spec: Spec | None = None
     range: tuple[float, float] | None = None
     optional: bool = False
+
+
+class Handover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nodes that read a tensor through a second pair, under a second name.
+
+    The second name may have a spec of its own (``TensorOverride``), or gets that of its readers.
+    ``before``: the new name is that of what is written, as an output of the graph must keep its own.
+    """
+
+    tensor: str
+    readers: tuple[str, ...]
+    name: str
+    before: bool = False

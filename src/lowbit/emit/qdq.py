@@ -24,6 +24,7 @@ from lowbit.graph.collecting import not_collecting
 from lowbit.numerics.formats import Format
 from lowbit.numerics.qparams import QParams
 from lowbit.ops import Kind, traits_of
+from lowbit.plan.placement import HANDOVER
 from lowbit.plan.plan import BiasPlan, Plan
 from lowbit.resolve.integers import Weights
 from lowbit.resolve.params import Params
@@ -72,6 +73,7 @@ def emit_qdq(
             floats.weight(tensor, tensor.spec, weights.floats[name])
         else:
             blocks.weight(tensor, tensor.spec, weights.floats[name])
+    writer.join_names(HANDOVER)
     return writer.finish()
 
 

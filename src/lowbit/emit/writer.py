@@ -122,6 +122,15 @@ class Writer:
             node.replace_input_with(index, result)
         return result
 
+    def join_names(self, mark: str) -> None:
+        """Let what reads a marked Identity read what that reads."""
+        for node in tuple(self.graph):
+            if node.meta.get(mark) and not node.outputs[0].is_graph_output():
+                source = node.inputs[0]
+                for reader, index in tuple(node.outputs[0].uses()):
+                    reader.replace_input_with(index, source)
+                self.graph.remove(node, safe=True)
+
     def finish(self) -> ir.Model:
         """Sort, drop what is no longer read, and return the model."""
         for name, value in tuple(self.graph.initializers.items()):

@@ -11,6 +11,7 @@ from lowbit.equalise._smooth_math import Levels
 from lowbit.equalise.exact import can_equalise, equalise_groups
 from lowbit.equalise.quark import equalise_like_quark
 from lowbit.equalise.result import Equalised, GroupResult, LeftOut
+from lowbit.equalise.rotate import rotate
 from lowbit.equalise.smooth import can_smooth, smooth
 from lowbit.graph.session import Feed
 
@@ -22,6 +23,7 @@ __all__ = [
     "can_equalise",
     "can_smooth",
     "equalise",
+    "rotate",
     "smooth",
 ]
 

@@ -9,12 +9,13 @@ from typing import Any
 import onnx_ir as ir
 
 from lowbit.adapt import adapt
+from lowbit.adapt.handover import hand_over
 from lowbit.adapt.side_by_side import SideBySide, side_by_side
 from lowbit.config.config import QuantConfig
 from lowbit.config.equalise import QuarkCle
 from lowbit.config.specs import Spec, TensorSpec
 from lowbit.data import InputInfo
-from lowbit.equalise import Equalised, Levels, equalise, smooth
+from lowbit.equalise import Equalised, Levels, equalise, rotate, smooth
 from lowbit.graph.normalise import normalise, refuse_quantized
 from lowbit.graph.passes.require_opset import require_opset
 from lowbit.graph.session import Feed, input_dtype
@@ -57,6 +58,7 @@ def prepare(
     refuse_quantized(model)
     even = equalised or _equalise(model, config, target, sample, data)
     shaped = adapt(even.model, target.transforms, config.without)
+    shaped = hand_over(shaped, config.handovers)
     # What stays in float does not run on the device: it keeps its own arithmetic.
     kept = {node.node for node in make_plan(shaped, config, target).float_nodes}
     adapted = adapt(shaped, target.arithmetic, config.without, kept)
@@ -72,14 +74,17 @@ def _equalise(
     weight = config.weight
     if isinstance(weight, TensorSpec) and (weight.format.bits == 4 or weight.group is not None):
         model = require_opset(model, _FOUR_BIT_OPSET)
-    normal = normalise(model, sample)
+    turned = rotate(normalise(model, sample), config.rotate, data)
+    normal = turned.model
     kept: set[str] = set()
     if isinstance(config.equalise, QuarkCle):
         # A clone, because only that one knows for certain which of its values are inputs.
         kept = {node.node for node in make_plan(normal.clone(), config, target).float_nodes}
     even = equalise(normal, config.equalise, data, keep=kept)
     smoothed = smooth(even.model, config.smooth, data, _levels(config))
-    return dataclasses.replace(even, model=smoothed.model, notes=(*even.notes, *smoothed.notes))
+    return dataclasses.replace(
+        even, model=smoothed.model, notes=(*turned.notes, *even.notes, *smoothed.notes)
+    )
 
 
 def _levels(config: QuantConfig) -> Levels:

@@ -17,10 +17,13 @@ from lowbit.data import Preprocessing, open_data
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.graph.normalise import refuse_quantized
+from lowbit.numerics.distances import Metric
 from lowbit.pipeline.building import Builder
 from lowbit.pipeline.choosing import as_collected, choose, options
 from lowbit.pipeline.clock import Clock, Progress
 from lowbit.pipeline.emitting import emit, sign
+from lowbit.pipeline.mix_result import Mix
+from lowbit.pipeline.mixing import mixed
 from lowbit.pipeline.preparing import ModelSource, model_inputs
 from lowbit.pipeline.refining import check_refinement, checkpoint_of, refined
 from lowbit.pipeline.verifying import check_snr, verify, with_reused
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 class Result:
     """What a run gives: the model, what was decided, and how good it is.
 
-    ``floats`` is the model as it was before rounding, ``samples`` what it was made and verified on.
+    ``floats`` is the model as it was before rounding, ``samples`` what it was made and verified on,
+    ``mix`` which layers have other formats than all, and what was measured to find them.
     """
 
     quantized: ir.Model
@@ -49,6 +53,7 @@ class Result:
     config: QuantConfig
     floats: ir.Model
     samples: Split
+    mix: Mix | None = None
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -77,6 +82,7 @@ def quantize(
     keep_histograms: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    metric: Metric | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Result:
     """Quantize a float model and verify the result.
@@ -100,6 +106,8 @@ def quantize(
         checkpoint: A folder for layers that are refined, until all are; ``<output>.refining`` if
             not given.
         resume: Go on with the layers that a run killed before had refined.
+        metric: A distance of the quantized model's outputs from the float one's, of each sample a
+            list, instead of the one that ``config.mix`` names; lower is nearer.
         progress: Called with stage, done and total.
     """
     if output is not None:
@@ -108,6 +116,8 @@ def quantize(
         raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
     config = _choose_config(preset, config)
     check_refinement(config)
+    if plan is not None and config.mix is not None:
+        raise ConfigError("a plan says already which formats layers have: leave out config.mix")
     clock = Clock(progress)
     with clock.stage("load"):
         loaded = io.load(model)
@@ -133,11 +143,15 @@ def quantize(
         built, steps = choose(builder, config, plan)
     else:
         built = builder.build(config, samples.calibration, plan=plan)
+    mix: Mix | None = None
+    if config.mix is not None:
+        built, mix = mixed(builder, built, config.mix, metric)
     with clock.stage("refine"):
         folder = pathlib.Path(checkpoint) if checkpoint is not None else None
         if folder is None and output is not None:
             folder = checkpoint_of(output)
         built, notes = refined(built, samples, clock, folder, resume=resume)
+        notes = notes if mix is None else (mix.describe(), *notes)
     with clock.stage("emit"):
         quantized = emit(built)
         sign(quantized, built, samples.data)
@@ -159,6 +173,7 @@ def quantize(
         built.config,
         built.ready.adapted,
         samples,
+        mix,
     )
 
 

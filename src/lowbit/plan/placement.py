@@ -25,6 +25,9 @@ _NO_NUMBERS = ("Shape", "Size")
 ARITHMETIC = "lowbit.arithmetic"
 """Mark of nodes that belong to the operator before them: a device's own arithmetic."""
 
+HANDOVER = "lowbit.handover"
+"""Mark of an Identity between two names of a tensor, one for each format it has."""
+
 
 @dataclasses.dataclass(slots=True)
 class Wish:
@@ -67,7 +70,9 @@ def place(graph: ir.Graph, schemes: Mapping[ir.Node, Scheme], target: Target) ->
     shapes = _shape_values(graph)
     waiting: list[tuple[ir.Node, OpTraits]] = []
     for node in graph:
-        if node.meta.get(ARITHMETIC) or not _touches_floats(node):
+        if node.meta.get(HANDOVER) and node.outputs[0].is_graph_output():
+            draft.want(node.outputs[0], schemes[node], "output of the graph")
+        if node.meta.get(ARITHMETIC) or node.meta.get(HANDOVER) or not _touches_floats(node):
             continue
         traits = _traits(node, target)
         reason = _stays_float(node, traits, schemes[node], target, shapes)

@@ -57,7 +57,7 @@ def matches_name(pattern: str, names: Iterable[str]) -> bool:
 
 
 def _matching(graph: ir.Graph, rule: Rule) -> list[ir.Node]:
-    inside = _subgraph(graph, rule) if rule.start or rule.end else None
+    inside = nodes_between(graph, rule.start, rule.end) if rule.start or rule.end else None
     found = [
         node
         for node in graph
@@ -91,10 +91,10 @@ def _apply(scheme: Scheme, rule: Rule, priority: int) -> Scheme:
     )
 
 
-def _subgraph(graph: ir.Graph, rule: Rule) -> set[ir.Node]:
+def nodes_between(graph: ir.Graph, start: Iterable[str], end: Iterable[str]) -> set[ir.Node]:
     """Return the nodes on paths from a start node to an end node, both included."""
-    starts = {node for name in rule.start for node in _named(graph, name)}
-    ends = {node for name in rule.end for node in _named(graph, name)}
+    starts = {node for name in start for node in _named(graph, name)}
+    ends = {node for name in end for node in _named(graph, name)}
     after = _reach(starts, forward=True) if starts else set(graph)
     before = _reach(ends, forward=False) if ends else set(graph)
     return after & before

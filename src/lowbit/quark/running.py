@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from lowbit.config.specs import FloatSpec, Spec, TensorSpec
 from lowbit.data.iterables import Reader
 from lowbit.diagnose import compare
 from lowbit.graph import io
@@ -82,7 +83,13 @@ def _calibrated(
 ) -> onnx.ModelProto | None:
     job = make_job(config, loaded, layers=layers, group=group, lenient=config.ignore_warnings)
     source = _prepared(loaded, config, job.options)
-    result = quantize(source, data=_data(given, config, job), config=job.config, target=job.target)
+    result = quantize(
+        source,
+        data=_data(given, config, job),
+        config=job.config,
+        target=job.target,
+        metric=job.metric,
+    )
     message = _handed_over(result.quantized, given, config)
     _tell(result, source, given, config, job.options)
     return message
@@ -127,7 +134,9 @@ def _data(given: Given, config: QuantizationConfig, job: Job) -> Any:
         source = _feeds(given.reader)
         if config.convert_nchw_to_nhwc or options.ConvertNCHWToNHWC:
             source = (rewriting.feed_to_nhwc(feed) for feed in source)
-        return _first(source, options.CalibDataSize)
+        # What has no range to find is not calibrated: there is nothing for a limit to limit.
+        limit = options.CalibDataSize if _is_calibrated(job.config.activation) else None
+        return _first(source, limit)
     if given.data_path is not None:
         return given.data_path
     if options.UseRandomData:
@@ -142,6 +151,10 @@ def _data(given: Given, config: QuantizationConfig, job: Job) -> Any:
         "there is nothing to calibrate on: give calibration_data_reader or calibration_data_path, "
         "or set the extra option UseRandomData"
     )
+
+
+def _is_calibrated(spec: Spec | None) -> bool:
+    return isinstance(spec, TensorSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
 
 
 def _feeds(reader: Any) -> Iterator[Any]:

@@ -57,8 +57,13 @@ class FastFinetune(
 def read_finetune(given: Mapping[str, Any], *, lenient: bool) -> FastFinetune:
     """Return the parameters as a value; a key that is not one is an error."""
     read = read_struct("FastFinetune", given, FastFinetune, lenient=lenient)
-    for field in ("num_workers", "pin_memory", "use_gds", "select_max_mem_layer"):
-        if getattr(read, field) not in (1, False):
+    for field, default in (
+        ("num_workers", 1),
+        ("pin_memory", False),
+        ("use_gds", False),
+        ("select_max_mem_layer", False),
+    ):
+        if getattr(read, field) != default:
             say(f"FastFinetune: {field} has no effect: lowbit trains without a data loader")
     return read
 

@@ -10,9 +10,11 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
+from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant, Rotate
+from lowbit.config.mixing import Mixing
 from lowbit.config.refine import AdaRound, Refinement
 from lowbit.config.specs import BiasSpec, ProductBias, Spec, TensorOverride, TensorSpec
+from lowbit.numerics.distances import Metric
 from lowbit.numerics.formats import Format
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
@@ -21,8 +23,10 @@ from lowbit.quark.translate.finetune import read_finetune, refinement_of
 from lowbit.quark.translate.flows import Flow, flow_of, target_of
 from lowbit.quark.translate.gptq import GptqParams, gptq_refinement, gptq_weight, read_gptq
 from lowbit.quark.translate.layers import LayerException, find_exceptions
+from lowbit.quark.translate.mixprecision import Precision, read_mixing
 from lowbit.quark.translate.options import ExtraOptions
 from lowbit.quark.translate.reading import read_options
+from lowbit.quark.translate.rotation import read_rotation
 from lowbit.quark.translate.selection import (
     Nodes,
     any_of,
@@ -39,11 +43,12 @@ _CLE_THRESHOLD = 2e-7
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to do to a model."""
+    """What to do to a model; ``metric`` is what a user measures mixed precision by."""
 
     config: QuantConfig
     target: Target
     options: ExtraOptions
+    metric: Metric | None = None
 
 
 def make_job(
@@ -72,6 +77,7 @@ def make_job(
     if gptq is not None:
         weight = gptq_weight(weight, gptq)
     exceptions = find_exceptions(layers, nodes, activation, weight)
+    mix, metric = _mix(config, options, activation, weight, lenient=lenient)
     quant = QuantConfig(
         name=f"quark {name_of(config)}",
         activation=None if options.WeightsOnly or gptq is not None else activation,
@@ -86,14 +92,16 @@ def make_job(
         tensors=(*exceptions.tensors, *_tensors(config, options, nodes, activation)),
         domain=_domain(flow, options),
         head="int8",
+        rotate=_rotate(config, options),
         equalise=_equalise(config, options),
         smooth=_smooth(config, options),
         correct=bool(options.BiasCorrection),
         casts=bool(options.BF16QDQToCast),
         refine=_refine(config, options, weight, gptq, lenient=lenient),
+        mix=mix,
     )
     target = target_of(flow, config, options, nodes.op_types())
-    return Job(config=quant, target=target, options=options)
+    return Job(config=quant, target=target, options=options, metric=metric)
 
 
 def name_of(config: QuantizationConfig) -> str:
@@ -105,11 +113,7 @@ def name_of(config: QuantizationConfig) -> str:
 
 def _refuse(config: QuantizationConfig) -> None:
     """Raise for what lowbit does not have."""
-    missing = (
-        ("include_rotation", "QuaRot is not built"),
-        ("include_auto_mp", "automatic mixed precision is not built yet"),
-        ("crypto_mode", "encrypted models are not built"),
-    )
+    missing = (("crypto_mode", "encrypted models are not built"),)
     for field, why in missing:
         if getattr(config, field):
             raise NotSupportedError(f"{field}=True is not supported: {why}")
@@ -197,6 +201,12 @@ def _equalise(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | N
     )
 
 
+def _rotate(config: QuantizationConfig, options: ExtraOptions) -> Rotate | None:
+    if not config.include_rotation or options.SkipPreprocess:
+        return None
+    return read_rotation(options)
+
+
 def _smooth(config: QuantizationConfig, options: ExtraOptions) -> QuarkSmoothQuant | None:
     if not config.include_sq or options.SkipPreprocess:
         return None
@@ -227,6 +237,22 @@ def _refine(
             "take AdaQuant (OptimAlgorithm 'adaquant')"
         )
     return refinement
+
+
+def _mix(
+    config: QuantizationConfig,
+    options: ExtraOptions,
+    activation: Spec,
+    weight: Spec,
+    *,
+    lenient: bool,
+) -> tuple[Mixing | None, Metric | None]:
+    given = options.AutoMixprecision
+    if not config.include_auto_mp and not given:
+        return None, None
+    if not config.include_auto_mp:
+        say("AutoMixprecision is given without include_auto_mp: precision is mixed, as asked for")
+    return read_mixing(given or {}, Precision(activation, weight, options), lenient=lenient)
 
 
 def _gptq(options: ExtraOptions, *, lenient: bool) -> GptqParams | None:

@@ -51,18 +51,21 @@ def find_exceptions(
     return Exceptions(tuple(rules), tuple(tensors.values()))
 
 
+def layer_bias(weight: Spec, asked: QTensorConfig) -> BiasSpec:
+    """Return the spec of a bias: in its accumulator's scale, or its own."""
+    if asked.data_type.__name__ in ("Int32", "UInt32"):
+        return ProductBias(repair=False, truncate_realigned=True)
+    bias = layer_spec(weight, asked)
+    if isinstance(bias, TensorSpec):
+        return msgspec.structs.replace(bias, per_channel=False, group=None)
+    return bias
+
+
 def _rules(node: ir.Node, layer: QLayerConfig, weight: Spec) -> list[Rule]:
     if layer.weight is None and layer.bias is None:
         return []
     spec = None if layer.weight is None else layer_spec(weight, layer.weight)
-    bias: BiasSpec | None = None
-    if layer.bias is not None:
-        name = layer.bias.data_type.__name__
-        bias = ProductBias(repair=False, truncate_realigned=True)
-        if name not in ("Int32", "UInt32"):
-            bias = layer_spec(weight, layer.bias)
-            if isinstance(bias, TensorSpec):
-                bias = msgspec.structs.replace(bias, per_channel=False)
+    bias = None if layer.bias is None else layer_bias(weight, layer.bias)
     return [Rule(name=exactly(node.name or ""), weight=spec, bias=bias)]
 
 

@@ -233,10 +233,10 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     FastFinetune: Annotated[dict[str, Any] | None, does("refine")] = None
     UseGPTQ: Annotated[Flag, does("refine, activation: none")] = None
     GPTQParams: Annotated[dict[str, Any] | None, does("weight and refine, with UseGPTQ")] = None
-    RMatrixDim: Annotated[int | None, does("QuaRot's parameters, with include_rotation")] = None
-    UseRandomHad: Annotated[Flag, does("QuaRot's parameters, with include_rotation")] = None
-    RConfigPath: Annotated[str | None, does("QuaRot's parameters, with include_rotation")] = None
-    AutoMixprecision: Annotated[dict[str, Any] | None, does("with include_auto_mp")] = None
+    RMatrixDim: Annotated[int | None, does("rotate, with include_rotation")] = None
+    UseRandomHad: Annotated[Flag, does("rotate, with include_rotation")] = None
+    RConfigPath: Annotated[str | None, does("rotate, with include_rotation")] = None
+    AutoMixprecision: Annotated[dict[str, Any] | None, does("mix")] = None
     UseMatMulNBits: Annotated[Flag, does("weights of MatMul in blocks of 4 bits")] = None
     MatMulNBitsParams: Annotated[dict[str, Any] | None, does("with UseMatMulNBits")] = None
     QuantizationPreference: Annotated[

@@ -83,6 +83,17 @@ def layer_spec(start: Spec, asked: QTensorConfig) -> Spec:
     )
 
 
+def typed_spec(start: Spec, kind: AnyQuantType, options: ExtraOptions) -> Spec:
+    """Return the spec of a bare type; all else is as in ``start``."""
+    if is_float(kind):
+        return float_spec(kind, MinMax(), scaled=False)
+    if is_block(kind):
+        return block_spec(kind, options.BFPAttributes, options.MXAttributes)
+    if isinstance(start, TensorSpec):
+        return msgspec.structs.replace(start, format=integer_format(kind))
+    return TensorSpec(format=integer_format(kind))
+
+
 def _integers(
     kind: AnyQuantType,
     config: QuantizationConfig,
