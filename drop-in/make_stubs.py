@@ -13,7 +13,7 @@ from pathlib import Path
 
 import lowbit.quark
 
-_OWN = ("translate", "models", "alias", "errors", "running", "rewriting", "by_onnxruntime")
+_OWN = ("translate", "models", "alias", "errors", "running", "rewriting", "by_onnxruntime", "nbits")
 
 
 def main(folder: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from matrix_models import matrices, rows
 from onnx import numpy_helper
@@ -187,3 +188,54 @@ def test_what_cannot_be_is_said() -> None:
     alone.extra_options["UseGPTQ"] = True
     with pytest.raises(QuarkConfigError, match=r"GPTQParams has no 'Bit'; did you mean 'Bits'\?"):
         make_job(alone, io.load(MODEL), lenient=False)
+
+
+def _nbits(reader: Any = None, **parameters: Any) -> onnx.ModelProto:
+    options = {"UseMatMulNBits": True, "MatMulNBitsParams": parameters}
+    config = quiet("MATMUL_NBITS", extra_options=options)
+    model = ModelQuantizer(config).quantize_model(
+        MODEL, None, ListReader(rows(12)) if reader is None else reader
+    )
+    assert model is not None
+    return model
+
+
+def _from_float(model: onnx.ModelProto) -> float:
+    run = ort.InferenceSession(model.SerializeToString())
+    floats = ReferenceEvaluator(MODEL)
+    return float(
+        np.mean(
+            [
+                np.square(run.run(None, f)[0] - floats.run(None, f)[0]).mean()
+                for f in rows(6, seed=8)
+            ]
+        )
+    )
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("size", [16, 32])
+def test_gptq_in_blocks_of_matmul(bits: int, size: int, symmetric: bool) -> None:
+    shared = {"Bits": bits, "GroupSize": size, "Symmetric": symmetric}
+    model = _nbits(Algorithm="GPTQ", **shared)
+
+    onnx.checker.check_model(model)
+    assert [n.op_type for n in model.graph.node].count("MatMulNBits") == 2
+    assert "DequantizeLinear" not in {n.op_type for n in model.graph.node}
+    assert _from_float(model) < 0.9 * _from_float(_nbits(Algorithm="DEFAULT", **shared))
+
+
+def test_blocks_by_gptq_are_told_what_is_wrong() -> None:
+    with pytest.raises(NotSupportedError, match="'HQQ' is not supported; DEFAULT and GPTQ are"):
+        _nbits(Algorithm="HQQ")
+    with pytest.raises(QuarkConfigError, match="Bits is 3"):
+        _nbits(Algorithm="GPTQ", Bits=3)
+    with pytest.raises(QuarkConfigError, match="GroupSize is 24"):
+        _nbits(Algorithm="GPTQ", GroupSize=24)
+    config = quiet(
+        "MATMUL_NBITS",
+        extra_options={"UseMatMulNBits": True, "MatMulNBitsParams": {"Algorithm": "GPTQ"}},
+    )
+    with pytest.raises(ValueError, match="GPTQ rounds by data"):
+        ModelQuantizer(config).quantize_model(MODEL, None, None)

@@ -49,6 +49,15 @@ def dynamic(model: ir.Model, config: QuantizationConfig) -> ir.Model:
         return io.load(onnx.load(written))
 
 
+def nbits_parameters(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of MatMulNBits; a key that is not one is an error."""
+    parameters: Mapping[str, Any] = options.get("MatMulNBitsParams") or {}
+    for key in parameters:
+        if key not in _NBITS:
+            raise QuarkConfigError(f"MatMulNBitsParams has no {key!r}{did_you_mean(key, _NBITS)}")
+    return parameters
+
+
 def nbits(model: ir.Model, parameters: Mapping[str, Any]) -> ir.Model:
     """Return the model with the constant operand of each MatMul in blocks of few bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import (
@@ -56,12 +65,10 @@ def nbits(model: ir.Model, parameters: Mapping[str, Any]) -> ir.Model:
         MatMulNBitsQuantizer,
     )
 
-    for key in parameters:
-        if key not in _NBITS:
-            raise QuarkConfigError(f"MatMulNBitsParams has no {key!r}{did_you_mean(key, _NBITS)}")
     if parameters.get("Algorithm", "DEFAULT") != "DEFAULT":
         raise NotSupportedError(
-            f"MatMulNBitsParams: Algorithm {parameters['Algorithm']!r} is not supported; DEFAULT is"
+            f"MatMulNBitsParams: Algorithm {parameters['Algorithm']!r} is not supported; "
+            "DEFAULT and GPTQ are"
         )
     how = DefaultWeightOnlyQuantConfig(
         block_size=parameters.get("GroupSize", 128),

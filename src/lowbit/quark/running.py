@@ -19,10 +19,12 @@ from lowbit.graph import io
 from lowbit.pipeline import Result, quantize
 from lowbit.quark import by_onnxruntime, rewriting
 from lowbit.quark.errors import MissingModelError, QuarkConfigError, QuarkDataError
+from lowbit.quark.nbits import nbits_by_gptq
 from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
 from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig
 from lowbit.quark.onnx.quantization.config.config import QConfig
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.translate.gptq import gptq_refinement, read_gptq
 from lowbit.quark.translate.job import Job, make_job
 from lowbit.quark.translate.layers import LayerException
 from lowbit.quark.translate.options import ExtraOptions
@@ -69,9 +71,19 @@ def _run(
     if config.use_dynamic_quant:
         return _handed_over(by_onnxruntime.dynamic(loaded, config), given, config)
     if config.extra_options.get("UseMatMulNBits"):
-        parameters = config.extra_options.get("MatMulNBitsParams") or {}
-        return _handed_over(by_onnxruntime.nbits(loaded, parameters), given, config)
+        return _handed_over(_nbits(given, loaded, config), given, config)
     return _calibrated(given, loaded, config, layers, group)
+
+
+def _nbits(given: Given, loaded: ir.Model, config: QuantizationConfig) -> ir.Model:
+    parameters = by_onnxruntime.nbits_parameters(config.extra_options)
+    if parameters.get("Algorithm", "DEFAULT") != "GPTQ":
+        return by_onnxruntime.nbits(loaded, parameters)
+    data = given.data_path if given.reader is None else _feeds(given.reader)
+    if data is None:
+        raise QuarkDataError("GPTQ rounds by data: give calibration_data_reader")
+    asked = read_gptq(config.extra_options.get("GPTQParams") or {}, lenient=config.ignore_warnings)
+    return nbits_by_gptq(loaded, parameters, gptq_refinement(asked), data)
 
 
 def _calibrated(
