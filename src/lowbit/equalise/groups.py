@@ -84,6 +84,7 @@ class _Search:
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
         self._places: dict[ir.Value, Place] = {}
+        self._members: dict[Group, list[ir.Value]] = {}
         self.groups: dict[ir.Value, Group] = {}
 
     def visit(self, node: ir.Node) -> None:
@@ -107,7 +108,11 @@ class _Search:
         group = Group(tensor_name(output), layer.outputs, [layer])
         if has_shared_weight(layer):
             group.obstacles.append(f"{layer.node.name} shares its weights")
-        self.groups[output], self._places[output] = group, place
+        self._place(output, group, place)
+
+    def _place(self, value: ir.Value, group: Group, place: Place) -> None:
+        self.groups[value], self._places[value] = group, place
+        self._members.setdefault(group, []).append(value)
 
     def _read(self, layer: Layer) -> None:
         for index, value in enumerate(layer.node.inputs):
@@ -130,7 +135,7 @@ class _Search:
             if after is None:
                 group.obstacles.append(f"read by {node.op_type}")
                 continue
-            self.groups[node.outputs[0]], self._places[node.outputs[0]] = group, after
+            self._place(node.outputs[0], group, after)
             bound = clip_bounds(node)[1] if node.op_type == "Clip" else None
             if bound is not None:
                 group.limits.append(Limit(value, place, bound))
@@ -156,15 +161,15 @@ class _Search:
                 group.obstacles.append(f"{node.op_type} of something that cannot be scaled")
             else:
                 group.offsets.append(Offset(node, index, axis))
-        self.groups[node.outputs[0]], self._places[node.outputs[0]] = group, place
+        self._place(node.outputs[0], group, place)
 
     def _merge(self, kept: Group, gone: Group) -> None:
         if kept is gone:
             return
         kept.absorb(gone)
-        for value, group in self.groups.items():
-            if group is gone:
-                self.groups[value] = kept
+        members = self._members.pop(gone)
+        self._members[kept] += members
+        self.groups.update(dict.fromkeys(members, kept))
 
     def _check_uses(self, value: ir.Value) -> None:
         group = self.groups.get(value)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from lowbit.errors import ModelError, OutputError, did_you_mean
+from lowbit.graph.collecting import not_collecting
 
 if TYPE_CHECKING:
     import onnx
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 EXTERNAL_DATA_FROM = 1_500_000_000
 
 
+@not_collecting()
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model) -> ir.Model:
     """Return the model behind a path, the bytes of a file, or a loaded model (copied).
 
@@ -58,7 +60,8 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, beside: bool = False)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
         target = pathlib.Path(folder, path.name)
         try:
-            ir.save(model, target, external_data=data)
+            with not_collecting():
+                ir.save(model, target, external_data=data)
             if data is not None:
                 os.replace(pathlib.Path(folder, data), path.parent / data)
             os.replace(target, path)
@@ -93,7 +96,8 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
     try:
         path = pathlib.Path(folder, "model.onnx")
         try:
-            ir.save(_portable(model, one_file=False), path, external_data="weights.bin")
+            with not_collecting():
+                ir.save(_portable(model, one_file=False), path, external_data="weights.bin")
         except OSError as error:
             raise OutputError(
                 f"cannot write a temporary copy of the model to {folder}: "
@@ -104,6 +108,7 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@not_collecting()
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as protobuf, weights included."""
     return ir.to_proto(_portable(model, one_file=True))

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from lowbit.errors import ModelError
+from lowbit.graph.collecting import not_collecting
 from lowbit.graph.names import tensor_name
 from lowbit.graph.passes.decompose import decompose_hardswish
 from lowbit.graph.passes.explicit_attributes import explicit_attributes
@@ -38,6 +39,7 @@ _QUANTIZED = frozenset(
 )
 
 
+@not_collecting()
 def normalise(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     """Return the normal form of ``model``.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph import io
+from lowbit.graph.collecting import not_collecting
 from lowbit.graph.memory import give_back
 from lowbit.graph.passes.name_everything import name_everything
 
@@ -201,6 +202,7 @@ def session(
             running.close()
 
 
+@not_collecting()
 def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     """Return a copy of ``model`` whose outputs also include the named values."""
     probe = model.clone()

@@ -18,6 +18,7 @@ from lowbit.config.specs import (
     describe_format,
 )
 from lowbit.errors import ConfigError, PlanError, did_you_mean
+from lowbit.graph.collecting import not_collecting
 from lowbit.graph.constants import is_constant
 from lowbit.graph.names import tensor_name
 from lowbit.numerics.formats import Format
@@ -31,6 +32,7 @@ from lowbit.plan.sharing import find_groups, find_leaders, find_observed
 from lowbit.targets.target import Target
 
 
+@not_collecting()
 def make_plan(model: ir.Model, config: QuantConfig, target: Target) -> Plan:
     """Decide the spec of every tensor of a normalised model."""
     _check_formats(config, target)

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.stats import Stats
 from lowbit.config.specs import ProductBias
+from lowbit.graph.collecting import not_collecting
 from lowbit.numerics.formats import Floats
 from lowbit.numerics.qparams import QParams, power_of_two_qparams
 from lowbit.plan.plan import Plan, TensorPlan
@@ -32,6 +33,7 @@ from lowbit.resolve.weights import weight_params
 from lowbit.targets.target import ShiftLimits, Target
 
 
+@not_collecting()
 def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
     """Return the parameters of every planned tensor and bias."""
     scales = float_scales(model, plan, stats)
