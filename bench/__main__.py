@@ -12,12 +12,14 @@ folder. What an earlier run measured and this one does not is kept in ``results.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import lowbit
 from bench import machine
 from bench.environments import parse_pythons, pythons
 from bench.growth import AXES, draw, grow
@@ -53,10 +55,13 @@ def _measure(asked: argparse.Namespace) -> None:
     work = pathlib.Path(asked.work).absolute()
     parts = asked.parts.split(",")
     needed = rivals if {"table", "growth"} & set(parts) else []
+    # As pip does for the rivals when it installs them.
+    compileall.compile_dir(pathlib.Path(lowbit.__file__).parent, quiet=1)
     bench = Bench(pythons(needed, parse_pythons(asked.python), work), work, asked.timeout)
     for name in available(asked.models.split(",")) if "table" in parts else ():
         case = subject(name, asked.samples, asked.images, work)
-        runs = take_turns(bench, case, choose(asked.jobs), (LOWBIT, *rivals), asked.repeats)
+        jobs = choose(asked.jobs, small=name == EXAMPLE)
+        runs = take_turns(bench, case, jobs, (LOWBIT, *rivals), asked.repeats)
         results["runs"] = merged(results["runs"], runs, ("model", "job", "tool", "beside"))
         _write(results)
         scores = score_all(bench, case, runs)

@@ -26,12 +26,15 @@ class Job:
     """One thing to do to a model.
 
     ``like``: the job whose rivals this one stands beside, when they have nothing closer to it.
+    ``slow``: it takes a rival half an hour on a model of any size, so that only the bundled example
+    is given unless the job is asked for by name.
     """
 
     name: str
     title: str
     settings: Mapping[str, Mapping[str, Any]]
     like: str = ""
+    slow: bool = False
 
 
 def _same_preset(name: str, title: str, preset: str, rivals: str, **more: Any) -> Job:
@@ -46,6 +49,10 @@ def _native(preset: str, like: str, *, refine: bool) -> Job:
     name = f"native-{preset.lower()}" + ("" if refine else "-calibrated")
     settings = {"preset": preset, "family": "native", "refine": refine}
     return Job(name, title, {LOWBIT: settings}, like=like)
+
+
+def _slow(job: Job) -> Job:
+    return dataclasses.replace(job, slow=True)
 
 
 def _with_onnxruntime(job: Job, **settings: str) -> Job:
@@ -82,36 +89,40 @@ _ALL = (
         method="MinMax",
     ),
     _same_preset("bf16", "BF16", "BF16", "quark onnxsim"),
-    _same_preset(
-        "adaround",
-        f"A8W8, AdaRound, {ITERATIONS} iterations",
-        "A8W8_ADAROUND",
-        "quark",
-        iterations=ITERATIONS,
+    _slow(
+        _same_preset(
+            "adaround",
+            f"A8W8, AdaRound, {ITERATIONS} iterations",
+            "A8W8_ADAROUND",
+            "quark",
+            iterations=ITERATIONS,
+        )
     ),
-    _same_preset(
-        "adaquant",
-        f"A8W8, AdaQuant, {ITERATIONS} iterations",
-        "A8W8_ADAQUANT",
-        "quark",
-        iterations=ITERATIONS,
+    _slow(
+        _same_preset(
+            "adaquant",
+            f"A8W8, AdaQuant, {ITERATIONS} iterations",
+            "A8W8_ADAQUANT",
+            "quark",
+            iterations=ITERATIONS,
+        )
     ),
     _native("A8W8", "a8w8-minmax", refine=False),
     _native("XINT8", "xint8", refine=False),
     _native("A8W8", "a8w8-minmax", refine=True),
     _native("XINT8", "xint8", refine=True),
     _native("A16W8", "a16w8", refine=True),
-    _native("A8W8_ACCURATE", "a8w8-minmax", refine=True),
-    _native("XINT8_ACCURATE", "xint8", refine=True),
+    _slow(_native("A8W8_ACCURATE", "a8w8-minmax", refine=True)),
+    _slow(_native("XINT8_ACCURATE", "xint8", refine=True)),
 )
 
 JOBS: Mapping[str, Job] = {job.name: job for job in _ALL}
 
 
-def choose(names: str | None) -> tuple[Job, ...]:
-    """Return the jobs of a comma-separated list, or all."""
+def choose(names: str | None, *, small: bool = True) -> tuple[Job, ...]:
+    """Return the jobs of a comma-separated list, or all; slow ones only for a small model."""
     if names is None:
-        return tuple(JOBS.values())
+        return tuple(job for job in JOBS.values() if small or not job.slow)
     unknown = [name for name in names.split(",") if name not in JOBS]
     if unknown:
         raise SystemExit(f"unknown job {unknown[0]!r} (known: {', '.join(JOBS)})")

@@ -31,7 +31,9 @@ def measure(command: Sequence[str], folder: pathlib.Path, timeout: float = 3600.
     """
     with tempfile.TemporaryFile() as said:
         start = time.perf_counter()
-        process = subprocess.Popen(command, cwd=folder, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=said, stderr=said, env=_environment()
+        )
         peak, status, usage = 0.0, None, None
         while status is None:
             peak = max(peak, tree_mb(process.pid), high_water_mb(process.pid))
@@ -50,6 +52,11 @@ def measure(command: Sequence[str], folder: pathlib.Path, timeout: float = 3600.
     error = tail.strip().splitlines() or [f"exit code {process.returncode}"]
     cpu = usage.ru_utime + usage.ru_stime
     return Run(wall, cpu, peak, error[-1] if process.returncode else "")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment, in which Python may keep what it compiled: all tools are installed."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 def tree_mb(pid: int) -> float:
