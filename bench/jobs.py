@@ -36,6 +36,12 @@ class Job:
     like: str = ""
     slow: bool = False
 
+    @property
+    def refines(self) -> bool:
+        """Whether lowbit learns from data in it, beyond calibration."""
+        mine = self.settings[LOWBIT]
+        return bool(mine.get("refine") or mine.get("iterations"))
+
 
 def _same_preset(name: str, title: str, preset: str, rivals: str, **more: Any) -> Job:
     """Return a job that each tool does by AMD Quark's preset of one name, with Quark's numbers."""

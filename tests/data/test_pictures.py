@@ -64,7 +64,7 @@ def test_stopping_early_leaves_no_threads() -> None:
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
 
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_error_of_a_picture_comes_in_its_turn() -> None:
