@@ -33,7 +33,7 @@ Progress = Callable[[int, int, Outcome], None]
 
 _RECONSTRUCTED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 # Positions of each sample that tuning looks at: neighbours show much the same.
-_TUNED_AT = 256
+_TUNED_AT = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

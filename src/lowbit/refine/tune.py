@@ -23,7 +23,7 @@ from lowbit.refine.activations import Activation
 Array = Any
 _FIRST, _SECOND, _SMALL = 0.9, 0.999, 1e-8
 # Columns that one step looks at, of all its samples, and the fewest of each.
-_AT_A_STEP, _OF_EACH = 64, 32
+_AT_A_STEP, _OF_EACH = 128, 32
 
 
 class Adam:
