@@ -33,7 +33,8 @@ class Reconstruct(
 
     Attributes:
         data_size: How many calibration samples to use; all of them if not given.
-        positions: How many positions of each sample a layer's moments are taken at, at most.
+        positions: How many positions of each sample a layer's moments are taken at; fewer where
+            there are few weights an output, more where there are thousands.
         ridge: How strongly the weights are held to the float ones.
         sweeps: How often the descent goes over all weights of a layer; 0 leaves the rounding and
             corrects biases only, in sequence, from the data.
@@ -70,7 +71,8 @@ class Gptq(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         perc_damp: What is added to the second moment of each input, as a share of their mean.
         act_order: Whether inputs with the largest second moments go first.
         data_size: How many calibration samples to use; all of them if not given.
-        positions: How many positions of each sample a layer's moments are taken at, at most.
+        positions: How many positions of each sample a layer's moments are taken at; fewer where
+            there are few weights an output, more where there are thousands.
         held_out: The share of the samples that decides whether a layer's result is kept. With
             fewer than 32 samples none is held out, and those it was solved on decide.
         infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).

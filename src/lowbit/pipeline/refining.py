@@ -70,6 +70,7 @@ def refined(
         samples.calibration,
         lambda done, total, outcome: clock.tell("refine", done, total),
         checkpoint,
+        samples=samples.calibration_count,
     )
     if checkpoint is not None and len(found.outcomes) == found.modules:
         checkpoint.remove()

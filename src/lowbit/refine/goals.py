@@ -19,8 +19,9 @@ class Goals:
     """Gives each sample's goal of each module; steps are taken in order.
 
     ``inputs``: whether goals hold the float model's input as well. ``at_once``: the goals of all
-    modules are taken in the first step, in one pass, and kept in memory. ``moments``: goals are
-    for moments alone, so that layers of few weights are seen at fewer than ``positions``.
+    modules are taken in the first step, in one pass, and kept in memory. ``moments``: of how many
+    samples there will be goals, if they are for moments alone; positions are then as many as each
+    layer needs.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class Goals:
         device: str,
         inputs: bool = False,
         at_once: bool = False,
-        moments: bool = False,
+        moments: int | None = None,
     ) -> None:
         self._modules, self._seed = modules, seed
         self._positions = {
-            m.node: enough_positions(m.layer, positions) if moments else positions for m in modules
+            m.node: positions if moments is None else enough_positions(m.layer, positions, moments)
+            for m in modules
         }
         self._inputs = _inputs(model, modules) if inputs else {}
         self._kept: dict[tuple[int, int], Goal] = {}

@@ -112,9 +112,12 @@ def refine(
     feeds: Feeds,
     progress: Progress = lambda done, total, outcome: None,
     checkpoint: Checkpoint | None = None,
+    *,
+    samples: int = 1,
 ) -> Refined:
     """Return better integers for the weights of a draft, and biases that fit them.
 
+    ``samples``: about how many feeds there are, if known, so that of many each is looked at less.
     An interruption (Ctrl-C) ends it early, with what is done so far.
     """
     device = check(config)
@@ -130,7 +133,8 @@ def refine(
         chosen = Selection.of(draft, modules, config, limited, done)
         listener = _Listener(chosen, checkpoint, progress, len(modules))
         stop = threading.Event()
-        with _walk(draft, modules, way, limited, done, config.infer_device) as walk:
+        used = min(samples, config.data_size or samples)
+        with _walk(draft, modules, way, limited, done, config.infer_device, used) as walk:
             solve = _solver(draft, config, device, stop)
             outcomes = _until_stopped(done, walk.run(solve, listener), stop)
     found = list(zip(modules, outcomes, strict=False))
@@ -172,6 +176,7 @@ def _walk(
     feeds: Feeds,
     done: Sequence[Outcome],
     device: str,
+    samples: int,
 ) -> Iterator[Walk]:
     """Yield the walk over the modules that are left."""
     rest = modules[len(done) :]
@@ -187,7 +192,7 @@ def _walk(
             device=device,
             inputs=way.float_inputs,
             at_once=way.at_once,
-            moments=way.moments,
+            moments=samples if way.moments else None,
         )
         sources = [[module.source.name] for module in rest]
         flow = Flow(draft.quantized, sources, quantized, device=device, name="the quantized model")

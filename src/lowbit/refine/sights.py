@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,6 +15,10 @@ from lowbit.refine.layers import Layer, Positions
 from lowbit.refine.store import DiskStore
 
 _FEWEST_POSITIONS = 16
+# Unknowns of a layer to a position of a sample: 64 samples give eight times as many equations.
+_DEEP = 8
+# With more samples than this, their number makes up for positions.
+_MANY_SAMPLES = 64
 # Samples whose moments are taken together.
 _AT_ONCE = 8
 
@@ -113,13 +118,16 @@ class StoredSight:
             self._store.drop(self._sample, key)
 
 
-def enough_positions(layer: Layer, most: int) -> int:
-    """Return at how many positions of a sample to look for moments, ``most`` at most.
+def enough_positions(layer: Layer, usual: int, samples: int) -> int:
+    """Return at how many positions of each of so many samples to look for moments.
 
-    A few unknowns an output need few equations: a depthwise layer's nine are known well long
-    before those of a layer that is hundreds deep, while its patches fill nine times its input.
+    Equations follow the unknowns. A depthwise layer's nine are known well long before those of a
+    layer that is hundreds deep, while its patches fill nine times its input; a layer that is
+    thousands deep would have fewer equations than unknowns from the usual positions of few samples.
+    Many samples are each looked at less, so that memory does not grow with them.
     """
-    return min(most, max(_FEWEST_POSITIONS, 2 * layer.depth))
+    enough = max(_FEWEST_POSITIONS, min(2 * layer.depth, max(usual, layer.depth // _DEEP)))
+    return math.ceil(enough * min(1.0, _MANY_SAMPLES / max(samples, 1)))
 
 
 def aim(
