@@ -16,8 +16,8 @@ from lowbit.diagnose.quantizers import Quantizer, stripped
 from lowbit.graph.session import Array
 from lowbit.numerics.formats import Floats
 
-_ENOUGH_SIGNAL = 10.0
-"""A weight whose noise is more than a tenth of its signal is taken for another weight."""
+_STEP, _STRAY = 1.01, 0.02
+"""Rounding leaves a weight within a step; where more than a few are further off, it is another one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ def read_constants(
     for quantizer in quantizers:
         if quantizer.kind != "weight":
             continue
-        codes, weight = _dequantized(values[quantizer.results[0]])
-        plain = _like(weight, _float(known, quantizer.tensor))
+        codes, weight, step = _dequantized(values[quantizer.results[0]])
+        plain = _like(codes, weight, step, _float(known, quantizer.tensor))
         found[quantizer.results[0]] = Constant(codes, weight, plain)
         if quantizer.bias is not None:
             name, stored = quantizer.bias
-            codes, bias = _dequantized(values[name])
+            codes, bias, _ = _dequantized(values[name])
             was = _float(known, stripped(stored)) if plain is not None else None
             fits = was is not None and was.size == bias.size
             found[name] = Constant(
@@ -58,7 +58,8 @@ def _float(known: Mapping[str, ir.Value], name: str) -> Floats | None:
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
-def _dequantized(value: ir.Value) -> tuple[Array, Floats]:
+def _dequantized(value: ir.Value) -> tuple[Array, Floats, Floats]:
+    """Return the integers of a constant, what they stand for, and the step between two."""
     producer = value.producer()
     if producer is None:
         raise ValueError(f"{value.name!r} is not computed")
@@ -71,13 +72,17 @@ def _dequantized(value: ir.Value) -> tuple[Array, Floats]:
         shape = [1] * codes.ndim
         shape[producer.attributes.get_int("axis", 1)] = -1
         scale, zero = scale.reshape(shape), zero.reshape(shape)
-    return codes, ((codes.astype(np.float32) - zero) * scale).astype(np.float32)
+    return codes, ((codes.astype(np.float32) - zero) * scale).astype(np.float32), scale
 
 
-def _like(weight: Floats, plain: Floats | None) -> Floats | None:
-    """Return the float weight if the quantized one was made of it."""
-    if plain is None or plain.shape != weight.shape:
+def _like(codes: Array, weight: Floats, step: Floats, plain: Floats | None) -> Floats | None:
+    """Return the float weight if the quantized one was made of it.
+
+    Equalised weights are not, even if they look alike: with some layers as they were before
+    and others as after, the model computes something else.
+    """
+    if plain is None or plain.shape != weight.shape or not weight.size:
         return None
-    noise = np.sum(np.square(plain.astype(np.float64) - weight))
-    signal = np.sum(np.square(plain, dtype=np.float64))
-    return plain if noise * _ENOUGH_SIGNAL <= signal else None
+    inside = (codes > codes.min()) & (codes < codes.max())
+    far = inside & (np.abs(plain - weight) > _STEP * step)
+    return plain if np.count_nonzero(far) <= _STRAY * weight.size else None

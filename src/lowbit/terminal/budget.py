@@ -12,6 +12,8 @@ from lowbit.terminal.names import Name
 from lowbit.verify.findings import Budget, Together
 
 _SHOWN = 8
+# Noise that is no listed tensor's, as a share of all, from which on it is spoken of.
+_MUCH = 0.05
 
 
 def show_budget(console: Console, budget: Budget) -> None:
@@ -68,10 +70,23 @@ def _together(budget: Budget) -> Text:
     return Text.assemble(
         (f"the {count} at 16 bits, measured together: ", "bold"),
         f"{decibels(budget.snr_db)} -> {decibels(together.snr_db)} dB, "
-        f"{together.noise_won_back:.0%} of the noise won back\n",
+        f"{together.noise_won_back:.0%} of the noise won back{_of_known(budget)}\n",
         _retried(together),
         (f"  {together.config}", "dim"),
     )
+
+
+def _of_known(budget: Budget) -> str:
+    """Return the share won back of what can be told apart, where there is much that cannot."""
+    if budget.together is None:
+        return ""
+    noise = [
+        10 ** (-db / 10) for db in (budget.snr_db, budget.together.snr_db, budget.float_snr_db)
+    ]
+    now, after, rest = noise
+    if rest < _MUCH * now or rest >= now:
+        return ""
+    return f", {(now - after) / (now - rest):.0%} of what the tensors listed here add"
 
 
 def _retried(together: Together) -> str:
