@@ -51,7 +51,9 @@ def _same_preset(name: str, title: str, preset: str, rivals: str, **more: Any) -
 
 def _native(preset: str, like: str, *, refine: bool) -> Job:
     """Return a job of one of lowbit's own presets."""
-    title = f"lowbit's own {preset}" + (", reconstructed" if refine else ", equalised, not reconstructed")
+    title = f"lowbit's own {preset}" + (
+        ", reconstructed" if refine else ", equalised, not reconstructed"
+    )
     name = f"native-{preset.lower()}" + ("" if refine else "-calibrated")
     settings = {"preset": preset, "family": "native", "refine": refine}
     return Job(name, title, {LOWBIT: settings}, like=like)
