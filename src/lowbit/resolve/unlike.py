@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from lowbit.calibrate.stats import Stats
-from lowbit.plan.plan import AlignedGroup, Plan
+from lowbit.numerics.qparams import QParams
+from lowbit.plan.plan import AlignedGroup, Plan, TensorPlan
 from lowbit.resolve.align import merged
 from lowbit.resolve.density import Density
 from lowbit.resolve.ranges import params_of, params_of_range
@@ -55,17 +57,10 @@ def coarse_averages(plan: Plan, stats: Stats) -> list[UnlikeJoin]:
         if group.op_type not in _AVERAGES:
             continue
         parts = [tensors[tensors[n].leader] for n in (*group.inputs, *group.outputs)]
-        own = parts[-1]
-        if any(p.range is not None or stats[p.observe].counts is None for p in parts):
+        if not _are_measured(parts, stats):
             continue
-        density = Density.of(stats[own.observe], own.name)
-        power, spec = density.power(), own.integer
-        if power <= 0:
-            continue
-        alone = error_of(density, params_of(stats[own.observe], spec, own.name), spec)
-        joined = error_of(density, merged(parts, stats), spec)
-        join = UnlikeJoin(group.node, own.name, _decibels(power, alone), _decibels(power, joined))
-        if join.alone_db - join.joined_db > _COARSER:
+        join = _compared(group.node, parts[-1].name, parts[-1], stats, merged(parts, stats))
+        if join is not None and join.alone_db - join.joined_db > _COARSER:
             found.append(join)
     return found
 
@@ -74,18 +69,28 @@ def _measure(plan: Plan, stats: Stats, group: AlignedGroup, name: str) -> Unlike
     tensors = plan.by_name()
     parts = [tensors[tensors[n].leader] for n in group.inputs]
     own = tensors[tensors[name].leader]
-    if any(p.range is not None or stats[p.observe].counts is None for p in parts):
+    if not _are_measured(parts, stats):
         return None
     low = min(stats[p.observe].low for p in parts)
     high = max(stats[p.observe].high for p in parts)
+    return _compared(group.node, name, own, stats, params_of_range((low, high), own.integer))
+
+
+def _are_measured(parts: Sequence[TensorPlan], stats: Stats) -> bool:
+    return all(p.range is None and stats[p.observe].counts is not None for p in parts)
+
+
+def _compared(
+    node: str, name: str, own: TensorPlan, stats: Stats, joined: QParams
+) -> UnlikeJoin | None:
+    """Return what a tensor keeps with parameters of its own and with those it must share."""
     density = Density.of(stats[own.observe], name)
-    power = density.power()
+    power, spec = density.power(), own.integer
     if power <= 0:
         return None
-    spec = own.integer
-    alone = error_of(density, params_of(stats[own.observe], spec, name), spec)
-    joined = error_of(density, params_of_range((low, high), spec), spec)
-    return UnlikeJoin(group.node, name, _decibels(power, alone), _decibels(power, joined))
+    alone = params_of(stats[own.observe], spec, name)
+    ratios = (_decibels(power, error_of(density, p, spec)) for p in (alone, joined))
+    return UnlikeJoin(node, name, *ratios)
 
 
 def _decibels(signal: float, noise: float) -> float:
