@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.stats import Stats, TensorStats
@@ -265,7 +266,8 @@ class _Search:
 
     def _run(self, model: ir.Model) -> Outputs:
         with session(model, name="the model") as running:
-            return [running.run([self._output], feed) for feed in self._feeds]
+            # Copies: an array of onnxruntime's keeps all memory of its session.
+            return [[np.array(a) for a in running.run([self._output], f)] for f in self._feeds]
 
 
 def _activations(node: ir.Node) -> list[ir.Value]:
