@@ -20,21 +20,10 @@ def read_options(given: Mapping[str, Any], *, lenient: bool) -> ExtraOptions:
 
     A misspelt key is an error, or only a warning when ``lenient``.
     """
-    known: dict[str, Any] = {}
+    options = read_struct("extra_options", given, ExtraOptions, lenient=lenient)
     for key, value in given.items():
         if key in OPTIONS:
-            known[key] = _python(value)
-            continue
-        message = f"extra_options has no {key!r}{did_you_mean(str(key), OPTIONS)}"
-        if not lenient:
-            raise QuarkConfigError(message)
-        say(f"{message} (it is ignored)")
-    try:
-        options = msgspec.convert(known, ExtraOptions)
-    except msgspec.ValidationError as error:
-        raise QuarkConfigError(f"extra_options: {error}") from error
-    for key, value in known.items():
-        _judge(OPTIONS[key], value)
+            _judge(OPTIONS[key], _python(value))
     return options
 
 
