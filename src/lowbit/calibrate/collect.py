@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate import loghistogram
 from lowbit.calibrate.growing import GrowingHistogram, Span
+from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
 from lowbit.calibrate.stats import ChannelSums, Stats, TensorStats, channel_sums
 from lowbit.config.methods import (
     Distribution,
@@ -37,7 +38,7 @@ from lowbit.config.methods import (
 from lowbit.config.specs import FloatSpec, TensorSpec
 from lowbit.errors import CalibrationError, ConfigError
 from lowbit.graph.names import tensor_name
-from lowbit.graph.session import Array, Feed, Optimise, Session, session
+from lowbit.graph.session import Array, Feed, Optimise, Session, opened, with_outputs
 from lowbit.numerics.formats import Floats
 from lowbit.ops import clip_bounds
 from lowbit.plan.plan import Plan
@@ -68,6 +69,12 @@ class Need:
     def ordered(self) -> bool:
         """Whether the result depends on the order of samples."""
         return self.growing is not None or self.average is not None
+
+    @property
+    def pools(self) -> bool:
+        """Whether the largest value and the mean of each channel tell all."""
+        more = self.histogram or self.ordered or self.variances
+        return self.floor is not None and not more and self.channel_axis in (None, 1)
 
     def __or__(self, other: Need) -> Need:
         """Return the need of both; of two kinds of growing histogram only one can be had."""
@@ -133,17 +140,19 @@ def collect(
         return Stats({}, 0)
     floors = _floors(model.graph)
     needs = {n: dataclasses.replace(need, floor=floors.get(n)) for n, need in needs.items()}
-    names = list(needs)
-    with session(
-        model,
-        names,
+    positions = poolable(model.graph)
+    pooled = {n: positions[n] for n, need in needs.items() if need.pools and n in positions}
+    probe = with_outputs(model, [n for n in needs if n not in pooled])
+    add_pools(probe.graph, pooled)
+    with opened(
+        probe,
         threads=threads_per_sample,
         optimise=optimise,
         name="the model for calibration",
     ) as running:
         ordered = any(need.ordered for need in needs.values())
         measure = _OrderedMeasure(needs) if ordered else _Measure(needs)
-        samples = _run_all(running, needs, data, measure, progress, parallel=not ordered)
+        samples = _run_all(running, needs, pooled, data, measure, progress, parallel=not ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
     return Stats(measure.result(), samples)
@@ -203,9 +212,15 @@ class _Measure:
         new = TensorStats.of(x, histogram=False, floor=self._needs[name].floor)
         if self._needs[name].histogram and new.count:
             self._counters[name].add(thinned(x))
+        self._merge(name, new)
+
+    def _merge(self, name: str, new: TensorStats) -> None:
         with self._lock:
             old = self._stats.get(name)
             self._stats[name] = new if old is None else old | new
+
+    def add_pools(self, name: str, pools: Pools) -> None:
+        self._merge(name, pools.stats(self._needs[name].floor or 0.0))
 
     def result(self) -> dict[str, TensorStats]:
         return {
@@ -306,6 +321,7 @@ def _without_infinities(x: Floats) -> Floats:
 def _run_all(
     running: Session,
     needs: Mapping[str, Need],
+    pooled: Mapping[str, int],
     data: Iterable[Feed],
     measure: _Measure,
     progress: Progress,
@@ -313,7 +329,8 @@ def _run_all(
     parallel: bool,
 ) -> int:
     """Run every sample and measure it; return how many there were."""
-    names = list(needs)
+    whole = [name for name in needs if name not in pooled]
+    outputs = [*whole, *(output for name in pooled for output in pools_of(name))]
     # Each holds the tensors of a sample, so there are only as many as run at once.
     idle = collections.deque[Callable[[Feed], list[Array]]]()
 
@@ -321,11 +338,24 @@ def _run_all(
         try:
             run = idle.pop()
         except IndexError:
-            run = running.repeated(names)
-        arrays = dict(zip(names, run(feed), strict=True))
-        for name, array in arrays.items():
-            measure.add(name, array)
-        size, sums = sum(a.nbytes for a in arrays.values()), _channel_sums(needs, arrays)
+            run = running.repeated(outputs)
+        arrays = dict(zip(outputs, run(feed), strict=True))
+        size, sums = 0, dict[str, ChannelSums]()
+        for name in whole:
+            measure.add(name, arrays[name])
+            size += arrays[name].nbytes
+            axis = needs[name].channel_axis
+            if axis is not None and arrays[name].ndim > 1:
+                sums[name] = channel_sums(
+                    thinned(arrays[name]), axis, squares=needs[name].variances
+                )
+        for name, positions in pooled.items():
+            highest, mean = (arrays[output] for output in pools_of(name))
+            pools = Pools(highest, mean, positions)
+            measure.add_pools(name, pools)
+            size += pools.nbytes
+            if needs[name].channel_axis is not None:
+                sums[name] = pools.sums()
         idle.append(run)
         return size, sums
 
@@ -344,16 +374,6 @@ def _run_all(
             measure.add_channels(name, part)
         progress(samples := samples + 1)
     return samples
-
-
-def _channel_sums(
-    needs: Mapping[str, Need], arrays: Mapping[str, Floats]
-) -> dict[str, ChannelSums]:
-    return {
-        name: channel_sums(thinned(array), axis, squares=needs[name].variances)
-        for name, array in arrays.items()
-        if (axis := needs[name].channel_axis) is not None and array.ndim > 1
-    }
 
 
 def _thread_count(bytes_per_sample: int) -> int:

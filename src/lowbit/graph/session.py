@@ -194,7 +194,17 @@ def session(
     name: str = "the model",
 ) -> Iterator[Session]:
     """Yield a session on ``model`` that can also return the values named in ``extra_outputs``."""
-    with io.as_file(with_outputs(model, extra_outputs)) as path:
+    probe = with_outputs(model, extra_outputs)
+    with opened(probe, threads=threads, optimise=optimise, name=name) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def opened(
+    model: ir.Model, *, threads: int = 0, optimise: Optimise = "none", name: str = "the model"
+) -> Iterator[Session]:
+    """Yield a session on ``model`` as it is; its names must be unique."""
+    with io.as_file(model) as path:
         running = Session(path, threads=threads, optimise=optimise, name=name)
         try:
             yield running

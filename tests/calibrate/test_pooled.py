@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from lowbit.calibrate.collect import Need, collect
+from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
+from lowbit.config.config import QuantConfig
+from lowbit.config.methods import MinMax, MinMse
+from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.graph.normalise import normalise
+from lowbit.graph.session import session
+from lowbit.numerics.formats import Format
+from lowbit.plan import Plan, make_plan
+from lowbit.targets import find_target
+
+_MODEL = """
+<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[N,3,SIZE,8] x) => (float[N,2,SIZE,8] y)
+<float[2,3,1,1] w = {1.0, -2.0, 3.0, 0.5, 0.25, -1.0}, float[2] b = {0.5, -0.5},
+ float[2,2,1,1] v = {1.0, -1.0, 0.5, 2.0}, float[2] a = {0.1, -0.1}>
+{
+    c = Conv <kernel_shape = [1, 1]> (x, w, b)
+    r = Relu (c)
+    y = Conv <kernel_shape = [1, 1]> (r, v, a)
+}
+"""
+
+
+def _model(size: str = "8") -> ir.Model:
+    return normalise(ir.from_onnx_text(_MODEL.replace("SIZE", size)))
+
+
+def _plan(model: ir.Model, method: MinMax | MinMse) -> Plan:
+    config = QuantConfig(
+        activation=TensorSpec(format=Format.INT8, method=method),
+        weight=TensorSpec(format=Format.INT8),
+        bias=ProductBias(),
+        head="int8",
+    )
+    return make_plan(model, config, find_target("onnxruntime"))
+
+
+def _feeds(batches: tuple[int, ...], size: int = 8) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{"x": rng.normal(size=(n, 3, size, 8)).astype(np.float32)} for n in batches]
+
+
+def _relu_of(model: ir.Model, feeds: list[dict[str, np.ndarray]]) -> np.ndarray:
+    with session(model, ["r"]) as running:
+        return np.concatenate([running.run(["r"], feed)[0] for feed in feeds])
+
+
+@pytest.mark.parametrize("batches", [(1, 1, 1), (2, 1, 3)])
+def test_pooled_statistics_are_those_of_the_whole_map(batches: tuple[int, ...]) -> None:
+    model, feeds = _model(), _feeds(batches)
+
+    found = collect(model, _plan(model, MinMax()), feeds)["r"]
+
+    whole = _relu_of(model, feeds)
+    assert (found.low, found.high) == (0.0, float(whole.max()))
+    assert (found.count, found.not_finite) == (whole.size, 0)
+    assert found.positions == whole.size // 2
+    np.testing.assert_allclose(found.channels, whole.mean(axis=(0, 2, 3)), rtol=1e-6)
+
+
+def test_a_channel_with_a_value_that_is_not_finite_is_left_out() -> None:
+    pools = Pools(
+        np.array([[3.0, 5.0]], np.float32).reshape(1, 2, 1, 1),
+        np.array([[1.0, np.nan]], np.float32).reshape(1, 2, 1, 1),
+        positions=64,
+    )
+
+    stats = pools.stats(0.0)
+
+    assert (stats.high, stats.count, stats.not_finite) == (3.0, 64, 64)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_do_not_reach_the_range(bad: float) -> None:
+    model, feeds = _model(), _feeds((1, 1))
+    want = _relu_of(model, feeds[:1])
+    feeds[1]["x"][0, :, 3, 3] = bad
+
+    found = collect(model, _plan(model, MinMax()), feeds)["r"]
+
+    assert np.isfinite(found.high)
+    assert found.high >= want.max()
+    assert found.not_finite > 0
+    np.testing.assert_allclose(found.channels, want.mean(axis=(0, 2, 3)), rtol=1e-6)
+
+
+def test_maps_whose_size_is_not_known_are_not_pooled() -> None:
+    assert set(poolable(_model().graph)) == {"c", "r", "y"}
+    assert poolable(_model("H").graph) == {}
+
+    model, feeds = _model("H"), [*_feeds((1,), 8), *_feeds((1,), 16)]
+    found = collect(model, _plan(model, MinMax()), feeds)["r"]
+
+    wholes = [_relu_of(model, [feed]) for feed in feeds]
+    total = sum(w.sum(axis=(0, 2, 3)) for w in wholes)
+    np.testing.assert_allclose(found.channels, total / (8 * 8 + 16 * 8), rtol=1e-6)
+
+
+def test_only_what_pools_tell_is_pooled() -> None:
+    assert Need(floor=0.0).pools
+    assert Need(floor=0.0, channel_axis=1).pools
+    assert not Need(channel_axis=1).pools
+    assert not Need(floor=0.0, channel_axis=2).pools
+    assert not Need(floor=0.0, histogram=True).pools
+    assert not Need(floor=0.0, variances=True).pools
+    assert not Need(floor=0.0, average=0.1).pools
+
+
+def test_a_method_that_reads_a_histogram_still_has_it() -> None:
+    model, feeds = _model(), _feeds((1, 1))
+
+    assert collect(model, _plan(model, MinMse()), feeds)["r"].counts is not None
+
+
+def test_the_pools_are_outputs_of_the_graph() -> None:
+    model = _model()
+
+    add_pools(model.graph, {"r": 64})
+
+    assert [value.name for value in model.graph.outputs] == ["y", *pools_of("r")]
