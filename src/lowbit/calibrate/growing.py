@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.calibrate.binning import count_between
 from lowbit.errors import CalibrationError
 from lowbit.numerics.formats import Floats
 
@@ -35,29 +36,30 @@ class GrowingHistogram:
     @classmethod
     def first(cls, x: Floats, bins: int, span: Span) -> GrowingHistogram:
         """Start with the range of the first sample."""
-        low, high = float(x.min()), float(x.max())
-        x = np.abs(x) if span == "absolute" else x
-        if span == "symmetric":
-            top = np.maximum(np.abs(x.min()), np.abs(x.max()))
-            counts, edges = np.histogram(x, bins, range=(-top, top))
-        elif span == "signed":
-            counts, edges = np.histogram(x.astype(np.float64), bins)
-        else:
-            counts, edges = np.histogram(x, bins)
-            edges = edges.astype(x.dtype)
-        return cls(span, counts, edges, low, high)
+        low, high = x.min(), x.max()
+        # Only the type and the range of what is counted decide its edges.
+        match span:
+            case "absolute":
+                x = _magnitudes(x, low)
+                edges = np.histogram_bin_edges(x, bins)
+            case "symmetric":
+                top = np.maximum(np.abs(low), np.abs(high))
+                edges = np.histogram_bin_edges(np.stack([low, high]), bins, range=(-top, top))
+            case "signed":
+                edges = np.histogram_bin_edges(np.array([low, high], np.float64), bins)
+        return cls(span, count_between(x, edges), edges, float(low), float(high))
 
     def add(self, x: Floats) -> GrowingHistogram:
         """Return the histogram with one more sample counted."""
-        low, high = min(self.low, float(x.min())), max(self.high, float(x.max()))
-        x = np.abs(x) if self.span == "absolute" else x
+        low, high = x.min(), x.max()
         match self.span:
             case "absolute":
-                counts, edges = self._extend_up(x)
+                counts, edges = self._extend_up(_magnitudes(x, low))
             case "symmetric":
-                counts, edges = self._extend_both(x)
+                counts, edges = self._extend_both(x, np.maximum(np.abs(low), np.abs(high)))
             case "signed":
-                counts, edges = self._extend_either(x)
+                counts, edges = self._extend_either(x, float(low), float(high))
+        low, high = min(self.low, float(low)), max(self.high, float(high))
         return GrowingHistogram(self.span, counts, edges, low, high)
 
     def _extend_up(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
@@ -67,30 +69,33 @@ class GrowingHistogram:
             self._refuse_too_many((top - edges[-1]) / width)
             more = np.arange(edges[-1] + width, top + width, width)
             edges = np.hstack((edges, more))
-        counts, edges = np.histogram(x, bins=edges)
+        counts = count_between(x, edges)
         counts[: len(self.counts)] += self.counts
         return counts, edges.astype(x.dtype)
 
-    def _extend_both(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+    def _extend_both(
+        self, x: Floats, new_top: np.floating
+    ) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
         old_top = self.edges[-1]
-        new_top = np.maximum(np.abs(x.min()), np.abs(x.max()))
         if self.low == self.high == 0.0:
             # The first samples were all zeros, so their bins have no width to continue.
-            counts, edges = np.histogram(x, len(self.counts), range=(-new_top, new_top))
+            counts, edges = _between(x, len(self.counts), new_top)
             return counts + self.counts, edges
         if new_top <= old_top:
-            counts, _ = np.histogram(x, len(self.counts), range=(-old_top, old_top))
+            counts, _ = _between(x, len(self.counts), old_top)
             return counts + self.counts, self.edges
         width = 2 * old_top / len(self.counts)
         self._refuse_too_many((new_top - old_top) / width)
         extra = int((new_top - old_top) // width + 1)
         top = extra * width + old_top
-        counts, edges = np.histogram(x, len(self.counts) + 2 * extra, range=(-top, top))
+        counts, edges = _between(x, len(self.counts) + 2 * extra, top)
         counts[extra : len(counts) - extra] += self.counts
         return counts, edges
 
-    def _extend_either(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
-        edges, low, high = self.edges, float(x.min()), float(x.max())
+    def _extend_either(
+        self, x: Floats, low: float, high: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+        edges = self.edges
         width = (edges[-1] - edges[0]) / len(self.counts)
         self._refuse_too_many(max(edges[0] - low, high - edges[-1]) / width)
         below = int(np.ceil((edges[0] - low) / width)) if low < edges[0] else 0
@@ -101,7 +106,7 @@ class GrowingHistogram:
                 edges[-1] + above * width,
                 len(self.counts) + below + above + 1,
             )
-        counts, _ = np.histogram(x.astype(np.float64), bins=edges)
+        counts = count_between(x, edges)
         counts[below : below + len(self.counts)] += self.counts
         return counts, edges
 
@@ -112,3 +117,15 @@ class GrowingHistogram:
                 "sample's, which sets the width of all bins; put a typical sample first, or take "
                 "a method with a 'log' histogram"
             )
+
+
+def _magnitudes(x: Floats, low: np.floating) -> Floats:
+    return x if low >= 0 else np.abs(x)
+
+
+def _between(
+    x: Floats, bins: int, top: np.floating
+) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+    """Return counts and edges of equal bins between ``-top`` and ``top``."""
+    edges = np.histogram_bin_edges(x.reshape(-1)[:0], bins, range=(-top, top))
+    return count_between(x, edges), edges
