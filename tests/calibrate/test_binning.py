@@ -48,6 +48,28 @@ def test_zeros_of_either_sign_fall_where_numpy_puts_them(edges: list[float]) -> 
     np.testing.assert_array_equal(count_between(x, np.array(edges)), np.histogram(x, edges)[0])
 
 
+def test_uneven_edges_are_numpys_own() -> None:
+    x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    edges = np.array([-1.0, -0.9, 0.0, 0.7, 2.0])
+
+    np.testing.assert_array_equal(count_between(x, edges), np.histogram(x, edges)[0])
+
+
+@pytest.mark.parametrize("bins", [100_000, 5_000_000])
+def test_very_many_bins_are_exact(bins: int) -> None:
+    x = np.random.default_rng(0).uniform(-1, 1, 50_000).astype(np.float32)
+    edges = np.linspace(-1, 1, bins + 1)
+
+    np.testing.assert_array_equal(count_between(x, edges), np.histogram(x, edges)[0])
+
+
+def test_bins_far_from_zero_are_exact() -> None:
+    x = np.random.default_rng(0).uniform(1e4, 1e4 + 1, 5000).astype(np.float32)
+    edges = np.linspace(float(x.min()), float(x.max()), 257)
+
+    np.testing.assert_array_equal(count_between(x, edges), np.histogram(x, edges)[0])
+
+
 def test_other_types_are_numpys_own() -> None:
     x = np.random.default_rng(0).normal(size=100)
     edges = np.linspace(-1, 1, 9)

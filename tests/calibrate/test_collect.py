@@ -7,15 +7,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.calibrate.collect import (
-    Need,
-    _Measure,
-    _OrderedMeasure,
-    bounded_map,
-    collect,
-    need_of,
-    thinned,
-)
+from lowbit.calibrate.collect import bounded_map, collect
+from lowbit.calibrate.measure import Measure, OrderedMeasure, thinned
+from lowbit.calibrate.needs import Need, need_of
 from lowbit.calibrate.stats import TensorStats, channel_sums
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import (
@@ -178,7 +172,7 @@ def test_large_samples_are_thinned_alike_in_any_batch() -> None:
 def test_thinning_leaves_the_range_and_the_shape_of_the_distribution() -> None:
     x = np.random.default_rng(0).normal(size=(1, 8, 256, 256)).astype(np.float32)
     x[0, 3, 100, 7] = 50.0
-    measure = _Measure({"t": Need(histogram=True)})
+    measure = Measure({"t": Need(histogram=True)})
 
     measure.add("t", x)
 
@@ -191,7 +185,7 @@ def test_thinning_leaves_the_range_and_the_shape_of_the_distribution() -> None:
 def test_rows_without_a_finite_value_leave_the_range_to_decide() -> None:
     x = np.full((1, 8, 256, 256), np.nan, np.float32)
     x[0, 0, 0, 0] = 3.0  # the first row is never among those taken
-    measure = _Measure({"t": Need(histogram=True)})
+    measure = Measure({"t": Need(histogram=True)})
 
     measure.add("t", x)
 
@@ -202,7 +196,7 @@ def test_rows_without_a_finite_value_leave_the_range_to_decide() -> None:
 
 
 def test_empty_samples_of_ordered_methods_change_nothing() -> None:
-    measure = _OrderedMeasure({"t": Need(growing=(8, "signed"))})
+    measure = OrderedMeasure({"t": Need(growing=(8, "signed"))})
 
     measure.add("t", np.zeros((0, 3), np.float32))
     measure.add("t", np.array([1.0, 2.0], np.float32))
@@ -281,7 +275,7 @@ def test_results_come_in_the_order_of_the_feeds() -> None:
 
 
 def test_samples_that_are_not_finite_do_not_spoil_the_means() -> None:
-    measure = _Measure({"t": Need(channel_axis=1)})
+    measure = Measure({"t": Need(channel_axis=1)})
     measure.add("t", np.ones((1, 2, 3), np.float32))
 
     for fill in (np.inf, 1.0, np.nan):

@@ -4,7 +4,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.calibrate.collect import Need, collect
+from lowbit.calibrate.collect import collect
+from lowbit.calibrate.needs import Need
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse

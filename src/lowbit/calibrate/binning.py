@@ -1,7 +1,8 @@
-"""Counts between edges: those of ``numpy.histogram``, two to four times as fast for float32.
+"""Counts between edges that are about evenly spaced: those of ``numpy.histogram``, but faster.
 
-Sorting float32 is what NumPy does fastest. It needs no copy in float64 when edges are rounded in
-the direction that changes no comparison, and none of the zeros that a Relu leaves.
+NumPy sorts values to count them between given edges. Where the edges are even, a multiplication
+tells the bin but for rounding: it is made to err downwards only, and what lies above its bin's
+upper edge moves up by one.
 """
 
 from __future__ import annotations
@@ -11,27 +12,56 @@ from numpy.typing import NDArray
 
 from lowbit.numerics.formats import Floats
 
-# Values sorted at once: enough to outweigh looking up every edge, few enough for the cache.
-_BLOCK = 1 << 17
+# Values counted at once: what is made of them stays in the cache.
+_BLOCK = 1 << 16
+# A float32 product is off by less than this, relatively.
+_ROUNDING = 2.0**-21
+# Edges further from even than this, in bins, are left to NumPy.
+_UNEVEN = 0.4
 
 
 def count_between(x: Floats, edges: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return ``numpy.histogram(x, edges)[0]``, for finite ``x``."""
-    if x.dtype != np.float32:
+    # As NumPy's scalars: a plain float would be rounded to float32 where it meets one.
+    bins, low, high = len(edges) - 1, np.float64(edges[0]), np.float64(edges[-1])
+    if x.dtype != np.float32 or x.size == 0 or not high > low:
         return np.histogram(x, edges)[0]
-    inner = _rounded_up(edges[:-1])
-    last = -_rounded_up(-edges[-1:])
-    below = np.zeros(len(edges), np.int64)
-    flat = x.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):
-        block = flat[start : start + _BLOCK]
-        rest = np.sort(block[block != 0])
-        below[:-1] += rest.searchsorted(inner, "left")
-        below[-1:] += rest.searchsorted(last, "right")
-        zeros = block.size - rest.size
-        below[:-1] += zeros * (inner > 0)
-        below[-1:] += zeros * (last >= 0)
-    return np.diff(below)
+    per_value = bins / (high - low)
+    even = (edges.astype(np.float64) - low) * per_value
+    reach = bins + abs(low) * per_value
+    error = float(np.max(np.abs(even - np.arange(bins + 1)))) + reach * _ROUNDING
+    if error > _UNEVEN:
+        return np.histogram(x, edges)[0]
+    x = x.reshape(-1)
+    if x.min() < low or x.max() > high:
+        x = x[(x >= low) & (x <= high)]
+    upper = _rounded_up(edges[1:])
+    upper[-1] = np.inf  # what lies on the last edge belongs to the last bin
+    return _count(x, np.float32(per_value), np.float32(-low * per_value - error), upper)
+
+
+def _count(
+    x: Floats, slope: np.float32, offset: np.float32, upper: NDArray[np.float32]
+) -> NDArray[np.int64]:
+    bins = len(upper)
+    counts = np.zeros(bins + 1, np.int64)
+    size = min(_BLOCK, x.size)
+    places, near = np.empty(size, np.float32), np.empty(size, np.float32)
+    index = np.empty(size, np.intp)
+    for start in range(0, x.size, _BLOCK):
+        block = x[start : start + _BLOCK]
+        place, above, at = places[: block.size], near[: block.size], index[: block.size]
+        np.multiply(block, slope, out=place)
+        np.add(place, offset, out=place)
+        np.copyto(at, place, casting="unsafe")
+        np.take(upper, at, out=above, mode="clip")
+        moved = at[block >= above]
+        counts += np.bincount(at, minlength=bins + 1)
+        if moved.size:
+            moves = np.bincount(moved, minlength=bins)
+            counts[:-1] -= moves
+            counts[1:] += moves
+    return counts[:-1]
 
 
 def _rounded_up(edges: NDArray[np.floating]) -> NDArray[np.float32]:

@@ -12,31 +12,19 @@ import concurrent.futures
 import dataclasses
 import itertools
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate import loghistogram
-from lowbit.calibrate.growing import GrowingHistogram, Span
+from lowbit.calibrate.measure import Measure, OrderedMeasure, thinned
+from lowbit.calibrate.needs import Need, need_of
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
-from lowbit.calibrate.stats import ChannelSums, Stats, TensorStats, channel_sums
-from lowbit.config.methods import (
-    Distribution,
-    Entropy,
-    LayerwisePercentile,
-    Method,
-    MinMax,
-    MinMse,
-    NonOverflow,
-    OutputMse,
-    Percentile,
-)
+from lowbit.calibrate.stats import ChannelSums, Stats, channel_sums
+from lowbit.config.methods import OutputMse
 from lowbit.config.specs import FloatSpec, TensorSpec
-from lowbit.errors import CalibrationError, ConfigError
+from lowbit.errors import CalibrationError
 from lowbit.graph.names import tensor_name
 from lowbit.graph.session import Array, Feed, Optimise, Session, opened, with_outputs
 from lowbit.numerics.formats import Floats
@@ -49,69 +37,6 @@ T = TypeVar("T")
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
-# Values of one sample a histogram is taken of, and the fewest rows of it.
-_ENOUGH, _LEAST_ROWS = 1 << 13, 4
-_NOTHING = TensorStats(0.0, 0.0, 0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Need:
-    """What must be measured of a tensor; its ``floor`` need not be."""
-
-    histogram: bool = False
-    growing: tuple[int, Span] | None = None
-    average: float | Literal["mean"] | None = None
-    channel_axis: int | None = None
-    variances: bool = False
-    floor: float | None = None
-
-    @property
-    def ordered(self) -> bool:
-        """Whether the result depends on the order of samples."""
-        return self.growing is not None or self.average is not None
-
-    @property
-    def pools(self) -> bool:
-        """Whether the largest value and the mean of each channel tell all."""
-        more = self.histogram or self.ordered or self.variances
-        return self.floor is not None and not more and self.channel_axis in (None, 1)
-
-    def __or__(self, other: Need) -> Need:
-        """Return the need of both; of two kinds of growing histogram only one can be had."""
-        if self.growing and other.growing and self.growing != other.growing:
-            raise CalibrationError(
-                f"one tensor is asked for two growing histograms, {self.growing} and "
-                f"{other.growing}; give the tensors that share it the same method"
-            )
-        return Need(
-            histogram=self.histogram or other.histogram,
-            growing=self.growing or other.growing,
-            average=other.average if self.average is None else self.average,
-            channel_axis=other.channel_axis if self.channel_axis is None else self.channel_axis,
-            variances=self.variances or other.variances,
-        )
-
-
-def need_of(method: Method) -> Need:
-    """Return what a method must know of a tensor."""
-    match method:
-        case MinMax(moving_average=constant):
-            return Need(average=constant)
-        case NonOverflow():
-            return Need()
-        case Percentile(histogram="growing", bins=bins, symmetric_range=absolute):
-            return Need(growing=(bins, "absolute" if absolute else "symmetric"))
-        case LayerwisePercentile(histogram="growing", bins=bins):
-            return Need(growing=(bins, "absolute"))
-        case Entropy(histogram="growing", bins=bins):
-            return Need(growing=(bins, "symmetric"))
-        case MinMse(histogram="growing", bins=bins):
-            return Need(growing=(bins, "signed"))
-        case Percentile() | LayerwisePercentile() | Entropy() | Distribution() | MinMse():
-            return Need(histogram=True)
-        case OutputMse():
-            raise ConfigError("output is a method for weights, not for activations; take mse")
-    raise TypeError(f"unknown method {method!r}")
 
 
 def collect(
@@ -151,8 +76,9 @@ def collect(
         name="the model for calibration",
     ) as running:
         ordered = any(need.ordered for need in needs.values())
-        measure = _OrderedMeasure(needs) if ordered else _Measure(needs)
-        samples = _run_all(running, needs, pooled, data, measure, progress, parallel=not ordered)
+        measure = OrderedMeasure(needs) if ordered else Measure(needs)
+        reader = _Reader(running, needs, pooled, measure)
+        samples = _run_all(reader, measure, data, progress, ordered=ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
     return Stats(measure.result(), samples)
@@ -198,178 +124,83 @@ def _floors(graph: ir.Graph) -> dict[str, float]:
     }
 
 
-class _Measure:
-    """Statistics that add up in any order; safe to feed from several threads."""
-
-    def __init__(self, needs: Mapping[str, Need]) -> None:
-        self._needs = needs
-        self._stats: dict[str, TensorStats] = {}
-        self._counters = {n: loghistogram.Counter() for n, need in needs.items() if need.histogram}
-        self._channels: dict[str, ChannelSums] = {}
-        self._lock = threading.Lock()
-
-    def add(self, name: str, x: Floats) -> None:
-        new = TensorStats.of(x, histogram=False, floor=self._needs[name].floor)
-        if self._needs[name].histogram and new.count:
-            self._counters[name].add(thinned(x))
-        self._merge(name, new)
-
-    def _merge(self, name: str, new: TensorStats) -> None:
-        with self._lock:
-            old = self._stats.get(name)
-            self._stats[name] = new if old is None else old | new
-
-    def add_pools(self, name: str, pools: Pools) -> None:
-        self._merge(name, pools.stats(self._needs[name].floor or 0.0))
-
-    def result(self) -> dict[str, TensorStats]:
-        return {
-            name: self._with_counts(name).with_channels(self._means(name)) for name in self._needs
-        }
-
-    def add_channels(self, name: str, part: ChannelSums) -> None:
-        """Add the channel sums of one sample; to be called from one thread."""
-        total, squares, positions = part
-        if not np.isfinite(total).all():
-            return
-        nothing = np.zeros(total.shape), None if squares is None else np.zeros(total.shape), 0
-        known, known_squares, before = self._channels.get(name, nothing)
-        if squares is not None and known_squares is not None:
-            np.add(known_squares, squares, out=known_squares)
-        np.add(known, total, out=known)
-        self._channels[name] = (known, known_squares, before + positions)
-
-    def _means(self, name: str) -> TensorStats:
-        total, squares, positions = self._channels.get(name, (None, None, 0))
-        if total is None or positions == 0:
-            return _NOTHING
-        mean = total / positions
-        spread = None
-        if squares is not None:
-            spread = np.maximum(squares / positions - mean * mean, 0.0)
-        return TensorStats(0.0, 0.0, 0, channels=mean, positions=positions, variances=spread)
-
-    def _with_counts(self, name: str) -> TensorStats:
-        counts = self._counters[name].counts() if name in self._counters else None
-        if counts is None:
-            return self._stats[name]
-        return dataclasses.replace(self._stats[name], counts=counts)
+_Measured = tuple[int, dict[str, ChannelSums]]
 
 
-def thinned(x: Floats) -> Floats:
-    """Return ``x``, or evenly spaced rows of it when one sample has more values than needed.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sample:
+    """What one run gave, in arrays that the next run of the same ``source`` overwrites."""
 
-    Histograms and means of some ten thousand values a sample serve as well as those of a million
-    and much faster; the range is always that of all values. What is taken depends on the shape
-    of a single sample only, so the result does not depend on batching.
-    """
-    axis = {4: 2, 3: 1}.get(x.ndim)
-    if axis is None or x.size == 0:
-        return x
-    step = min(x[0].size // _ENOUGH, x.shape[axis] // _LEAST_ROWS)
-    return x if step < 2 else x[(slice(None),) * axis + (slice(step // 2, None, step),)]
+    arrays: Mapping[str, Floats]
+    source: Callable[[Feed], list[Array]]
 
 
-class _OrderedMeasure(_Measure):
-    """Statistics that depend on the order of samples; fed by one thread."""
+class _Reader:
+    """Runs samples and measures them."""
 
-    def __init__(self, needs: Mapping[str, Need]) -> None:
-        super().__init__(needs)
-        self._averaged = collections.Counter[str]()
+    def __init__(
+        self,
+        running: Session,
+        needs: Mapping[str, Need],
+        pooled: Mapping[str, int],
+        measure: Measure,
+    ) -> None:
+        self._running, self._needs, self._pooled, self._measure = running, needs, pooled, measure
+        self._whole = [name for name in needs if name not in pooled]
+        self._outputs = [*self._whole, *(out for name in pooled for out in pools_of(name))]
+        # Each holds the tensors of a sample, so there are only as many as run at once.
+        self._idle = collections.deque[Callable[[Feed], list[Array]]]()
 
-    def add(self, name: str, x: Floats) -> None:
-        need = self._needs[name]
-        finite = _without_infinities(x)
-        new = TensorStats.of(finite, histogram=need.histogram)
-        if finite is not x:
-            new = dataclasses.replace(new, not_finite=int((~np.isfinite(x)).sum()))
-        old = self._stats.get(name, _NOTHING)
-        if x.size == 0:
-            self._stats[name] = old
-            return
-        growing, average = old.growing, old.average
-        if need.growing is not None:
-            bins, span = need.growing
-            if growing is None:
-                growing = GrowingHistogram.first(finite, bins, span)
-            else:
-                growing = growing.add(finite)
-        if need.average is not None:
-            self._averaged[name] += 1
-            constant = 1 / self._averaged[name] if need.average == "mean" else need.average
-            average = _follow(average, (new.low, new.high), constant)
-        new = dataclasses.replace(old, growing=None, average=None) | new
-        self._stats[name] = dataclasses.replace(new, growing=growing, average=average)
+    def read(self, feed: Feed) -> _Sample:
+        """Run one sample; any number of threads may."""
+        try:
+            run = self._idle.pop()
+        except IndexError:
+            run = self._running.repeated(self._outputs)
+        return _Sample(dict(zip(self._outputs, run(feed), strict=True)), run)
 
-
-def _follow(
-    old: tuple[float, float] | None, new: tuple[float, float], constant: float
-) -> tuple[float, float]:
-    if old is None:
-        return new
-    return old[0] + constant * (new[0] - old[0]), old[1] + constant * (new[1] - old[1])
-
-
-def _without_infinities(x: Floats) -> Floats:
-    if np.isfinite(x).all():
-        return x
-    finite = x[np.isfinite(x)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
-    return np.nan_to_num(x, nan=0.0, posinf=float(high), neginf=float(low))
+    def measure(self, sample: _Sample) -> _Measured:
+        """Measure one sample and let go of it; return its size and the sums of its channels."""
+        size, sums = 0, dict[str, ChannelSums]()
+        for name in self._whole:
+            array, need = sample.arrays[name], self._needs[name]
+            self._measure.add(name, array)
+            size += array.nbytes
+            if need.channel_axis is not None and array.ndim > 1:
+                some = thinned(array)
+                sums[name] = channel_sums(some, need.channel_axis, squares=need.variances)
+        for name, positions in self._pooled.items():
+            highest, mean = (sample.arrays[output] for output in pools_of(name))
+            pools = Pools(highest, mean, positions)
+            self._measure.add_pools(name, pools)
+            size += pools.nbytes
+            if self._needs[name].channel_axis is not None:
+                sums[name] = pools.sums()
+        self._idle.append(sample.source)
+        return size, sums
 
 
 def _run_all(
-    running: Session,
-    needs: Mapping[str, Need],
-    pooled: Mapping[str, int],
-    data: Iterable[Feed],
-    measure: _Measure,
-    progress: Progress,
-    *,
-    parallel: bool,
+    reader: _Reader, measure: Measure, data: Iterable[Feed], progress: Progress, *, ordered: bool
 ) -> int:
     """Run every sample and measure it; return how many there were."""
-    whole = [name for name in needs if name not in pooled]
-    outputs = [*whole, *(output for name in pooled for output in pools_of(name))]
-    # Each holds the tensors of a sample, so there are only as many as run at once.
-    idle = collections.deque[Callable[[Feed], list[Array]]]()
-
-    def work(feed: Feed) -> tuple[int, dict[str, ChannelSums]]:
-        try:
-            run = idle.pop()
-        except IndexError:
-            run = running.repeated(outputs)
-        arrays = dict(zip(outputs, run(feed), strict=True))
-        size, sums = 0, dict[str, ChannelSums]()
-        for name in whole:
-            measure.add(name, arrays[name])
-            size += arrays[name].nbytes
-            axis = needs[name].channel_axis
-            if axis is not None and arrays[name].ndim > 1:
-                sums[name] = channel_sums(
-                    thinned(arrays[name]), axis, squares=needs[name].variances
-                )
-        for name, positions in pooled.items():
-            highest, mean = (arrays[output] for output in pools_of(name))
-            pools = Pools(highest, mean, positions)
-            measure.add_pools(name, pools)
-            size += pools.nbytes
-            if needs[name].channel_axis is not None:
-                sums[name] = pools.sums()
-        idle.append(run)
-        return size, sums
-
-    samples = 0
     feeds = iter(data)
     first = next(feeds, None)
     if first is None:
         return 0
-    size, sums = work(first)
-    threads = _thread_count(size) if parallel else 1
-    done = itertools.chain([(size, sums)], bounded_map(work, feeds, threads))
+    begun = reader.measure(reader.read(first))
+    rest: Iterator[_Measured]
+    if ordered:
+        # One after the other, while the next is run. To share one sample's tensors out among
+        # threads was slower: they wait for each other between short steps.
+        rest = map(reader.measure, bounded_map(reader.read, feeds, 1))
+    else:
+        threads = _thread_count(begun[0])
+        rest = bounded_map(lambda feed: reader.measure(reader.read(feed)), feeds, threads)
+    samples = 0
     # Float sums are added up here, in the order of the samples: the result must not depend on
     # which thread was faster.
-    for _, sums in done:
+    for _, sums in itertools.chain([begun], rest):
         for name, part in sums.items():
             measure.add_channels(name, part)
         progress(samples := samples + 1)

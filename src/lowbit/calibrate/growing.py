@@ -7,7 +7,7 @@ samples; they are here so that Quark's presets give Quark's numbers.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,17 +37,17 @@ class GrowingHistogram:
     def first(cls, x: Floats, bins: int, span: Span) -> GrowingHistogram:
         """Start with the range of the first sample."""
         low, high = x.min(), x.max()
-        # Only the type and the range of what is counted decide its edges.
         match span:
             case "absolute":
                 x = _magnitudes(x, low)
                 edges = np.histogram_bin_edges(x, bins)
+                counts = count_between(x, edges)
             case "symmetric":
-                top = np.maximum(np.abs(low), np.abs(high))
-                edges = np.histogram_bin_edges(np.stack([low, high]), bins, range=(-top, top))
+                counts, edges = _between(x, bins, np.maximum(np.abs(low), np.abs(high)))
             case "signed":
                 edges = np.histogram_bin_edges(np.array([low, high], np.float64), bins)
-        return cls(span, count_between(x, edges), edges, float(low), float(high))
+                counts = count_between(x, edges)
+        return cls(span, counts, edges, float(low), float(high))
 
     def add(self, x: Floats) -> GrowingHistogram:
         """Return the histogram with one more sample counted."""
@@ -127,5 +127,6 @@ def _between(
     x: Floats, bins: int, top: np.floating
 ) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
     """Return counts and edges of equal bins between ``-top`` and ``top``."""
-    edges = np.histogram_bin_edges(x.reshape(-1)[:0], bins, range=(-top, top))
+    limits: Any = (-top, top)  # as NumPy's scalars: edges are of their type
+    edges = np.histogram_bin_edges(x.reshape(-1)[:0], bins, range=limits)
     return count_between(x, edges), edges

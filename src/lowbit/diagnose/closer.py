@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.collect import thinned
+from lowbit.calibrate.measure import thinned
 from lowbit.config.specs import TensorOverride, TensorSpec
 from lowbit.diagnose import causes, mends
 from lowbit.diagnose.budget import Subject, make_budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowbit.calibrate import loghistogram
-from lowbit.calibrate.collect import thinned
+from lowbit.calibrate.measure import thinned
 from lowbit.diagnose.quantizers import Quantizer
 from lowbit.graph.session import Array
 from lowbit.verify.findings import Histogram

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.collect import bounded_map, thinned
+from lowbit.calibrate.collect import bounded_map
+from lowbit.calibrate.measure import thinned
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.graph.names import tensor_name
 from lowbit.graph.session import Array, Feed, Session, session
