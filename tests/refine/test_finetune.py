@@ -158,6 +158,22 @@ def test_a_detour_through_small_models_with_residuals_and_depthwise_layers():
     assert any("of 3 layers" in note for note in result.report.notes)
 
 
+def test_a_bias_that_may_move_makes_no_layer_worse(caplog):
+    # Stored in 8 bits it is coarse, and roundings tuned for another bias would suffer.
+    def errors(*, update_bias):
+        caplog.clear()
+        tuned = AdaRound(num_iterations=100, batch_size=4, parallel=True, update_bias=update_bias)
+        config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refine=tuned)
+        with caplog.at_level(logging.INFO, "lowbit.refine.finetune"):
+            lowbit.quantize(small_cnn(), data=small_feeds(8), config=config)
+        rows = [r for r in caplog.records if "held-out" in r.message]
+        return {row.args[0]: row.args[1] for row in rows}
+
+    still, moving = errors(update_bias=False), errors(update_bias=True)
+    assert len(still) == 3
+    assert all(moving[node] <= still[node] for node in still)
+
+
 @pytest.mark.parametrize(
     ("refine", "word"),
     [

@@ -61,7 +61,7 @@ def test_descent_starts_from_the_tuned_steps_and_makes_up_for_the_stored_bias(fr
 
     # The bias is stored as 0.5, not 0.3.
     np.testing.assert_array_equal(tuned.added, 0.5)
-    assert len(others) == (3 if free else 1)
+    assert len(others) == (4 if free else 1)
     assert error(others[-1]) < 0.9 * error(tuned)
     for choice in others:
         assert (choice.steps >= grid.low).all()

@@ -110,6 +110,7 @@ class FineTuner:
         grid = Grid.of(module, float_weights(self.draft, module))
         bias = float_bias(self.draft, module)
         offset = _offset(module, bias)
+        rounds = isinstance(self.config, AdaRound)
         free = self.config.update_bias and bias is not None
 
         def settle(values: Floats) -> Floats:
@@ -120,16 +121,17 @@ class FineTuner:
 
         plain = Choice(grid.nearest, offset, settle(offset))
         rate = self._rate(module, plain, grid, train)
-        found, tuned = self._tune(module, grid, offset if free else plain.added, train, rate)
-        rounds = isinstance(self.config, AdaRound)
+        # Roundings make up for what storing the bias does to it; AdaQuant tunes it with them.
+        start = offset if free and not rounds else plain.added
+        found, tuned = self._tune(module, grid, start, train, rate)
         finish = Finish(
             grid,
             grid.weight if rounds else found,
             sums_of(train),
             settle,
-            means_of(sights) if free else None,
+            means_of(train) if free else None,
         )
-        choices = finish.choices(self._steps(found, grid), tuned if free else offset)
+        choices = finish.choices(self._steps(found, grid), tuned if free and not rounds else offset)
         before, *errors = self._errors(
             module, [(c.steps * grid.scale, c.added) for c in (plain, *choices)], held or train
         )

@@ -45,12 +45,12 @@ class Finish:
     def choices(self, steps: Floats, bias: Floats) -> list[Choice]:
         """Return the tuned steps and bias, and better ones, to choose from."""
         tuned = Choice(steps, bias, self.settle(bias))
-        if self.means is None:
-            return [tuned, self._again(tuned)]
-        fitted = self._fitted(steps, bias, self.means)
-        ended = self._fitted(self._descended(steps, None), bias, self.means)
-        # Storing the bias moved it a little: the weights can make up for that.
-        return [tuned, fitted, ended, self._again(ended)]
+        found = [tuned, self._again(tuned)]
+        if self.means is not None:
+            ended = self._fitted(self._descended(steps, None), bias, self.means)
+            # Storing the bias moved it a little: the weights can make up for that.
+            found += [self._fitted(steps, bias, self.means), ended, self._again(ended)]
+        return found
 
     def _again(self, choice: Choice) -> Choice:
         """Return better steps for the same bias."""
