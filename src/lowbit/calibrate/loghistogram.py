@@ -31,15 +31,6 @@ def count(x: Floats) -> tuple[Counts, int]:
     return fold(raw_counts(x))
 
 
-def weighted(x: Floats, weight: Floats) -> Counts:
-    """Return counts (see ``fold``) in which each value stands for as many as its weight says.
-
-    Weights are relative: together they count 2**40.
-    """
-    raw = np.bincount(_leading_halves(x), weight.reshape(-1))
-    return fold(np.rint(raw * (2.0**40 / raw.sum())).astype(np.int64))[0]
-
-
 def raw_counts(x: Floats) -> Counts:
     """Return how often each leading half occurs, up to the largest that does."""
     return np.bincount(_leading_halves(x))

@@ -67,7 +67,11 @@ def _quantize(parser: Parser) -> None:
     _add_scheme(parser)
     _add_images(parser)
     more = parser.add_argument_group("stages")
-    more.add_argument("--no-correct", action="store_true", help="leave out bias correction")
+    more.add_argument(
+        "--no-correct",
+        action="store_true",
+        help="leave out bias correction; float weight scales are then chosen by the output's error",
+    )
     more.add_argument(
         "--no-equalise", action="store_true", help="leave out cross-layer equalisation"
     )

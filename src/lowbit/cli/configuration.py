@@ -54,6 +54,8 @@ def _start(args: argparse.Namespace, plan: Plan | None) -> QuantConfig:
 
 
 def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
+    if getattr(args, "no_correct", False):
+        config = config.without_correction()
     config = _change_methods(config, args)
     return msgspec.structs.replace(
         config,
@@ -66,7 +68,6 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         domain=getattr(args, "domain", None) or config.domain,
         equalise=None if getattr(args, "no_equalise", False) else config.equalise,
         smooth=None if getattr(args, "no_smooth", False) else config.smooth,
-        correct=config.correct and not getattr(args, "no_correct", False),
         choose=config.choose and not getattr(args, "keep_steps", False),
         refine=_refinement(config, args),
     )

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lowbit.config.equalise import Equalisation, Rotate, Smoothing
-from lowbit.config.methods import Method, MinMax, Percentile
+from lowbit.config.methods import Method, MinMax, MinMse, OutputMse, Percentile
 from lowbit.config.mixing import Mixing
 from lowbit.config.refine import Refinement
 from lowbit.config.specs import (
@@ -79,6 +79,18 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     without: tuple[str, ...] = ()
     casts: bool = False
     half_weights: bool = False
+
+    def without_correction(self) -> QuantConfig:
+        """Return the same configuration without bias correction.
+
+        Weight scales of least squared error become those of least output error, in which the shift
+        of means counts that nothing takes off any more. Powers of two are too few to choose from
+        for it to matter.
+        """
+        weight = self.weight
+        if isinstance(weight, TensorSpec) and weight.method == MinMse() and not weight.power_of_two:
+            weight = msgspec.structs.replace(weight, method=OutputMse())
+        return msgspec.structs.replace(self, correct=False, weight=weight)
 
     def with_method(self, method: Method) -> QuantConfig:
         """Return the same configuration with activations calibrated by ``method``."""

@@ -87,9 +87,9 @@ class MinMse(_Method, frozen=True, kw_only=True, tag="mse"):
 class OutputMse(_Method, frozen=True, kw_only=True, tag="output"):
     """For weights: the scale with the least squared error of the layer's output.
 
-    Errors are weighed by the variance of the input channel they multiply, which calibration
-    measures; the shift of the mean is left to bias correction. A weight without a layer that has a
-    bias is taken by its own error (``MinMse``).
+    Both what errors add to the output's variance and how far together they shift its mean is
+    reckoned from the means and variances of the input's channels, which calibration measures. A
+    weight without a layer that has a bias is taken by its own error (``MinMse``).
     """
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.calibrate import loghistogram
 from lowbit.calibrate.stats import TensorStats
 from lowbit.config.methods import MinMax, MinMse, NonOverflow, OutputMse, Percentile
 from lowbit.config.specs import TensorSpec
@@ -21,22 +18,25 @@ from lowbit.numerics.qparams import (
     power_of_two_qparams,
     quantize,
 )
+from lowbit.resolve.importance import Importance
 from lowbit.resolve.ranges import params_of, power_of_two_of_range
 from lowbit.resolve.search import power_of_two_candidates
 
 # Below this many values the error is taken on the values, above it on their histogram.
 _DIRECT = 1 << 12
 _RATIOS = np.linspace(0.4, 1.0, 31)
+# Weights that a search by the output's error looks at: some outputs tell as much as all.
+_ENOUGH = 1 << 18
 
 
 def weight_params(
-    data: Floats, spec: TensorSpec, axis: int | None, importance: Floats | None = None
+    data: Floats, spec: TensorSpec, axis: int | None, importance: Importance | None = None
 ) -> QParams:
     """Return the parameters of a constant, a scale for each channel of ``axis`` if given.
 
     Of a spec with groups, ``axis`` is the one that groups lie along.
 
-    Squared errors count by ``importance``, an array like ``data``; all alike if there is none.
+    Errors count by ``importance``; all alike if there is none.
     """
     data = np.asarray(data, np.float32)
     if isinstance(spec.method, OutputMse):
@@ -44,8 +44,7 @@ def weight_params(
     if axis is None:
         return _per_tensor(data, spec, importance)
     rows = _rows(data, axis, spec.group)
-    matter = None if importance is None else _rows(importance, axis, spec.group)
-    params = _of_rows(rows, spec, matter)
+    params = _of_rows(rows, spec, _row_importance(importance, axis, spec.group))
     scale = _revive(params.scale, rows)
     if spec.group is None:
         return QParams(scale, params.zero_point, spec.format, axis)
@@ -66,15 +65,29 @@ def _rows(data: Floats, axis: int, group: int | None) -> Floats:
     return np.pad(last, [(0, 0)] * (data.ndim - 1) + [(0, missing)]).reshape(-1, group)
 
 
-def _of_rows(rows: Floats, spec: TensorSpec, matter: Floats | None) -> QParams:
+def _row_importance(
+    importance: Importance | None, axis: int, group: int | None
+) -> Importance | None:
+    """Return the importance of what has a scale of its own, a row each."""
+    if importance is None:
+        return None
+    if group is None and axis == importance.axis:
+        return importance.of_rows()
+    matter = _rows(importance.alone, axis, group)
+    return Importance(matter, np.zeros_like(matter), 0)
+
+
+def _of_rows(rows: Floats, spec: TensorSpec, known: Importance | None) -> QParams:
     match spec.method:
         case MinMax() if not spec.power_of_two:
-            return _per_row(rows, np.ones(1, np.float32), spec)
+            return _per_row(rows, np.ones(1, np.float32), spec, None)
         case MinMse() if not spec.power_of_two:
-            return _per_row(rows, _RATIOS.astype(np.float32), spec, matter)
+            return _per_row(rows, _RATIOS.astype(np.float32), spec, known)
         case _:
-            parts = [None] * len(rows) if matter is None else matter
-            each = [_per_tensor(row, spec, part) for row, part in zip(rows, parts, strict=True)]
+            each = [
+                _per_tensor(row[None], spec, None if known is None else known.row(index))
+                for index, row in enumerate(rows)
+            ]
             return QParams(
                 np.array([float(p.scale) for p in each], np.float32),
                 np.array([int(p.zero_point) for p in each], spec.format.dtype),
@@ -88,7 +101,7 @@ def integers(data: Floats, params: QParams, spec: TensorSpec) -> NDArray[np.inte
     return quantize(data, params, limits)
 
 
-def _per_tensor(data: Floats, spec: TensorSpec, importance: Floats | None) -> QParams:
+def _per_tensor(data: Floats, spec: TensorSpec, importance: Importance | None) -> QParams:
     low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
     match spec.method:
         case NonOverflow(nearest=nearest):
@@ -101,22 +114,19 @@ def _per_tensor(data: Floats, spec: TensorSpec, importance: Floats | None) -> QP
             return choose_qparams(
                 low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
             )
+        case MinMse() if importance is not None:
+            return _least_output_error(data, spec, importance)
         case MinMse() if data.size < _DIRECT:
-            matter = None if importance is None else importance.reshape(1, -1)
-            row = _per_row(data.reshape(1, -1), _RATIOS.astype(np.float32), spec, matter)
+            row = _per_row(data.reshape(1, -1), _RATIOS.astype(np.float32), spec, None)
             return QParams(row.scale.reshape(()), row.zero_point.reshape(()), spec.format)
         case MinMse() | Percentile():
-            stats = TensorStats.of(data, histogram=True)
-            if importance is not None:
-                counts = loghistogram.weighted(data, importance)
-                stats = dataclasses.replace(stats, counts=counts)
-            return params_of(stats, spec, "a weight")
+            return params_of(TensorStats.of(data, histogram=True), spec, "a weight")
     name = type(spec.method).__name__
     raise ConfigError(f"{name} is not a method for weights; take minmax, mse or percentile")
 
 
 def _power_of_two_mse(
-    data: Floats, spec: TensorSpec, importance: Floats | None, *, quark: bool
+    data: Floats, spec: TensorSpec, importance: Importance | None, *, quark: bool
 ) -> QParams:
     """Return the power-of-two scale of least squared error on the values themselves."""
     low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
@@ -130,16 +140,34 @@ def _power_of_two_mse(
     return tried[int(np.argmin(errors))]
 
 
-def _error(data: Floats, params: QParams, spec: TensorSpec, importance: Floats | None) -> float:
-    difference = (data - dequantize(integers(data, params, spec), params)).reshape(-1)
+def _error(data: Floats, params: QParams, spec: TensorSpec, importance: Importance | None) -> float:
+    difference = data - dequantize(integers(data, params, spec), params)
     if importance is not None:
-        return float((difference * importance.reshape(-1)) @ difference)
-    return float(difference @ difference)
+        return float(importance.error(difference).sum(dtype=np.float64))
+    flat = difference.reshape(-1)
+    return float(flat @ flat)
 
 
-def _per_row(
-    rows: Floats, ratios: Floats, spec: TensorSpec, importance: Floats | None = None
-) -> QParams:
+def _least_output_error(data: Floats, spec: TensorSpec, importance: Importance) -> QParams:
+    """Return the parameters of the shrunken range with the least error of the outputs."""
+    low, high = min(float(data.min()), 0.0), max(float(data.max()), 0.0)
+    step = -(-data.size // _ENOUGH)
+    rows, known = importance.rows(data)[::step], importance.of_rows(step)
+    tried = [
+        choose_qparams(
+            low * ratio,
+            high * ratio,
+            spec.format,
+            symmetric=spec.symmetric,
+            reduce_range=spec.reduce_range,
+        )
+        for ratio in _RATIOS[::-1]
+    ]
+    errors = [_error(rows, params, spec, known) for params in tried]
+    return tried[int(np.argmin(errors))]
+
+
+def _per_row(rows: Floats, ratios: Floats, spec: TensorSpec, known: Importance | None) -> QParams:
     """Return, for each row, the parameters of the shrunken range with the least squared error."""
     low, high = rows.min(axis=1, initial=0.0), rows.max(axis=1, initial=0.0)
     qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
@@ -159,8 +187,8 @@ def _per_row(
                 break
         scale, zero = params.scale[:, None], params.zero_point[:, None].astype(np.float32)
         codes = np.clip(np.rint(rows / scale) + zero, qmin, qmax)
-        squares = np.square(rows - (codes - zero) * scale)
-        error = (squares if importance is None else squares * importance).sum(axis=1)
+        difference = rows - (codes - zero) * scale
+        error = np.square(difference).sum(axis=1) if known is None else known.error(difference)
         better = error < least
         least = np.where(better, error, least)
         best = QParams(
