@@ -25,6 +25,8 @@ from lowbit.resolve.search import power_of_two_candidates
 # Below this many values the error is taken on the values, above it on their histogram.
 _DIRECT = 1 << 12
 _RATIOS = np.linspace(0.4, 1.0, 31)
+# How far errors cancel in an output changes from one scale to the next: more to choose from.
+_FINER = np.linspace(0.4, 1.0, 61)
 # Weights that a search by the output's error looks at: some outputs tell as much as all.
 _ENOUGH = 1 << 18
 
@@ -161,7 +163,7 @@ def _least_output_error(data: Floats, spec: TensorSpec, importance: Importance) 
             symmetric=spec.symmetric,
             reduce_range=spec.reduce_range,
         )
-        for ratio in _RATIOS[::-1]
+        for ratio in _FINER[::-1]
     ]
     errors = [_error(rows, params, spec, known) for params in tried]
     return tried[int(np.argmin(errors))]
