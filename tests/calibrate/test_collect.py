@@ -294,3 +294,20 @@ def test_the_bound_of_a_relu_stands_for_the_least_value_behind_it() -> None:
     # 4 - 2 + 3 + 0.5 and 2 + 0.25 - 1 - 0.5: the least value is 0.75.
     assert (stats["y"].low, stats["y"].high) == (0.0, 5.5)
     assert stats["x"].low == 1.0
+
+
+def test_samples_without_room_for_two_give_the_same_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = _plan(Percentile(histogram="growing", bins=64))
+    usual = collect(_model(), plan, _feeds(5))
+    monkeypatch.setattr("lowbit.calibrate.collect._MEMORY_FOR_TENSORS", 1)
+
+    alone = collect(_model(), plan, _feeds(5))
+
+    for name in ("x", "y"):
+        one, other = usual[name].growing, alone[name].growing
+        assert one is not None
+        assert other is not None
+        np.testing.assert_array_equal(one.counts, other.counts)
+        np.testing.assert_array_equal(one.edges, other.edges)

@@ -189,13 +189,14 @@ def _run_all(
     if first is None:
         return 0
     begun = reader.measure(reader.read(first))
+    threads = _thread_count(begun[0])
     rest: Iterator[_Measured]
     if ordered:
-        # One after the other, while the next is run. To share one sample's tensors out among
-        # threads was slower: they wait for each other between short steps.
-        rest = map(reader.measure, bounded_map(reader.read, feeds, 1))
+        # One after the other, while the next is run if there is room for two. To share one sample's
+        # tensors out among threads was slower: they wait for each other between short steps.
+        read = bounded_map(reader.read, feeds, 1) if threads > 1 else map(reader.read, feeds)
+        rest = map(reader.measure, read)
     else:
-        threads = _thread_count(begun[0])
         rest = bounded_map(lambda feed: reader.measure(reader.read(feed)), feeds, threads)
     samples = 0
     # Float sums are added up here, in the order of the samples: the result must not depend on
