@@ -147,6 +147,8 @@ def test_everything_keeps_histograms_for_other_methods() -> None:
     stats = collect(_model(), _plan(MinMax()), _feeds(2), everything=True)
 
     assert all(tensor.counts is not None for tensor in stats.tensors.values())
+    # Scales of weights chosen by the output's error read these.
+    assert stats["x"].variances is not None
 
 
 def test_fixed_ranges_need_no_statistics() -> None:

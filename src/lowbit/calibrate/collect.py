@@ -53,8 +53,8 @@ def collect(
 ) -> Stats:
     """Return the statistics that ``plan`` needs of the activations of ``model``.
 
-    ``everything`` keeps histograms of all planned tensors, so that saved statistics serve any
-    method later. ``means`` keeps the channel means that bias correction reads, those
+    ``everything`` keeps histograms of all planned tensors and the variances of channels, so that
+    saved statistics serve any method later. ``means`` keeps the channel means that bias correction reads, those
     of ``twins`` (float counterparts, by tensor) too. ``progress`` is told after each sample how
     many are done. The number of threads
     that share one sample changes float sums in their last bit, and so ranges; leave it at one
@@ -100,7 +100,7 @@ def _needs(
             want(name, Need(histogram=True))
     for row in plan.biases if means else ():
         for name in (row.input, twins.get(row.input, row.input)):
-            want(name, Need(channel_axis=row.channel_axis))
+            want(name, Need(channel_axis=row.channel_axis, variances=everything))
     specs = plan.by_name()
     for row in plan.biases:
         weight = specs.get(row.weight)

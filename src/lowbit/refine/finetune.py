@@ -112,6 +112,8 @@ class FineTuner:
         offset = _offset(module, bias)
         rounds = isinstance(self.config, AdaRound)
         free = self.config.update_bias and bias is not None
+        # Roundings make up for what storing the bias does to it; AdaQuant tunes it with them.
+        moves = free and not rounds
 
         def settle(values: Floats) -> Floats:
             if bias is None:
@@ -121,9 +123,7 @@ class FineTuner:
 
         plain = Choice(grid.nearest, offset, settle(offset))
         rate = self._rate(module, plain, grid, train)
-        # Roundings make up for what storing the bias does to it; AdaQuant tunes it with them.
-        start = offset if free and not rounds else plain.added
-        found, tuned = self._tune(module, grid, start, train, rate)
+        found, tuned = self._tune(module, grid, offset if moves else plain.added, train, rate)
         finish = Finish(
             grid,
             grid.weight if rounds else found,
@@ -131,7 +131,7 @@ class FineTuner:
             settle,
             means_of(train) if free else None,
         )
-        choices = finish.choices(self._steps(found, grid), tuned if free and not rounds else offset)
+        choices = finish.choices(self._steps(found, grid), tuned if moves else offset)
         before, *errors = self._errors(
             module, [(c.steps * grid.scale, c.added) for c in (plain, *choices)], held or train
         )
