@@ -52,7 +52,7 @@ def _same_preset(name: str, title: str, preset: str, rivals: str, **more: Any) -
 def _native(preset: str, like: str, *, refine: bool) -> Job:
     """Return a job of one of lowbit's own presets."""
     title = f"lowbit's own {preset}" + (
-        ", reconstructed" if refine else ", equalised, not reconstructed"
+        ", reconstructed" if refine else ", equalized, not reconstructed"
     )
     name = f"native-{preset.lower()}" + ("" if refine else "-calibrated")
     settings = {"preset": preset, "family": "native", "refine": refine}
@@ -90,7 +90,7 @@ _ALL = (
         method="Percentile",
     ),
     _same_preset("xint8", "XINT8, MinMSE", "XINT8", "quark onnxsim"),
-    _same_preset("xint8-cle", "XINT8, MinMSE, equalised", "XINT8", "quark onnxsim", cle=True),
+    _same_preset("xint8-cle", "XINT8, MinMSE, equalized", "XINT8", "quark onnxsim", cle=True),
     _with_onnxruntime(
         _same_preset("a16w8", "A16W8, MinMax", "A16W8", "quark onnxsim"),
         activation="QInt16",

@@ -37,14 +37,14 @@ def stages(preset: str, nodes: int = NODES) -> dict[str, dict[str, float]]:
     proto = onnx.load_from_string(residual_chain(nodes // 3, _CHANNELS, _SIZE))
     config = find_preset(preset)
     loaded = timed("load", lambda: io.load(proto))
-    ready = timed("normalise", lambda: prepare(loaded, config))
+    ready = timed("normalize", lambda: prepare(loaded, config))
     plan = timed("plan", lambda: make_plan(ready.adapted, config, ready.target))
     feeds = [{"x": row} for row in inputs(2, _CHANNELS, _SIZE)]
     stats = timed("calibrate", lambda: collect(ready.observed, plan, feeds))
     params = timed("resolve", lambda: resolve(ready.adapted, plan, stats, ready.target))
     weights = timed("round", lambda: nearest(ready.adapted, plan, params))
     quantized = timed("emit", lambda: emit_qdq(ready.adapted, plan, params, weights))
-    timed("serialise", lambda: io.to_proto(quantized))
+    timed("serialize", lambda: io.to_proto(quantized))
     return found
 
 

@@ -24,7 +24,7 @@ Results = Mapping[str, Any]
 _PHASES = (
     "import",
     "load",
-    "normalise",
+    "normalize",
     "plan",
     "calibrate",
     "resolve",

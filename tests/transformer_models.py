@@ -8,9 +8,9 @@ WIDTH, HIDDEN, TOKENS = 24, 40, 6
 
 
 def transformer(norm: str = "LayerNormalization", *, gemm: bool = False) -> onnx.ModelProto:
-    """Return embedding, two gated blocks with a normalisation each, a last one, and a head.
+    """Return embedding, two gated blocks with a normalization each, a last one, and a head.
 
-    ``norm`` is an operator, or ``rms`` for a root-mean-square normalisation written out. With
+    ``norm`` is an operator, or ``rms`` for a root-mean-square normalization written out. With
     ``gemm`` the second layer of a block has a bias inside, otherwise an Add behind it.
     """
     random = np.random.default_rng(11)

@@ -4,7 +4,7 @@
         --model_output models/mobilenetv2_quant.onnx --calib_data calib_data
 
 Without an option: XINT8. ``--fast_finetune``: INT8 with percentile calibration and AdaRound;
-``--cross_layer_equalization``: XINT8 with equalisation; ``--adaround`` and ``--adaquant``: XINT8
+``--cross_layer_equalization``: XINT8 with equalization; ``--adaround`` and ``--adaquant``: XINT8
 finetuned by one of the two. The calls are AMD Quark's; nothing but the imports says lowbit.
 """
 

@@ -1,4 +1,4 @@
-"""Normalised models of one graph, and runs of them without lowbit."""
+"""Normalized models of one graph, and runs of them without lowbit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -23,7 +23,7 @@ def _normal(graph: str, weights: Arrays | None = None, *, opset: int = 17) -> ir
     proto = onnx.parser.parse_model(f"{header}\n{graph}")
     for name, data in (weights or {}).items():
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(data), name))
-    return normalise(io.load(proto))
+    return normalize(io.load(proto))
 
 
 def _run(model: ir.Model, feed: Arrays) -> dict[str, np.ndarray]:
@@ -47,7 +47,7 @@ def _assert_sound(before: ir.Model, after: ir.Model) -> None:
 
 @pytest.fixture
 def normal() -> Callable[..., ir.Model]:
-    """Make a normalised model of a graph in ONNX text and weights by name."""
+    """Make a normalized model of a graph in ONNX text and weights by name."""
     return _normal
 
 

@@ -23,7 +23,7 @@ from lowbit.config.methods import (
 )
 from lowbit.config.specs import ProductBias, TensorOverride, TensorSpec
 from lowbit.errors import CalibrationError
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.numerics.formats import Format
 from lowbit.plan import Plan, make_plan
 from lowbit.resolve.density import Density
@@ -42,7 +42,7 @@ agraph (float[1,3,4,4] x) => (float[1,2,4,4] y)
 
 
 def _model() -> ir.Model:
-    return normalise(ir.from_onnx_text(_MODEL))
+    return normalize(ir.from_onnx_text(_MODEL))
 
 
 def _config(method: Method, *overrides: TensorOverride) -> QuantConfig:

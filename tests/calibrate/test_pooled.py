@@ -10,7 +10,7 @@ from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import ProductBias, TensorSpec
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.graph.session import session
 from lowbit.numerics.formats import Format
 from lowbit.plan import Plan, make_plan
@@ -30,7 +30,7 @@ agraph (float[N,3,SIZE,8] x) => (float[N,2,SIZE,8] y)
 
 
 def _model(size: str = "8") -> ir.Model:
-    return normalise(ir.from_onnx_text(_MODEL.replace("SIZE", size)))
+    return normalize(ir.from_onnx_text(_MODEL.replace("SIZE", size)))
 
 
 def _plan(model: ir.Model, method: MinMax | MinMse) -> Plan:

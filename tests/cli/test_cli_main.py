@@ -64,7 +64,7 @@ def test_stages_can_be_left_out(capsys, monkeypatch) -> None:
         main(["quantize", "--help"])
 
     text = capsys.readouterr().out
-    assert "leave out cross-layer equalisation" in text
+    assert "leave out cross-layer equalization" in text
     assert "instead of reconstructing each layer's output" in text
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lowbit import QuantConfig
 from lowbit.calibrate import collect as collecting
-from lowbit.config.equalise import SmoothQuant
+from lowbit.config.equalize import SmoothQuant
 
 
 def scales(path: Path) -> dict[str, float]:
@@ -111,7 +111,7 @@ def test_options_change_the_scheme(run, model, data) -> None:
 def test_statistics_serve_another_method_without_running_the_model(
     run, model, data, monkeypatch
 ) -> None:
-    common = ("--data", data, "--limit", 8, "--quiet", "--no-equalise")
+    common = ("--data", data, "--limit", 8, "--quiet", "--no-equalize")
     direct = ("--calibration", "percentile", "--percentile", 97)
     run("quantize", model, "minmax.onnx", *common, "--calibration", "minmax", "--save-stats", "s")
     run("quantize", model, "direct.onnx", *common, *direct)
@@ -292,7 +292,7 @@ def test_a_quantized_model_is_refused(run, model, data, kept) -> None:
         (("--exclude", "*"), ("nothing would be quantized",)),
         (("--without", "clip_to_rely"), ("'clip_to_rely'", "to leave out")),
         (("--calibratoin", "mse"), ("unknown option '--calibratoin'", "'--calibration'")),
-        (("--no-equalize",), ("unknown option '--no-equalize'", "'--no-equalise'")),
+        (("--no-equalise",), ("unknown option '--no-equalise'", "'--no-equalize'")),
         (("-q",), ("unknown option '-q'",)),
         (("--stats", "nothing.npz"), ("nothing.npz",)),
         (("--plan", "nothing.json"), ("cannot read the plan nothing.json",)),
@@ -428,7 +428,7 @@ def test_stages_that_do_not_exist_yet_can_be_left_out(run, model, data) -> None:
 
 @pytest.mark.parametrize(("option", "kept"), [((), SmoothQuant()), (("--no-smooth",), None)])
 def test_smoothing_can_be_left_out(run, model, data, option, kept) -> None:
-    options = ("--data", data, "--keep-steps", "--no-reconstruct", "--no-equalise")
+    options = ("--data", data, "--keep-steps", "--no-reconstruct", "--no-equalize")
 
     ran = run("quantize", model, "a.onnx", *options, *option)
 
@@ -437,20 +437,20 @@ def test_smoothing_can_be_left_out(run, model, data, option, kept) -> None:
     assert msgspec.json.decode(written, type=QuantConfig).smooth == kept
 
 
-def test_equalisation_can_be_left_out(run, model, data) -> None:
+def test_equalization_can_be_left_out(run, model, data) -> None:
     options = ("--preset", "A16W8", "--data", data, "--json", "--no-reconstruct")
     with_it = run("quantize", model, "a.onnx", *options, "--keep-steps")
-    without = run("quantize", model, "b.onnx", *options, "--no-equalise")
+    without = run("quantize", model, "b.onnx", *options, "--no-equalize")
 
     assert (with_it.code, without.code) == (0, 0)
     assert not json.loads(with_it.out)["steps"]
     assert [step["name"] for step in json.loads(without.out)["steps"]] == ["bias correction"]
-    assert any("equalised" in note for note in json.loads(with_it.out)["notes"])
-    assert not any("equalised" in note for note in json.loads(without.out)["notes"])
+    assert any("equalized" in note for note in json.loads(with_it.out)["notes"])
+    assert not any("equalized" in note for note in json.loads(without.out)["notes"])
 
 
 def test_weight_ranges_can_go_by_the_layers_output(run, model, data) -> None:
-    options = ("--data", data, "--json", "--no-equalise", "--no-reconstruct")
+    options = ("--data", data, "--json", "--no-equalize", "--no-reconstruct")
     done = run("quantize", model, "out.onnx", *options, "--weights", "output")
 
     assert done.code == 0, done.err

@@ -146,7 +146,7 @@ def test_path_that_does_not_exist_gets_the_nearest(tmp_path: Path, image_input: 
         open_data(tmp_path / "qqqq", [image_input])
 
 
-def test_misspelt_random_is_recognised(
+def test_misspelt_random_is_recognized(
     tmp_path: Path, image_input: InputInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -53,7 +53,7 @@ def spread(outputs, _):
     return float(outputs["logits"].max())
 
 
-spread.summarise = np.median
+spread.summarize = np.median
 
 
 def test_a_metric_of_ones_own(case) -> None:

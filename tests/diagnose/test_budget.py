@@ -19,7 +19,7 @@ from lowbit.diagnose.constants import read_constants
 from lowbit.diagnose.quantizers import find_quantizers
 from lowbit.diagnose.switches import add_switches
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 
 def outputs(model: ir.Model, feeds, changes=None) -> np.ndarray:
@@ -35,7 +35,7 @@ def quantized() -> ir.Model:
 
 
 def switched(model: ir.Model):
-    floats = normalise(io.load(small_cnn()), small_feeds(1)[0])
+    floats = normalize(io.load(small_cnn()), small_feeds(1)[0])
     quantizers = find_quantizers(model)
     constants = read_constants(model, floats, quantizers)
     known = {name: c.plain for name, c in constants.items() if c.plain is not None}

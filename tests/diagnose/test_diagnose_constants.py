@@ -12,15 +12,15 @@ from lowbit.config.presets import find_preset
 from lowbit.diagnose.constants import read_constants
 from lowbit.diagnose.quantizers import find_quantizers
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 
 def _known(factor: float) -> list[bool]:
     """Return of each weight whether its float values are found, some channels scaled in between."""
-    plain = msgspec.structs.replace(find_preset("A8W8"), refine=None, choose=False, equalise=None)
+    plain = msgspec.structs.replace(find_preset("A8W8"), refine=None, choose=False, equalize=None)
     model = small_cnn()
     quantized = lowbit.quantize(model, data=small_feeds(8), config=plain).quantized
-    floats = normalise(io.load(model))
+    floats = normalize(io.load(model))
     for value in floats.graph.initializers.values():
         data = value.const_value.numpy()
         if data.ndim == 4:

@@ -137,7 +137,7 @@ def _run(
 
 
 def _assert_close(model: onnx.ModelProto, emitted: onnx.ModelProto, decibels: float = 25) -> None:
-    """The emitted model computes what the float one does, at every optimisation level."""
+    """The emitted model computes what the float one does, at every optimization level."""
     onnx.checker.check_model(emitted, full_check=True)
     feed = _feeds(model)[0]
     want = _run(model, feed)
@@ -153,7 +153,7 @@ def _pairs(model: onnx.ModelProto, op: str = "DequantizeLinear") -> dict[str, on
     return {node.output[0]: node for node in model.graph.node if node.op_type == op}
 
 
-def test_a_chain_is_valid_and_close_at_every_optimisation_level() -> None:
+def test_a_chain_is_valid_and_close_at_every_optimization_level() -> None:
     model = _chain()
 
     emitted = _emit(model, _config())
@@ -382,7 +382,7 @@ def test_a_quantized_model_says_how_it_was_made() -> None:
     assert properties["lowbit.version"] == lowbit.__version__
     read_back = msgspec.json.decode(properties["lowbit.config"], type=QuantConfig)
     # What the preset tries is in it only if it was kept.
-    tried = ("equalise", "smooth", "correct")
+    tried = ("equalize", "smooth", "correct")
     kept = {field: getattr(result.config, field) for field in tried}
     assert read_back == msgspec.structs.replace(find_preset("A8W8"), **kept)
     assert "sha256" in properties["lowbit.data"]

@@ -2,7 +2,7 @@
 
 The models in ``data`` were made by AMD Quark 0.13 from ``float.onnx`` (a small CNN), from
 ``float_opset21.onnx`` (the same at operator set 21) and from ``ops_float.onnx`` (about 45 kinds of
-operators), without cross-layer equalisation.
+operators), without cross-layer equalization.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def quantize_like_quark(source: str, config: QuantConfig, data: str) -> onnx.Mod
 
 
 def outputs_of(model: onnx.ModelProto, data: str) -> dict[str, Array]:
-    """Run a model without graph optimisations, as the stored outputs were made."""
+    """Run a model without graph optimizations, as the stored outputs were made."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1

@@ -1,6 +1,6 @@
-"""With Quark's equalisation on, its presets still give Quark's model, to the last bit.
+"""With Quark's equalization on, its presets still give Quark's model, to the last bit.
 
-``float_cle1.onnx`` and ``float_cle_adaptive.onnx`` are Quark's float models after equalisation, in
+``float_cle1.onnx`` and ``float_cle_adaptive.onnx`` are Quark's float models after equalization, in
 one step and until it settles. Quark's quantized model is the same file for both.
 """
 
@@ -12,11 +12,11 @@ import pytest
 from onnx import numpy_helper
 from quark_cases import DATA, differences, outputs_of, quantize_like_quark, read_quantized
 
-from lowbit.config.equalise import QuarkCle
+from lowbit.config.equalize import QuarkCle
 from lowbit.config.quark import QUARK_PRESETS, with_cle
-from lowbit.equalise import equalise
+from lowbit.equalize import equalize
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 _XINT8 = QUARK_PRESETS["XINT8"]
 
@@ -44,10 +44,10 @@ def _constants(model: onnx.ModelProto) -> dict[str, list[np.ndarray]]:
     ("case", "config"),
     [("float_cle1", QuarkCle()), ("float_cle_adaptive", QuarkCle(steps=-1))],
 )
-def test_equalised_weights_are_quarks(case: str, config: QuarkCle) -> None:
+def test_equalized_weights_are_quarks(case: str, config: QuarkCle) -> None:
     theirs = _constants(onnx.load(DATA / f"{case}.onnx"))
 
-    ours = equalise(normalise(io.load(DATA / "float.onnx")), config)
+    ours = equalize(normalize(io.load(DATA / "float.onnx")), config)
 
     mine = _constants(io.to_proto(ours.model))
     assert mine.keys() == theirs.keys()
@@ -73,5 +73,5 @@ def test_parameters_integers_and_outputs_are_quarks(case: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUARK_PRESETS)
-def test_presets_are_not_equalised_unless_asked(name: str) -> None:
-    assert QUARK_PRESETS[name].equalise is None
+def test_presets_are_not_equalized_unless_asked(name: str) -> None:
+    assert QUARK_PRESETS[name].equalize is None

@@ -69,7 +69,7 @@ def test_nodes_and_outputs_are_quarks(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_plain_session_gives_the_same_with_optimisations(case: str) -> None:
+def test_a_plain_session_gives_the_same_with_optimizations(case: str) -> None:
     expected = _expected(f"{case}__noopt")
     ours = quantize_like_quark("float", CASES[case], "calib.npz")
 

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from lowbit.errors import ModelError, OutputError
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.graph.session import session
 
 LINEAR = """g (float[2,64] x) => (float[2,64] y) {
@@ -173,7 +173,7 @@ def test_the_long_name_of_the_standard_domain_is_understood(linear, floats, asse
     for node in linear.graph.node:
         node.domain = "ai.onnx"
 
-    normal = normalise(io.load(linear))
+    normal = normalize(io.load(linear))
 
     assert normal.opset_imports[""] == 17
     assert_same(linear, normal, {"x": floats(2, 64)})

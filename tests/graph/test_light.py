@@ -45,12 +45,12 @@ def test_weights_come_back_after_a_failure(parse, floats) -> None:
 PEAK = """
 import resource, sys
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 import onnx.shape_inference, onnx.version_converter, onnxruntime, numpy
 path = sys.argv[1]
-small = normalise(io.load(sys.argv[2]))
+small = normalize(io.load(sys.argv[2]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-model = normalise(io.load(path))
+model = normalize(io.load(path))
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert model.graph.num_nodes() == 3 * int(sys.argv[3]), model.graph.num_nodes()
 print((after - before) // 1024)
@@ -92,7 +92,7 @@ def _bounds(opset: int) -> dict[str, float]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no resource module")
 @pytest.mark.parametrize("opset", [10, 17], ids=["converted", "as it is"])
-def test_a_model_of_three_gigabytes_is_normalised_without_reading_it(tmp_path, opset: int) -> None:
+def test_a_model_of_three_gigabytes_is_normalized_without_reading_it(tmp_path, opset: int) -> None:
     _write_layers(tmp_path / "small" / "m.onnx", 1, opset)
     _write_layers(tmp_path / "large" / "m.onnx", 48, opset)
     paths = [str(tmp_path / kind / "m.onnx") for kind in ("large", "small")]

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 ASSETS = os.environ.get("LOWBIT_ASSETS")
 MODELS = sorted(pathlib.Path(ASSETS, "models").glob("*.onnx")) if ASSETS else []
@@ -39,7 +39,7 @@ def test_a_real_model_computes_the_same(path: pathlib.Path) -> None:
     feed = _feed(original, path.stem)
     loaded = io.load(path)
 
-    normal = normalise(loaded)
+    normal = normalize(loaded)
 
     assert normal.graph.num_nodes() <= loaded.graph.num_nodes()
     with io.as_file(normal) as written:

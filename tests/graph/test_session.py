@@ -79,13 +79,13 @@ def test_a_value_inside_a_branch_cannot_be_an_output(parse) -> None:
         with_outputs(model, ["inner"])
 
 
-@pytest.mark.parametrize("optimise", ["none", "all"])
-def test_runs_from_many_threads_do_not_mix(chain, floats, run, optimise: str) -> None:
+@pytest.mark.parametrize("optimize", ["none", "all"])
+def test_runs_from_many_threads_do_not_mix(chain, floats, run, optimize: str) -> None:
     feeds = [{"image": floats(1 + k % 5, 8), "index": np.int64([k % 4])} for k in range(64)]
     expected = [run(chain, feed)[0] for feed in feeds]
 
     with (
-        session(io.load(chain), ["hidden"], threads=1, optimise=optimise) as running,
+        session(io.load(chain), ["hidden"], threads=1, optimize=optimize) as running,
         ThreadPoolExecutor(8) as pool,
     ):
         found = list(pool.map(lambda feed: running.run(["scores", "hidden"], feed)[0], feeds))
@@ -140,7 +140,7 @@ def test_a_file_that_does_not_load_is_named(tmp_path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"no model")
 
     with pytest.raises(ModelError, match=r"onnxruntime cannot load m.onnx: "):
-        Session(tmp_path / "m.onnx", threads=1, optimise="none", name="m.onnx")
+        Session(tmp_path / "m.onnx", threads=1, optimize="none", name="m.onnx")
 
 
 def test_a_model_with_nodes_of_one_name_runs(parse, floats) -> None:

@@ -62,7 +62,7 @@ def test_a_run_is_examined_on_its_verification_samples() -> None:
 
     report = examine(small_cnn(), result)
 
-    # Equalised weights are known here, where comparing files cannot tell them.
+    # Equalized weights are known here, where comparing files cannot tell them.
     assert report.budget is not None
     assert report.budget.float_snr_db > 60
     assert (report.verification_samples, report.calibration_samples) == (2, 6)

@@ -11,18 +11,18 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.config.equalise import Equalise, SmoothQuant
+from lowbit.config.equalize import Equalize, SmoothQuant
 from lowbit.config.presets import find_preset
 from lowbit.data import open_data
 from lowbit.pipeline import model_inputs
 from lowbit.samples import split
 
 _FEEDS = small_feeds(24)
-_STEPS = ("bias correction", "equalisation")
+_STEPS = ("bias correction", "equalization")
 
 
 def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
-    given = {"refine": None, "choose": True, "equalise": Equalise(), "smooth": None}
+    given = {"refine": None, "choose": True, "equalize": Equalize(), "smooth": None}
     return msgspec.structs.replace(find_preset(preset), **{**given, **changes})
 
 
@@ -60,13 +60,13 @@ def test_what_is_chosen_is_no_worse_than_no_step_on_the_judges(preset: str, seed
 
     chosen = lowbit.quantize(model, data=_FEEDS, config=_config(preset))
     none = lowbit.quantize(
-        model, data=fitting, config=_config(preset, choose=False, correct=False, equalise=None)
+        model, data=fitting, config=_config(preset, choose=False, correct=False, equalize=None)
     )
 
     steps = chosen.report.steps
     assert tuple(step.name for step in steps) == _STEPS
     assert chosen.config.correct == steps[0].kept
-    assert (chosen.config.equalise is not None) == steps[1].kept
+    assert (chosen.config.equalize is not None) == steps[1].kept
     gain = _decibels(model, chosen.model, judging) - _decibels(model, none.model, judging)
     told = [10 * np.log10(step.before / step.after) for step in steps if step.kept]
     assert gain == pytest.approx(sum(told), abs=1e-3)
@@ -81,24 +81,24 @@ def test_calibration_does_not_see_the_judges() -> None:
 
 
 def test_a_step_that_is_not_asked_for_is_not_tried() -> None:
-    result = lowbit.quantize(small_cnn(), data=_FEEDS, config=_config("A8W8", equalise=None))
+    result = lowbit.quantize(small_cnn(), data=_FEEDS, config=_config("A8W8", equalize=None))
 
     assert [step.name for step in result.report.steps] == ["bias correction"]
 
 
 def test_kept_statistics_bring_the_choice_they_were_made_with() -> None:
     model = small_cnn()
-    plain = _config("A8W8", equalise=None, choose=False)
+    plain = _config("A8W8", equalize=None, choose=False)
     stats = lowbit.quantize(model, data=_FEEDS, config=plain).stats
 
     again = lowbit.quantize(model, data=_FEEDS, config=_config("A8W8"), stats=stats)
 
-    assert again.config.equalise is None
+    assert again.config.equalize is None
     assert not again.report.steps
 
 
 def _transformer() -> onnx.ModelProto:
-    """Return a normalisation of very uneven channels before a matrix."""
+    """Return a normalization of very uneven channels before a matrix."""
     rng = np.random.default_rng(2)
     constants = {
         "gamma": np.exp(rng.normal(0, 1.5, 32)),
@@ -139,7 +139,7 @@ def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
     assert any(note.startswith("smoothed the input of 1 layers") for note in result.report.notes)
 
 
-def test_equalisation_is_not_tried_where_there_is_nothing_to_equalise() -> None:
+def test_equalization_is_not_tried_where_there_is_nothing_to_equalize() -> None:
     model = small_cnn()
     rng = np.random.default_rng(0)
     inputs = {
@@ -159,7 +159,7 @@ def test_equalisation_is_not_tried_where_there_is_nothing_to_equalise() -> None:
     result = lowbit.quantize(single, data=_FEEDS, config=_config("A8W8"))
 
     assert [step.name for step in result.report.steps] == ["bias correction"]
-    assert result.config.equalise is None
+    assert result.config.equalize is None
 
 
 def test_smoothing_is_not_tried_where_there_is_nothing_to_smooth() -> None:
@@ -172,7 +172,7 @@ def test_smoothing_is_not_tried_where_there_is_nothing_to_smooth() -> None:
 
 
 def test_statistics_of_an_unsmoothed_model_leave_it_unsmoothed() -> None:
-    model, plain = _transformer(), _config("U8S8", choose=False, equalise=None)
+    model, plain = _transformer(), _config("U8S8", choose=False, equalize=None)
     stats = lowbit.quantize(model, data=_tokens(), config=plain).stats
 
     config = _config("U8S8", smooth=SmoothQuant())

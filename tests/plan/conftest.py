@@ -10,7 +10,7 @@ import pytest
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import ProductBias, TensorSpec
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.numerics.formats import Format
 from lowbit.plan import Plan, make_plan
 from lowbit.targets import find_target
@@ -24,7 +24,7 @@ def config_for(target: str, **options: Any) -> QuantConfig:
 
 @pytest.fixture
 def graph_of() -> Callable[[str, str, str], ir.Model]:
-    """Return a normalised model from inputs, constants and nodes as ONNX text."""
+    """Return a normalized model from inputs, constants and nodes as ONNX text."""
 
     def build(inputs: str, body: str, constants: str = "", opset: int = 17) -> ir.Model:
         outputs, _, nodes = body.partition("{")
@@ -35,7 +35,7 @@ def graph_of() -> Callable[[str, str, str], ir.Model]:
             else f'<ir_version: 10, opset_import: ["" : {opset}]>\n'
             f"g ({inputs}) => ({outputs.strip()})\n{{{nodes}"
         )
-        return normalise(ir.from_onnx_text(text))
+        return normalize(ir.from_onnx_text(text))
 
     return build
 

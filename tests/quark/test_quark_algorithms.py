@@ -93,7 +93,7 @@ def _quantized(*algorithms: Any) -> bytes:
         ({"cle_steps": -1}, {"cle_total_layer_diff_threshold": 0.1}),
     ],
 )
-def test_equalisation_listens_to_every_parameter(plain: dict, changed: dict) -> None:
+def test_equalization_listens_to_every_parameter(plain: dict, changed: dict) -> None:
     assert _quantized(CLEConfig(**plain)) != _quantized(CLEConfig(**plain, **changed))
     assert _quantized(CLEConfig(**plain)) != _quantized()
 

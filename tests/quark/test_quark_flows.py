@@ -9,7 +9,7 @@ import pytest
 from quark_helpers import quiet
 from small_models import small_cnn
 
-from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
+from lowbit.config.equalize import QuarkCle, QuarkSmoothQuant
 from lowbit.config.methods import Entropy, LayerwisePercentile, MinMax, MinMse, Percentile
 from lowbit.config.quark import QUARK_PRESETS, with_cle
 from lowbit.config.refine import AdaQuant, AdaRound
@@ -53,7 +53,7 @@ def test_a_preset_means_what_lowbit_knows_by_its_name(name: str) -> None:
     job = _job(name)
 
     wanted = with_cle(QUARK_PRESETS[name])
-    for field in ("activation", "weight", "bias", "equalise", "head"):
+    for field in ("activation", "weight", "bias", "equalize", "head"):
         assert getattr(job.config, field) == getattr(wanted, field), field
     base = find_target(wanted.target)
     fields = ["shares", "movers", "fuse", "limits", "transforms", "every_operator"]
@@ -98,7 +98,7 @@ def test_rewrites_are_switched(option: str, gone: str) -> None:
     assert set(usual) - set(_job("A8W8", {option: False}).target.transforms) == {gone}
     assert _job("U8S8_AAWS", {option: True}).target.transforms == (gone,)
     assert _job("BF16", {"BF16QDQToCast": True}).target.transforms == ()
-    assert _job("A8W8", {"SkipPreprocess": True}).config.equalise is None
+    assert _job("A8W8", {"SkipPreprocess": True}).config.equalize is None
 
 
 def test_alignments_are_switched() -> None:
@@ -209,7 +209,7 @@ def test_weights_and_biases_have_their_options() -> None:
     assert _job("INT8_CNN_DEFAULT", {"UseQDQContribOps": True}).config.domain == "com.microsoft"
 
 
-def test_equalisation_has_its_options() -> None:
+def test_equalization_has_its_options() -> None:
     options = {
         "CLESteps": -1,
         "CLEWeightThreshold": 0.25,
@@ -219,7 +219,7 @@ def test_equalisation_has_its_options() -> None:
         "ReplaceClip6Relu": True,
     }
 
-    assert _job("A8W8", options).config.equalise == QuarkCle(
+    assert _job("A8W8", options).config.equalize == QuarkCle(
         steps=-1,
         weight_threshold=0.25,
         append_bias=False,

@@ -59,7 +59,7 @@ def _run(job: Job) -> Result:
     )
 
 
-# What Quark 0.13 printed for these presets on the golden network, without equalisation.
+# What Quark 0.13 printed for these presets on the golden network, without equalization.
 _MEASURED = {
     "S16S16_MIXED_S8S8": (
         0.0248,

@@ -255,7 +255,7 @@ def test_004_finetunes_accurately(page: Any) -> None:
     assert _snr(_quantize(names["config"])) > _snr(_quantize(plain, "plain.onnx"))
 
 
-def test_004_equalises(page: Any) -> None:
+def test_004_equalizes(page: Any) -> None:
     page.forgotten()
 
     names = page("004", 108)

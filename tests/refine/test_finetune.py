@@ -21,7 +21,7 @@ QUICK = {"num_iterations": 60, "batch_size": 2}
 
 
 def _run(refine, count=8, preset="A16W8"):
-    config = msgspec.structs.replace(find_preset(preset), refine=refine, equalise=None)
+    config = msgspec.structs.replace(find_preset(preset), refine=refine, equalize=None)
     return lowbit.quantize(chain(2), data=smooth(count), config=config)
 
 

@@ -140,7 +140,7 @@ def test_convolutions_and_quantized_activations_take_it_as_well():
     start = msgspec.structs.replace(
         lowbit.presets.find_preset("A16W8"),
         weight=spec,
-        equalise=None,
+        equalize=None,
         choose=False,
         target="onnxruntime",
     )

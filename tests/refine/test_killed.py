@@ -48,7 +48,7 @@ def _quantize(folder, output, *more, moment=""):
         "--config",
         folder / "config.json",
         "--quiet",
-        "--no-equalise",
+        "--no-equalize",
         *more,
     ]
     return subprocess.run(

@@ -66,7 +66,7 @@ def test_patches_times_weights_are_the_output(case):
 
 
 @pytest.mark.parametrize("op", ["InstanceNormalization", "LayerNormalization"])
-def test_a_normalisation_is_a_factor_for_each_channel(op):
+def test_a_normalization_is_a_factor_for_each_channel(op):
     x = _random(2, 6, 5, 4) * 3 + 1
     shape = (6,) if op == "InstanceNormalization" else (5, 4)
     attributes = {} if op == "InstanceNormalization" else {"axis": 2}

@@ -15,7 +15,7 @@ from lowbit.graph.session import session
 
 
 def _config(preset, refine):
-    return msgspec.structs.replace(find_preset(preset), refine=refine, equalise=None, choose=False)
+    return msgspec.structs.replace(find_preset(preset), refine=refine, equalize=None, choose=False)
 
 
 def _error(model, result, feeds):

@@ -123,7 +123,7 @@ def test_merged_minmax_holds_all_members() -> None:
 
 
 @pytest.mark.parametrize("power_of_two", [True, False])
-def test_merged_mse_minimises_the_sum_of_relative_errors(power_of_two: bool) -> None:
+def test_merged_mse_minimizes_the_sum_of_relative_errors(power_of_two: bool) -> None:
     plan = _plan("merged", [("ab", "c")], MinMse(), power_of_two=power_of_two)
     rng = np.random.default_rng(1)
     data = {

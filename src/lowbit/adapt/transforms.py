@@ -10,7 +10,7 @@ import onnx_ir as ir
 from lowbit.adapt.splice import candidates, replace_node, take_over
 from lowbit.graph.constants import add_constant, constant
 from lowbit.graph.names import answer_to, names_of, tensor_name
-from lowbit.graph.passes.fold_affine import normalisation
+from lowbit.graph.passes.fold_affine import normalization
 
 # Average pools of more elements than this do not fit the accumulator.
 _LARGEST_POOL = 512
@@ -79,7 +79,7 @@ def batchnorm_to_conv(graph: ir.Graph) -> None:
         source = node.inputs[0] if node.inputs else None
         if node.op_type != "BatchNormalization" or source is None or source.shape is None:
             continue
-        parameters = normalisation(node)
+        parameters = normalization(node)
         if len(source.shape) != 4 or len(node.outputs) != 1 or parameters is None:
             continue
         mean, factor, offset = parameters

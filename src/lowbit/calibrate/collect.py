@@ -26,7 +26,7 @@ from lowbit.config.methods import OutputMse
 from lowbit.config.specs import FloatSpec, TensorSpec
 from lowbit.errors import CalibrationError
 from lowbit.graph.names import tensor_name
-from lowbit.graph.session import Array, Feed, Optimise, Session, opened, with_outputs
+from lowbit.graph.session import Array, Feed, Optimize, Session, opened, with_outputs
 from lowbit.numerics.formats import Floats
 from lowbit.ops import clip_bounds
 from lowbit.plan.plan import Plan
@@ -48,7 +48,7 @@ def collect(
     means: bool = True,
     twins: Mapping[str, str] = MappingProxyType({}),
     threads_per_sample: int = 1,
-    optimise: Optimise = "none",
+    optimize: Optimize = "none",
     progress: Progress = lambda _: None,
 ) -> Stats:
     """Return the statistics that ``plan`` needs of the activations of ``model``.
@@ -72,7 +72,7 @@ def collect(
     with opened(
         probe,
         threads=threads_per_sample,
-        optimise=optimise,
+        optimize=optimize,
         name="the model for calibration",
     ) as running:
         ordered = any(need.ordered for need in needs.values())

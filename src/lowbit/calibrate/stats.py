@@ -130,13 +130,13 @@ def channel_sums(x: Floats, axis: int, *, squares: bool = False) -> ChannelSums:
 class Stats:
     """Statistics of many tensors over the same samples.
 
-    ``equalised`` and ``smoothed``: whether they are those of the model after equalisation, and
+    ``equalized`` and ``smoothed``: whether they are those of the model after equalization, and
     after SmoothQuant.
     """
 
     tensors: Mapping[str, TensorStats]
     samples: int = 0
-    equalised: bool = False
+    equalized: bool = False
     smoothed: bool = False
 
     def __getitem__(self, name: str) -> TensorStats:
@@ -151,10 +151,10 @@ class Stats:
 
     def __or__(self, other: Stats) -> Stats:
         """Return the statistics over the samples of both."""
-        made = (self.equalised, self.smoothed)
-        if made != (other.equalised, other.smoothed):
+        made = (self.equalized, self.smoothed)
+        if made != (other.equalized, other.smoothed):
             raise CalibrationError(
-                "one of two statistics is of an equalised or smoothed model: not mergeable"
+                "one of two statistics is of an equalized or smoothed model: not mergeable"
             )
         names = dict.fromkeys((*self.tensors, *other.tensors))
         merged = {}
@@ -183,7 +183,7 @@ def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
             arrays[f"{index}_channels"] = s.channels
         if s.variances is not None:
             arrays[f"{index}_variances"] = s.variances
-    made = {"equalised": stats.equalised, "smoothed": stats.smoothed}
+    made = {"equalized": stats.equalized, "smoothed": stats.smoothed}
     about = {"samples": stats.samples, **made}
     header = json.dumps({"format": _FORMAT, **about, "tensors": table})
     with pathlib.Path(path).open("wb") as file:
@@ -215,4 +215,4 @@ def load_stats(path: str | os.PathLike[str]) -> Stats:
                 )
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
-    return Stats(tensors, header["samples"], header["equalised"], header["smoothed"])
+    return Stats(tensors, header["samples"], header["equalized"], header["smoothed"])

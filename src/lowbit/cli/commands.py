@@ -73,13 +73,13 @@ def _quantize(parser: Parser) -> None:
         help="leave out bias correction; float weight scales are then chosen by the output's error",
     )
     more.add_argument(
-        "--no-equalise", action="store_true", help="leave out cross-layer equalisation"
+        "--no-equalize", action="store_true", help="leave out cross-layer equalization"
     )
     more.add_argument("--no-smooth", action="store_true", help="leave out SmoothQuant")
     more.add_argument(
         "--keep-steps",
         action="store_true",
-        help="take equalisation, smoothing and bias correction as they are, without trying on samples "
+        help="take equalization, smoothing and bias correction as they are, without trying on samples "
         "held back whether they help",
     )
     more.add_argument(

@@ -66,7 +66,7 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         head=args.head or config.head,
         without=(*config.without, *args.without),
         domain=getattr(args, "domain", None) or config.domain,
-        equalise=None if getattr(args, "no_equalise", False) else config.equalise,
+        equalize=None if getattr(args, "no_equalize", False) else config.equalize,
         smooth=None if getattr(args, "no_smooth", False) else config.smooth,
         choose=config.choose and not getattr(args, "keep_steps", False),
         refine=_refinement(config, args),

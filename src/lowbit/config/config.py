@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lowbit.config.equalise import Equalisation, Rotate, Smoothing
+from lowbit.config.equalize import Equalization, Rotate, Smoothing
 from lowbit.config.methods import Method, MinMax, MinMse, OutputMse, Percentile
 from lowbit.config.mixing import Mixing
 from lowbit.config.refine import Refinement
@@ -44,12 +44,12 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         head: What happens behind the last learned layers, such as the decoding of detections:
             ``auto`` keeps in float what the format would destroy, ``float`` all of it, ``int8`` nothing.
         rotate: Which channels are rotated before all else, so that outliers spread; ``None``: none.
-        equalise: How factors move between layers before anything is quantized; ``None``: not.
+        equalize: How factors move between layers before anything is quantized; ``None``: not.
         smooth: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
         correct: Whether biases make up for what rounding weights shifts (bias correction).
         refine: How weights are rounded better than to the nearest integer; ``None``: not.
         mix: Which layers may have other formats, found by measuring; ``None``: all have the same.
-        choose: Whether equalisation, smoothing and bias correction are kept only if they lower the
+        choose: Whether equalization, smoothing and bias correction are kept only if they lower the
             error on samples held out of calibration.
         without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
         casts: Whether 16-bit floats are written as pairs of Cast, instead of the operators AMD's
@@ -70,7 +70,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     domain: Domain = "auto"
     head: Head = "auto"
     rotate: Rotate | None = None
-    equalise: Equalisation | None = None
+    equalize: Equalization | None = None
     smooth: Smoothing | None = None
     correct: bool = False
     choose: bool = False

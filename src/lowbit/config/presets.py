@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import Equalise, SmoothQuant
+from lowbit.config.equalize import Equalize, SmoothQuant
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refine import AdaQuant, Reconstruct, Refinement
 from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
@@ -50,7 +50,7 @@ def _float_scales(
         weight=weight,
         bias=ProductBias(),
         target=target,
-        equalise=Equalise(),
+        equalize=Equalize(),
         smooth=SmoothQuant(),
         correct=True,
         choose=True,
@@ -113,7 +113,7 @@ _ALL = (
             weight=_POWER_OF_TWO,
             bias=_POWER_OF_TWO,
             target="ryzen-ai-cnn",
-            equalise=Equalise(),
+            equalize=Equalize(),
             correct=True,
             choose=True,
             refine=Reconstruct(),
@@ -142,7 +142,7 @@ _ALL = (
             weight=_POWER_OF_TWO,
             bias=_POWER_OF_TWO,
             target="quark-vint8",
-            equalise=Equalise(),
+            equalize=Equalize(),
             correct=True,
             choose=True,
             refine=Reconstruct(),

@@ -1,4 +1,4 @@
-"""AMD Quark's presets as values: what Quark 0.13 means by its names, before equalisation.
+"""AMD Quark's presets as values: what Quark 0.13 means by its names, before equalization.
 
 They use Quark's own histograms and placement (the ``quark-*`` targets), so that the same name
 gives the same model. The recommended recipes are in ``lowbit.config.presets``.
@@ -12,7 +12,7 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import QuarkCle
+from lowbit.config.equalize import QuarkCle
 from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
 from lowbit.config.refine import AdaQuant, AdaRound, Refinement
 from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
@@ -38,8 +38,8 @@ def quark_entropy() -> Entropy:
 
 
 def with_cle(config: QuantConfig, cle: QuarkCle = QuarkCle()) -> QuantConfig:  # noqa: B008
-    """Return a preset with Quark's equalisation, which its ``get_default_config`` switches on."""
-    return msgspec.structs.replace(config, equalise=cle)
+    """Return a preset with Quark's equalization, which its ``get_default_config`` switches on."""
+    return msgspec.structs.replace(config, equalize=cle)
 
 
 def _extended(name: str, activation: TensorSpec) -> QuantConfig:

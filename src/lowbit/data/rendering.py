@@ -59,7 +59,7 @@ def _render(picture: Image.Image, plan: PicturePlan, label: str) -> NDArray[Any]
     if plan.framing.crop is not None:
         picture = _crop(picture, plan.framing.crop, label)
     pixels = np.asarray(picture).reshape(picture.height, picture.width, plan.channels)
-    values = pixels if plan.takes_raw_pixels else _normalise(pixels, plan)
+    values = pixels if plan.takes_raw_pixels else _normalize(pixels, plan)
     if plan.preprocessing.channel_order == "BGR":
         values = values[..., ::-1]
     if not plan.is_channels_last:
@@ -97,7 +97,7 @@ def _crop(picture: Image.Image, size: Size, label: str) -> Image.Image:
     return picture.crop((left, top, left + width, top + height))
 
 
-def _normalise(pixels: NDArray[np.uint8], plan: PicturePlan) -> NDArray[np.float32]:
+def _normalize(pixels: NDArray[np.uint8], plan: PicturePlan) -> NDArray[np.float32]:
     wish = plan.preprocessing
     values = pixels.astype(np.float32)
     # Training code divides by 255; 1/255 has no exact float, and multiplying by it differs.

@@ -79,7 +79,7 @@ class TopScorer:
 class MetricScorer:
     """A function of the user's: ``metric(outputs, label)`` gives a number for each sample.
 
-    If it has an attribute ``summarise``, it may give anything, and ``summarise`` of a list of these
+    If it has an attribute ``summarize``, it may give anything, and ``summarize`` of a list of these
     gives the number for a whole set, such as a mean average precision.
     """
 
@@ -97,10 +97,10 @@ class MetricScorer:
     def figures(self, tolerance: float) -> tuple[Accuracy, ...]:
         """Return the metric."""
         items = self._items
-        summarise = getattr(self._metric, "summarise", None)
-        if summarise is not None:
-            gap = gap_of_sets(items["float"], items["quantized"], summarise)
-            means = {kind: float(summarise(found)) for kind, found in items.items() if found}
+        summarize = getattr(self._metric, "summarize", None)
+        if summarize is not None:
+            gap = gap_of_sets(items["float"], items["quantized"], summarize)
+            means = {kind: float(summarize(found)) for kind, found in items.items() if found}
         else:
             numbers = {kind: [self._number(v) for v in found] for kind, found in items.items()}
             gap = gap_of_scores(numbers["float"], numbers["quantized"])
@@ -113,7 +113,7 @@ class MetricScorer:
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"metric {self._name} gives {type(value).__name__} for a sample, expected a number; "
-                "if it is for a whole set, give the function an attribute summarise"
+                "if it is for a whole set, give the function an attribute summarize"
             ) from error
 
 

@@ -130,7 +130,7 @@ def _notes(
     stuck = [q.tensor for q in quantizers if q.tensor not in knobs]
     if stuck:
         yield (
-            f"{len(stuck)} weights are not those of the float model (equalisation rescales them), so "
+            f"{len(stuck)} weights are not those of the float model (equalization rescales them), so "
             "what they lose cannot be told apart"
         )
     if budget is not None and budget.float_snr_db < budget.snr_db + _NEAR_FLOAT_DB:

@@ -25,7 +25,7 @@ from lowbit.diagnose.retry import is_tuned, retry
 from lowbit.diagnose.saturation import saturates_int8
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.pipeline import Result
 from lowbit.pipeline.preparing import ModelSource, model_inputs
 from lowbit.pipeline.verifying import constants_size
@@ -115,7 +115,7 @@ def compare(
         progress("look closer", 0, None)
         closer = look_closer(
             other,
-            floats if floats is not None else normalise(float_model, passes.examples[0].feed),
+            floats if floats is not None else normalize(float_model, passes.examples[0].feed),
             passes.examples,
             passes.parts,
             common=_names(float_model),

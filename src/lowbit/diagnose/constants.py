@@ -1,6 +1,6 @@
 """What the integers of a quantized model stand for, and what they were in float.
 
-The float weights are those of the normalised float model, found by name. A weight that equalisation
+The float weights are those of the normalized float model, found by name. A weight that equalization
 has rescaled is not among them: it is known as quantized only.
 """
 
@@ -78,7 +78,7 @@ def _dequantized(value: ir.Value) -> tuple[Array, Floats, Floats]:
 def _like(codes: Array, weight: Floats, step: Floats, plain: Floats | None) -> Floats | None:
     """Return the float weight if the quantized one was made of it.
 
-    Equalised weights are not, even if they look alike: with some layers as they were before
+    Equalized weights are not, even if they look alike: with some layers as they were before
     and others as after, the model computes something else.
     """
     if plain is None or plain.shape != weight.shape or not weight.size:

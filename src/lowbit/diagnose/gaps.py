@@ -56,22 +56,22 @@ def gap_of_scores(float_scores: Sequence[float], quantized_scores: Sequence[floa
 def gap_of_sets(
     float_items: Sequence[Any],
     quantized_items: Sequence[Any],
-    summarise: Callable[[Sequence[Any]], float],
+    summarize: Callable[[Sequence[Any]], float],
 ) -> Gap:
     """Return the gap of a figure of a whole set, such as a mean average precision.
 
     The interval is the jackknife's: the gap without each of twenty groups of samples.
     """
     count = len(float_items)
-    whole = summarise(float_items) - summarise(quantized_items)
+    whole = summarize(float_items) - summarize(quantized_items)
     groups = min(_GROUPS, count)
     if groups < 2:
         return Gap(whole, -math.inf, math.inf, math.inf)
     without = []
     for group in range(groups):
         kept = [i for i in range(count) if i % groups != group]
-        gap = summarise([float_items[i] for i in kept])
-        without.append(gap - summarise([quantized_items[i] for i in kept]))
+        gap = summarize([float_items[i] for i in kept])
+        without.append(gap - summarize([quantized_items[i] for i in kept]))
     error = (groups - 1) * statistics.pvariance(without)
     half = _student(groups - 1) * math.sqrt(error)
     return Gap(whole, whole - half, whole + half, error * count)

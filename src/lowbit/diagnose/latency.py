@@ -57,7 +57,7 @@ def measure_latency(
             for own, model in zip(times, (left, right), strict=True):
                 own.append(model.run(feed))
         share = right.conversion_share(feed)
-        unfused = _unfused(right.optimised(), quantized)
+        unfused = _unfused(right.optimized(), quantized)
     float_ms, low_ms = (1000 * statistics.median(own) for own in times)
     return Latency(
         float_ms=float_ms,
@@ -110,15 +110,15 @@ class _Timed:
         total = sum(spent.values())
         return sum(spent[op] for op in _QDQ) / total if total else 0.0
 
-    def optimised(self) -> Any:
+    def optimized(self) -> Any:
         import onnx
 
         return onnx.load(self._file, load_external_data=False)
 
 
-def _unfused(optimised: Any, quantized: ir.Model) -> tuple[Unfused, ...]:
-    """Return the operators that still read a DequantizeLinear after optimisation."""
-    graph = optimised.graph
+def _unfused(optimized: Any, quantized: ir.Model) -> tuple[Unfused, ...]:
+    """Return the operators that still read a DequantizeLinear after optimization."""
+    graph = optimized.graph
     made = {output: node for node in graph.node for output in node.output}
     wide = any("16" in str(v.dtype) for v in quantized.graph.initializers.values() if v.dtype)
     found: dict[str, list[str]] = defaultdict(list)

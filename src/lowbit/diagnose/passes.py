@@ -52,13 +52,13 @@ def run_passes(
     names = list(outputs)
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(
-            session(reference, threads=1, optimise="all", name="the float model")
+            session(reference, threads=1, optimize="all", name="the float model")
         )
         exact = stack.enter_context(session(quantized, threads=1, name="the quantized model"))
         quick = None
         if fused:
             quick = stack.enter_context(
-                session(quantized, threads=1, optimise="all", name="the quantized model, fused")
+                session(quantized, threads=1, optimize="all", name="the quantized model, fused")
             )
 
         def work(numbered: tuple[int, Feed]) -> tuple[Feed, Outputs, Outputs, Outputs | None]:

@@ -1,7 +1,7 @@
 """Operators that AMD's tools know by name, defined in the file itself as ONNX functions.
 
 So a model runs in any onnxruntime, without AMD Quark's compiled library, and where the name is
-known, it is recognised. Bodies are written in ONNX's text syntax.
+known, it is recognized. Bodies are written in ONNX's text syntax.
 """
 
 from __future__ import annotations

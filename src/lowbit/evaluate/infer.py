@@ -46,7 +46,7 @@ def infer(
         results = pathlib.Path(temporary, "results")
         results.mkdir()
         count = 0
-        with session(loaded, threads=1, optimise="all" if fused else "none") as running:
+        with session(loaded, threads=1, optimize="all" if fused else "none") as running:
 
             def work(feed: Feed) -> list[Array]:
                 return running.run(names, feed)

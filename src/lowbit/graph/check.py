@@ -12,13 +12,13 @@ _FULL_CHECK_BELOW = 1 << 30
 
 
 def check_file(path: pathlib.Path) -> None:
-    """Raise unless the file passes ``onnx.checker`` and loads with every optimisation.
+    """Raise unless the file passes ``onnx.checker`` and loads with every optimization.
 
     That it loads and runs without any is shown by measuring it.
     """
     check_valid(path)
     try:
-        Session(path, threads=1, optimise="all", name=str(path))
+        Session(path, threads=1, optimize="all", name=str(path))
     except ModelError as error:
         raise VerificationError(str(error)) from error
 

@@ -69,7 +69,7 @@ def open_stretches(
                 )
             file = path.with_name(f"from_{start}.onnx")
             file.write_bytes(piece.SerializeToString())
-            running = Session(file, threads=1, optimise="none", name=name)
+            running = Session(file, threads=1, optimize="none", name=name)
             defaults = {tensor.name for tensor in piece.graph.initializer}
             fed = [value.name for value in piece.graph.input]
             stretches.append(

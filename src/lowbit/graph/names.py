@@ -26,7 +26,7 @@ def absorb(survivor: ir.Node, gone: ir.Node) -> None:
 
 
 def tensor_name(value: ir.Value) -> str:
-    """Return the name of a value of a normalised model, where every value has one."""
+    """Return the name of a value of a normalized model, where every value has one."""
     if value.name is None:
-        raise ValueError("a normalised model has named values")
+        raise ValueError("a normalized model has named values")
     return value.name

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph import io
-from lowbit.graph.session import Array, Optimise, Session
+from lowbit.graph.session import Array, Optimize, Session
 
 
 def segment_session(
@@ -18,7 +18,7 @@ def segment_session(
     outputs: Sequence[str],
     constants: Mapping[str, Array],
     *,
-    optimise: Optimise = "none",
+    optimize: Optimize = "none",
     device: str = "cpu",
     name: str = "a segment",
 ) -> Session:
@@ -39,4 +39,4 @@ def segment_session(
         graph.initializers[key] = value
     part = ir.Model(graph, ir_version=model.ir_version, functions=tuple(model.functions.values()))
     data = io.to_proto(part).SerializeToString()
-    return Session(data, threads=1, optimise=optimise, device=device, name=name)
+    return Session(data, threads=1, optimize=optimize, device=device, name=name)

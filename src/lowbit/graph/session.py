@@ -20,7 +20,7 @@ from lowbit.graph.passes.name_everything import name_everything
 
 Array = NDArray[Any]
 Feed = Mapping[str, Array]
-Optimise = Literal["none", "all"]
+Optimize = Literal["none", "all"]
 
 # onnxruntime's names of the types that inputs commonly have.
 _NUMPY_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
@@ -46,13 +46,13 @@ class Session:
         path: pathlib.Path | bytes,
         *,
         threads: int,
-        optimise: Optimise,
+        optimize: Optimize,
         name: str,
         device: str = "cpu",
     ) -> None:
         """Load the file. ``threads`` = 0 leaves the number to onnxruntime.
 
-        Quantized models are measured at ``optimise="none"``: there Q/DQ is computed as written,
+        Quantized models are measured at ``optimize="none"``: there Q/DQ is computed as written,
         while the fused int8 kernels of x86 without VNNI saturate in 16 bits.
         """
         import onnxruntime as ort
@@ -60,7 +60,7 @@ class Session:
         options = ort.SessionOptions()
         levels = ort.GraphOptimizationLevel
         options.graph_optimization_level = (
-            levels.ORT_ENABLE_ALL if optimise == "all" else levels.ORT_DISABLE_ALL
+            levels.ORT_ENABLE_ALL if optimize == "all" else levels.ORT_DISABLE_ALL
         )
         options.intra_op_num_threads = threads
         options.log_severity_level = 4
@@ -190,22 +190,22 @@ def session(
     extra_outputs: Sequence[str] = (),
     *,
     threads: int = 0,
-    optimise: Optimise = "none",
+    optimize: Optimize = "none",
     name: str = "the model",
 ) -> Iterator[Session]:
     """Yield a session on ``model`` that can also return the values named in ``extra_outputs``."""
     probe = with_outputs(model, extra_outputs)
-    with opened(probe, threads=threads, optimise=optimise, name=name) as running:
+    with opened(probe, threads=threads, optimize=optimize, name=name) as running:
         yield running
 
 
 @contextlib.contextmanager
 def opened(
-    model: ir.Model, *, threads: int = 0, optimise: Optimise = "none", name: str = "the model"
+    model: ir.Model, *, threads: int = 0, optimize: Optimize = "none", name: str = "the model"
 ) -> Iterator[Session]:
     """Yield a session on ``model`` as it is; its names must be unique."""
     with io.as_file(model) as path:
-        running = Session(path, threads=threads, optimise=optimise, name=name)
+        running = Session(path, threads=threads, optimize=optimize, name=name)
         try:
             yield running
         finally:

@@ -64,7 +64,7 @@ class Builder:
     ) -> Built:
         """Go from the loaded model to weights, calibrating on ``feeds`` unless there are stats."""
         clock = self.clock
-        with clock.stage("normalise"):
+        with clock.stage("normalize"):
             first, data = self.samples.first(), Replay(self.samples.calibration)
             ready = prepare(self.loaded, config, first, data, target=self.target)
         with clock.stage("plan"):
@@ -74,7 +74,7 @@ class Builder:
             known = stats or self.collect(ready, chosen, feeds)
             if plan is None and _destroys_head(ready, chosen, known):
                 config = msgspec.structs.replace(config, head="float")
-                ready = prepare(self.loaded, config, equalised=ready.equalised, target=self.target)
+                ready = prepare(self.loaded, config, equalized=ready.equalized, target=self.target)
                 chosen = make_plan(ready.adapted, config, ready.target)
                 if any(name not in known.tensors for name in chosen.observed()):
                     known = stats or self.collect(ready, chosen, feeds)
@@ -90,12 +90,12 @@ class Builder:
             twins=ready.twins,
             everything=self.keep_histograms,
             means=self.means,
-            optimise="all" if ready.target.calibrate_optimised else "none",
+            optimize="all" if ready.target.calibrate_optimized else "none",
             progress=lambda done: self.clock.tell("calibrate", done, total),
         )
         config = ready.config
         return dataclasses.replace(
-            found, equalised=config.equalise is not None, smoothed=config.smooth is not None
+            found, equalized=config.equalize is not None, smoothed=config.smooth is not None
         )
 
     def solve(self, config: QuantConfig, ready: Prepared, plan: Plan, stats: Stats) -> Built:

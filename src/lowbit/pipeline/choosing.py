@@ -17,15 +17,15 @@ import numpy as np
 
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
-from lowbit.equalise import can_equalise, can_smooth
+from lowbit.config.equalize import QuarkCle, QuarkSmoothQuant
+from lowbit.equalize import can_equalize, can_smooth
 from lowbit.pipeline.building import Builder, Built
 from lowbit.pipeline.emitting import emit
 from lowbit.plan import Plan
 from lowbit.verify.judge import Decibels, Judge
 from lowbit.verify.report import Step
 
-_Field = Literal["correct", "equalise", "smooth"]
+_Field = Literal["correct", "equalize", "smooth"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Option:
 
 _OPTIONS = (
     _Option("bias correction", "correct", without=False),
-    _Option("equalisation", "equalise", without=None),
+    _Option("equalization", "equalize", without=None),
     _Option("smoothing", "smooth", without=None),
 )
 
@@ -49,15 +49,15 @@ def options(config: QuantConfig) -> list[_Option]:
     if not config.choose:
         return []
     found = [option for option in _OPTIONS if getattr(config, option.field) != option.without]
-    # Another's equalisation or smoothing than our own is there to be had as it is.
+    # Another's equalization or smoothing than our own is there to be had as it is.
     others = (QuarkCle, QuarkSmoothQuant)
     return [option for option in found if not isinstance(getattr(config, option.field), others)]
 
 
 def as_collected(config: QuantConfig, stats: Stats) -> QuantConfig:
     """Return the configuration with the choice that statistics kept from another run embody."""
-    if config.choose and not stats.equalised:
-        config = msgspec.structs.replace(config, equalise=None)
+    if config.choose and not stats.equalized:
+        config = msgspec.structs.replace(config, equalize=None)
     if config.choose and not stats.smoothed:
         config = msgspec.structs.replace(config, smooth=None)
     return config
@@ -91,10 +91,10 @@ def choose(
 
 def _applies(field: _Field, wanted: Any, built: Built) -> bool:
     """Whether a step would change this model at all; if not, nothing is calibrated for it."""
-    model = built.ready.equalised.model
+    model = built.ready.equalized.model
     match field:
-        case "equalise":
-            return can_equalise(model, wanted)
+        case "equalize":
+            return can_equalize(model, wanted)
         case "smooth":
             return can_smooth(model, wanted)
     return True
@@ -108,7 +108,7 @@ def _rebuilt(
     builder: Builder, built: Built, changes: dict[_Field, object], plan: Plan | None
 ) -> Built:
     config = _with(built.config, changes)
-    if "equalise" in changes or "smooth" in changes:  # other activations, so other statistics
+    if "equalize" in changes or "smooth" in changes:  # other activations, so other statistics
         return builder.build(config, builder.samples.fitting, plan=plan)
     return builder.solve(config, built.ready, built.plan, built.stats)
 

@@ -65,7 +65,7 @@ class _Search:
         self._output = outputs[mixing.output]
         feeds = itertools.islice(builder.samples.calibration(), mixing.data_size)
         self._feeds = list(feeds)
-        self._want = self._run(base.ready.equalised.model)
+        self._want = self._run(base.ready.equalized.model)
         self._stats = base.stats
 
     def decide(self) -> Mix:
@@ -112,7 +112,7 @@ class _Search:
             handovers=(*base.config.handovers, *met.handovers),
         )
         ready = prepare(
-            self._builder.loaded, config, equalised=base.ready.equalised, target=base.ready.target
+            self._builder.loaded, config, equalized=base.ready.equalized, target=base.ready.target
         )
         plan = make_plan(ready.adapted, config, ready.target)
         known = dict(self._stats.tensors)

@@ -12,11 +12,11 @@ from lowbit.adapt import adapt
 from lowbit.adapt.handover import hand_over
 from lowbit.adapt.side_by_side import SideBySide, side_by_side
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import QuarkCle
+from lowbit.config.equalize import QuarkCle
 from lowbit.config.specs import Spec, TensorSpec
 from lowbit.data import InputInfo
-from lowbit.equalise import Equalised, Levels, equalise, rotate, smooth
-from lowbit.graph.normalise import normalise, refuse_quantized
+from lowbit.equalize import Equalized, Levels, equalize, rotate, smooth
+from lowbit.graph.normalize import normalize, refuse_quantized
 from lowbit.graph.passes.require_opset import require_opset
 from lowbit.graph.session import Feed, input_dtype
 from lowbit.plan import make_plan
@@ -33,7 +33,7 @@ class Prepared:
     """A model made ready for planning: as loaded, as calibrated on, and as emitted from."""
 
     reference: ir.Model
-    equalised: Equalised
+    equalized: Equalized
     observed: ir.Model
     adapted: ir.Model
     twins: Mapping[str, str]
@@ -46,17 +46,17 @@ def prepare(
     config: QuantConfig,
     sample: Any = None,
     data: Iterable[Feed] | None = None,
-    equalised: Equalised | None = None,
+    equalized: Equalized | None = None,
     target: Target | None = None,
 ) -> Prepared:
-    """Normalise, equalise and smooth a loaded model, and rewrite it for its target.
+    """Normalize, equalize and smooth a loaded model, and rewrite it for its target.
 
     ``data`` is run, more than once perhaps, to see how far activations go; what an earlier call
-    ``equalised`` is used as it is. The target is the configuration's unless given.
+    ``equalized`` is used as it is. The target is the configuration's unless given.
     """
     target = target or find_target(config.target)
     refuse_quantized(model)
-    even = equalised or _equalise(model, config, target, sample, data)
+    even = equalized or _equalize(model, config, target, sample, data)
     shaped = adapt(even.model, target.transforms, config.without)
     shaped = hand_over(shaped, config.handovers)
     # What stays in float does not run on the device: it keeps its own arithmetic.
@@ -68,19 +68,19 @@ def prepare(
     return Prepared(model, even, pair.model, adapted, pair.twins, config, target)
 
 
-def _equalise(
+def _equalize(
     model: ir.Model, config: QuantConfig, target: Target, sample: Any, data: Iterable[Feed] | None
-) -> Equalised:
+) -> Equalized:
     weight = config.weight
     if isinstance(weight, TensorSpec) and (weight.format.bits == 4 or weight.group is not None):
         model = require_opset(model, _FOUR_BIT_OPSET)
-    turned = rotate(normalise(model, sample), config.rotate, data)
+    turned = rotate(normalize(model, sample), config.rotate, data)
     normal = turned.model
     kept: set[str] = set()
-    if isinstance(config.equalise, QuarkCle):
+    if isinstance(config.equalize, QuarkCle):
         # A clone, because only that one knows for certain which of its values are inputs.
         kept = {node.node for node in make_plan(normal.clone(), config, target).float_nodes}
-    even = equalise(normal, config.equalise, data, keep=kept)
+    even = equalize(normal, config.equalize, data, keep=kept)
     smoothed = smooth(even.model, config.smooth, data, _levels(config))
     return dataclasses.replace(
         even, model=smoothed.model, notes=(*turned.notes, *even.notes, *smoothed.notes)

@@ -16,7 +16,7 @@ from lowbit.config.presets import find_preset
 from lowbit.data import Preprocessing, open_data
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
-from lowbit.graph.normalise import refuse_quantized
+from lowbit.graph.normalize import refuse_quantized
 from lowbit.numerics.distances import Metric
 from lowbit.pipeline.building import Builder
 from lowbit.pipeline.choosing import as_collected, choose, options

@@ -13,7 +13,7 @@ from lowbit.config.refine import AdaRound, Gptq, Reconstruct
 from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
 from lowbit.errors import ConfigError
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.pipeline.building import Built
 from lowbit.pipeline.clock import Clock
 from lowbit.pipeline.emitting import emit
@@ -94,7 +94,7 @@ def draft_of(built: Built) -> Draft:
     reference = None if isinstance(config.refine, (Reconstruct, Gptq)) else config.refine
     floats = ready.observed
     if reference is not None and reference.ref_model_path is not None:
-        floats = normalise(io.load(reference.ref_model_path))
+        floats = normalize(io.load(reference.ref_model_path))
     return Draft(
         floats=floats,
         adapted=ready.adapted,

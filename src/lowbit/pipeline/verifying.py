@@ -10,7 +10,7 @@ import onnx_ir as ir
 import lowbit
 from lowbit.calibrate.stats import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import Equalise
+from lowbit.config.equalize import Equalize
 from lowbit.errors import VerificationError
 from lowbit.graph import io
 from lowbit.graph.check import check_file
@@ -51,7 +51,7 @@ def verify(
         adjustments=built.params.adjustments,
         steps=steps,
         notes=(
-            *ready.equalised.notes,
+            *ready.equalized.notes,
             *overflows,
             *_notes(samples, calibrated=bool(plan.observed())),
         ),
@@ -74,8 +74,8 @@ def _notes(samples: Split, *, calibrated: bool) -> tuple[str, ...]:
 def with_reused(report: Report, stats: Stats, config: QuantConfig) -> Report:
     """Say that the statistics came from elsewhere; what they were made of is not known here."""
     note = f"calibrated from saved statistics of {stats.samples} samples"
-    if isinstance(config.equalise, Equalise) or config.smooth is not None:
-        note += ", which fit only if equalisation saw the same data then as now"
+    if isinstance(config.equalize, Equalize) or config.smooth is not None:
+        note += ", which fit only if equalization saw the same data then as now"
     return msgspec.structs.replace(
         report,
         calibration_samples=stats.samples,

@@ -34,7 +34,7 @@ from lowbit.targets.target import Target
 
 @not_collecting()
 def make_plan(model: ir.Model, config: QuantConfig, target: Target) -> Plan:
-    """Decide the spec of every tensor of a normalised model."""
+    """Decide the spec of every tensor of a normalized model."""
     _check_formats(config, target)
     graph = model.graph
     schemes = _within_formats(choose_schemes(graph, config), target)

@@ -2,7 +2,7 @@
 
 With H the second moments of the inputs and G those of outputs with inputs, the squared error of
 weights V is tr(V H V') - 2 tr(V G') up to a constant. Over the integers that V may be made of it is
-minimised one column at a time, all rows at once; every step is exact, so the error never rises.
+minimized one column at a time, all rows at once; every step is exact, so the error never rises.
 
 Written against the array API: arrays may be NumPy's or PyTorch's.
 """
@@ -54,7 +54,7 @@ def moments_of(patches: Array, targets: Array, *, centred: bool) -> Moments:
 def descend(
     moments: Moments, start: Array, scale: Array, bounds: tuple[Array, Array], sweeps: int
 ) -> Array:
-    """Return integers between ``bounds`` that minimise the error of ``scale`` times them.
+    """Return integers between ``bounds`` that minimize the error of ``scale`` times them.
 
     ``start`` and ``bounds`` are groups x outputs x depth, ``scale`` broadcasts to them.
     """

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from lowbit.graph.names import tensor_name
 from lowbit.graph.segment import segment_session
-from lowbit.graph.session import Array, Feed, Optimise, Session
+from lowbit.graph.session import Array, Feed, Optimize, Session
 from lowbit.refine.store import Store
 
 _REPEATED = frozenset(("DequantizeLinear",))
@@ -45,13 +45,13 @@ class Flow:
         steps: Sequence[Sequence[str]],
         store: Store,
         *,
-        optimise: Optimise = "none",
+        optimize: Optimize = "none",
         device: str = "cpu",
         name: str,
     ) -> None:
         """Plan the run: ``steps`` are the values wanted after each step."""
         self._model, self._store, self._name = model, store, name
-        self._optimise, self._device = optimise, device
+        self._optimize, self._device = optimize, device
         self._steps = _plan(model, steps)
         self._types: dict[str, np.dtype[Any]] = {}
         self._session: Session | None = None
@@ -70,7 +70,7 @@ class Flow:
                 {name: self._types.get(name) for name in step.reads},
                 outputs,
                 {k: v for k, v in constants.items() if k in known},
-                optimise=self._optimise,
+                optimize=self._optimize,
                 device=self._device,
                 name=self._name,
             )

@@ -2,7 +2,7 @@
 
 A layer has ``groups`` of weights, each a matrix of outputs by depth (input channels of the group
 times kernel size). At a position of the output it reads one patch of depth values a group. A
-normalisation's scale is the case of as many groups as channels, each one output and one value deep.
+normalization's scale is the case of as many groups as channels, each one output and one value deep.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class MatrixLayer(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class NormLayer(Layer):
-    """InstanceNormalization, LayerNormalization: a factor for each channel of the normalised."""
+    """InstanceNormalization, LayerNormalization: a factor for each channel of the normalized."""
 
     axes: tuple[int, ...]
     epsilon: float
@@ -206,20 +206,20 @@ class NormLayer(Layer):
         return matrix.reshape(self.shape)
 
     def patches(self, x: Floats, at: Positions, shape: Sequence[int]) -> Floats:
-        """A patch is one normalised value."""
+        """A patch is one normalized value."""
         del shape
-        return np.asarray(self.flat(self._normalised(x))[:, None, at], np.float32)
+        return np.asarray(self.flat(self._normalized(x))[:, None, at], np.float32)
 
     def patch_sums(self, x: Floats, shape: Sequence[int]) -> Floats:
-        """Add up the normalised values of a channel."""
+        """Add up the normalized values of a channel."""
         del shape
-        return np.asarray(self.flat(self._normalised(x)).sum(axis=1, keepdims=True), np.float32)
+        return np.asarray(self.flat(self._normalized(x)).sum(axis=1, keepdims=True), np.float32)
 
     def flat(self, y: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Channels are axis 1, or all normalised axes."""
+        """Channels are axis 1, or all normalized axes."""
         return y.reshape(-1, self.groups).T if self.last else _channels_first(y)
 
-    def _normalised(self, x: Floats) -> Floats:
+    def _normalized(self, x: Floats) -> Floats:
         axes = self.axes if self.last else tuple(range(2, x.ndim))
         mean = x.mean(axis=axes, keepdims=True)
         spread = np.sqrt(np.square(x - mean).mean(axis=axes, keepdims=True) + self.epsilon)

@@ -133,7 +133,7 @@ QUARK_STANDARD = Target(
         FusedPair(producers=(*_COMPUTE, *_POOLS), consumers=("LeakyRelu", "PRelu")),
         _PADDED_POOLS,
     ),
-    calibrate_optimised=False,
+    calibrate_optimized=False,
     softmax_range=(0.0, 1.0),
 )
 
@@ -158,7 +158,7 @@ QUARK_EXTENDED = Target(
     align=(Alignment(operators=("Concat",), rule="output"),),
     fuse=_QUARK_FUSE,
     transforms=_NPU_TRANSFORMS,
-    calibrate_optimised=False,
+    calibrate_optimized=False,
     softmax_range=(0.0, 1.0),
 )
 
@@ -207,7 +207,7 @@ QUARK_NPU_CNN = Target(
     transforms=_NPU_TRANSFORMS,
     arithmetic=_NPU_ARITHMETIC,
     calibrate_arithmetic=False,
-    calibrate_optimised=False,
+    calibrate_optimized=False,
     softmax_range=(0.0, 1.0),
 )
 
@@ -224,7 +224,7 @@ QUARK_VINT8 = Target(
     transforms=("batchnorm_to_conv", "split_to_slice"),
     arithmetic=("clip_to_relu",),
     calibrate_arithmetic=False,
-    calibrate_optimised=False,
+    calibrate_optimized=False,
     softmax_range=(0.0, 1.0),
 )
 

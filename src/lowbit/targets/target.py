@@ -99,7 +99,7 @@ class Target(_Data, frozen=True, kw_only=True):
         transforms: Rewrites done before calibration, by name (``lowbit.adapt``).
         arithmetic: Rewrites to the device's own arithmetic, by name.
         calibrate_arithmetic: Whether calibration sees the device's arithmetic or the float one.
-        calibrate_optimised: Whether calibration runs the graph with onnxruntime's optimisations.
+        calibrate_optimized: Whether calibration runs the graph with onnxruntime's optimizations.
         softmax_range: Range given to Softmax outputs whatever the data says.
         fallback: Where a node it cannot run goes, for the report.
     """
@@ -124,7 +124,7 @@ class Target(_Data, frozen=True, kw_only=True):
     transforms: tuple[str, ...] = ()
     arithmetic: tuple[str, ...] = ()
     calibrate_arithmetic: bool = True
-    calibrate_optimised: bool = True
+    calibrate_optimized: bool = True
     softmax_range: tuple[float, float] | None = None
     fallback: str = "the CPU"
 

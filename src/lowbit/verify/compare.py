@@ -110,7 +110,7 @@ def _measure_all(
     if not names:  # onnxruntime takes an empty list of names for all outputs
         return
     with session(
-        reference.model, names, threads=1, optimise="all", name="the float model"
+        reference.model, names, threads=1, optimize="all", name="the float model"
     ) as floats:
         yield from bounded_map(
             functools.partial(_measure, reference, floats), iter(waiting), threads

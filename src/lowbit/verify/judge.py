@@ -33,7 +33,7 @@ class Judge:
         self._names = [tensor_name(value) for value in reference.graph.outputs]
         self._samples: list[tuple[Feed, list[Array]]] = []
         room = _MEMORY_FOR_OUTPUTS
-        with session(reference, threads=1, optimise="all", name="the float model") as running:
+        with session(reference, threads=1, optimize="all", name="the float model") as running:
 
             def work(feed: Feed) -> tuple[Feed, list[Array]]:
                 # Copied: an array of onnxruntime's keeps all of its session's memory.

@@ -5,7 +5,7 @@ import onnx_ir as ir
 
 from lowbit.graph import io
 from lowbit.graph.names import names_of
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 
 def test_hardswish_is_a_gate_and_a_product(parse, floats, run) -> None:
@@ -13,7 +13,7 @@ def test_hardswish_is_a_gate_and_a_product(parse, floats, run) -> None:
     original = parse(text.format("[act] h = HardSwish(x) [neg] y = Neg(h)"))
     x = 3 * floats(64)
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert [n.op_type for n in normal.graph] == ["HardSigmoid", "Mul", "Neg"]
     assert normal.graph[1].name == "act"
@@ -28,7 +28,7 @@ def test_hardswish_may_write_the_output(parse, floats, run) -> None:
     original = parse("g (float[64] x) => (float[64] y) { y = HardSwish(x) }")
     x = 3 * floats(64)
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert [v.name for v in normal.graph.outputs] == ["y"]
     assert abs(run(normal, {"x": x})[0] - x * (x / 6 + 0.5).clip(0, 1)).max() < 1e-5

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 
 def attributes(parse, floats, assert_same, node: str, opset: int = 17) -> dict[str, object]:
@@ -14,7 +14,7 @@ def attributes(parse, floats, assert_same, node: str, opset: int = 17) -> dict[s
         ir_version=8 if opset < 19 else 9,
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": floats(1, 4, 9, 9)})
     return {a.name: a.value for a in normal.graph[0].attributes.values()}
@@ -102,7 +102,7 @@ def test_a_weight_of_unknown_shape_is_left_alone(parse, floats, assert_same) -> 
         "g (float[1,4,9,9] x, float[a,b,c,d] w) => (float[1,e,n,m] y) { y = Conv(x, w) }"
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert "kernel_shape" not in normal.graph[0].attributes
     assert_same(original, normal, {"x": floats(1, 4, 9, 9), "w": floats(4, 4, 3, 3)})

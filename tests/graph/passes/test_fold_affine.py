@@ -6,7 +6,7 @@ import pytest
 
 from lowbit.graph import io
 from lowbit.graph.names import names_of
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 CONV_BN = """g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
   [conv] c = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w)
@@ -21,7 +21,7 @@ def ops(model: ir.Model) -> list[str]:
 def test_batchnorm_folds_into_a_convolution_without_bias(parse, floats, norm, assert_same) -> None:
     original = parse(CONV_BN, {"w": floats(4, 3, 3, 3), **norm(4)})
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Conv"]
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})
@@ -30,7 +30,7 @@ def test_batchnorm_folds_into_a_convolution_without_bias(parse, floats, norm, as
 def test_the_convolution_keeps_its_name_and_answers_to_the_norms(parse, floats, norm) -> None:
     original = parse(CONV_BN, {"w": floats(4, 3, 3, 3), **norm(4)})
 
-    node = normalise(io.load(original)).graph[0]
+    node = normalize(io.load(original)).graph[0]
 
     assert node.name == "conv"
     assert set(names_of(node)) == {"conv", "bn", "y", "c"}
@@ -48,7 +48,7 @@ def test_batchnorm_folds_into_grouped_convolutions(
         {"w": floats(4, 4 // group, 3, 3), "b": floats(4), **norm(4)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Conv"]
     assert_same(original, normal, {"x": floats(1, 4, 8, 8)})
@@ -67,7 +67,7 @@ def test_batchnorm_folds_into_transposed_convolutions(
         {"w": floats(4, 8 // group, 3, 3), "b": floats(8), **norm(8)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["ConvTranspose"]
     assert_same(original, normal, {"x": floats(1, 4, 5, 5)})
@@ -90,7 +90,7 @@ def test_batchnorm_folds_into_gemm(
         {"w": weight, **bias, **norm(4)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Gemm"]
     assert_same(original, normal, {"x": floats(2, 3)})
@@ -105,7 +105,7 @@ def test_the_folded_bias_of_gemm_is_a_vector(parse, floats, norm) -> None:
         {"w": floats(3, 4), "b": floats(1, 4), **norm(4)},
     )
 
-    bias = normalise(io.load(original)).graph[0].inputs[2]
+    bias = normalize(io.load(original)).graph[0].inputs[2]
 
     assert bias.const_value.shape.numpy() == (4,)
 
@@ -123,7 +123,7 @@ def test_a_shared_weight_keeps_its_value_for_the_other_user(
         {"w": floats(4, 3, 3, 3), "b": floats(4), **norm(4)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert sorted(ops(normal)) == ["Conv", "Conv", "Relu"]
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})
@@ -145,7 +145,7 @@ def test_two_norms_behind_convolutions_of_one_weight_fold_apart(
         {"w": floats(4, 3, 3, 3), **norm(4), **other},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert "BatchNormalization" not in ops(normal)
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})
@@ -164,7 +164,7 @@ def test_batchnorm_stays_when_its_input_has_another_use(
         {"w": floats(4, 3, 3, 3), **norm(4)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert "BatchNormalization" in ops(normal)
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})
@@ -185,7 +185,7 @@ def test_batchnorm_stays_when_its_input_is_read_by_a_branch(
         {"w": floats(4, 3, 3, 3), **norm(4)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert "BatchNormalization" in ops(normal)
     assert_same(original, normal, {"x": floats(1, 3, 8, 8), "p": np.array(True)})
@@ -202,7 +202,7 @@ def test_batchnorm_with_a_varying_statistic_stays(parse, floats, norm, assert_sa
         weights,
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Conv", "BatchNormalization"]
     assert_same(original, normal, {"x": floats(1, 3, 8, 8), "mean": mean})
@@ -217,7 +217,7 @@ def test_a_convolution_whose_weight_is_fed_is_left_alone(parse, floats, norm, as
         norm(4),
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Conv", "BatchNormalization"]
     assert_same(original, normal, {"x": floats(1, 3, 8, 8), "w": floats(4, 3, 3, 3)})
@@ -234,7 +234,7 @@ def test_a_made_up_bias_takes_no_activations_name(parse, floats, norm, assert_sa
         {"w": floats(4, 3, 3, 3), **norm(4)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert "a_bias" in {v.name for n in normal.graph for v in n.outputs}
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})
@@ -244,7 +244,7 @@ def test_a_variance_below_zero_is_left_to_the_runtime(parse, floats, norm) -> No
     weights = {**norm(4), "var": np.float32([1, 1, -1, 1])}
     original = parse(CONV_BN, {"w": floats(4, 3, 3, 3), **weights})
 
-    assert ops(normalise(io.load(original))) == ["Conv", "BatchNormalization"]
+    assert ops(normalize(io.load(original))) == ["Conv", "BatchNormalization"]
 
 
 def test_the_folded_numbers_are_those_of_single_precision(parse, floats, norm) -> None:
@@ -253,7 +253,7 @@ def test_the_folded_numbers_are_those_of_single_precision(parse, floats, norm) -
     original = parse(CONV_BN.replace("(x, w)", "(x, w, b)"), weights)
     factor = weights["gamma"] / np.sqrt(weights["var"] + np.float32(0.01))
 
-    conv = normalise(io.load(original)).graph[0]
+    conv = normalize(io.load(original)).graph[0]
 
     weight, bias = (value.const_value.numpy() for value in conv.inputs[1:])
     np.testing.assert_array_equal(weight, weights["w"] * factor.reshape(4, 1, 1, 1))

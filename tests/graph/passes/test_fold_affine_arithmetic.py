@@ -6,7 +6,7 @@ import pytest
 
 from lowbit.graph import io
 from lowbit.graph.names import names_of
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 
 def ops(model: ir.Model) -> list[str]:
@@ -30,7 +30,7 @@ def test_arithmetic_by_a_constant_folds_into_a_convolution(
         {"w": floats(4, 3, 3, 3), "b": floats(4), "k": np.asarray(floats(*shape))},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Conv"]
     assert {"conv", "affine", "y"} <= set(names_of(normal.graph[0]))
@@ -50,7 +50,7 @@ def test_arithmetic_by_a_constant_folds_into_gemm(
         {"w": floats(3, 4), "b": floats(4), "k": np.asarray(floats(*shape))},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Gemm"]
     assert_same(original, normal, {"x": floats(2, 3)}, tolerance=1e-4)
@@ -73,7 +73,7 @@ def test_a_constant_along_another_axis_is_not_folded(
         {"w": floats(4, 3, 3, 3), "k": floats(*shape)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Conv", "Add"]
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})
@@ -88,7 +88,7 @@ def test_a_constant_that_widens_a_single_channel_is_not_folded(parse, floats, as
         {"w": floats(1, 3, 3, 3), "k": floats(1, 4, 1, 1)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Conv", "Mul"]
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})
@@ -104,7 +104,7 @@ def test_a_division_that_is_not_linear_is_not_folded(parse, floats, expression: 
         {"w": floats(4, 3, 3, 3), "k": floats(1), "zero": np.zeros(1, np.float32)},
     )
 
-    assert ops(normalise(io.load(original))) == ["Conv", "Div"]
+    assert ops(normalize(io.load(original))) == ["Conv", "Div"]
 
 
 @pytest.mark.parametrize("residual", ["Add(c, x)", "Add(x, c)", "Mul(c, c)", "Mul(c, d)"])
@@ -121,7 +121,7 @@ def test_what_depends_on_another_activation_stays(
         {"w": floats(4, 4, 3, 3), "v": floats(4, 4, 3, 3)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert sorted(ops(normal)) == sorted(
         ["Conv", "Conv", residual.split("(", maxsplit=1)[0], "Add"]
@@ -148,7 +148,7 @@ def test_a_chain_folds_as_a_whole(parse, floats, norm, assert_same) -> None:
         },
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["ConvTranspose", "Relu"]
     assert {"up", "shift", "bn", "scale", "flip"} <= set(names_of(normal.graph[0]))
@@ -164,7 +164,7 @@ def test_a_factor_alone_adds_no_bias(parse, floats) -> None:
         {"w": floats(4, 3, 3, 3), "k": floats(1)},
     )
 
-    assert len(normalise(io.load(original)).graph[0].inputs) == 2
+    assert len(normalize(io.load(original)).graph[0].inputs) == 2
 
 
 def test_an_offset_leaves_a_shared_weight_shared(parse, floats, assert_same) -> None:
@@ -178,7 +178,7 @@ def test_an_offset_leaves_a_shared_weight_shared(parse, floats, assert_same) -> 
         {"w": floats(4, 3, 3, 3), "k": floats(1, 4, 1, 1)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert len({n.inputs[1] for n in normal.graph if n.op_type == "Conv"}) == 1
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})

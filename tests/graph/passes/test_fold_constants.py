@@ -6,7 +6,7 @@ import pytest
 
 from lowbit.graph import io
 from lowbit.graph.constants import constant
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 
 def ops(model: ir.Model) -> list[str]:
@@ -32,7 +32,7 @@ def test_a_weight_behind_constant_nodes_becomes_a_weight(
         {"v": floats(*weight), "shape": np.int64([3, 4]), "two": np.float32([2])},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["MatMul"]
     assert constant(normal.graph[0].inputs[1]).shape == (3, 4)
@@ -55,7 +55,7 @@ def test_constant_nodes_become_constants(
         f"g (float[2,4] x) => (float[2,4] y) {{ k = Constant<{attribute}>() y = Mul(x, k) }}"
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Mul"]
     np.testing.assert_array_equal(constant(normal.graph[0].inputs[1]), expected)
@@ -68,7 +68,7 @@ def test_constant_shapes_become_constants(parse, floats, assert_same, attribute:
         f"g (float[2,4] x) => (float[4,2] y) {{ s = Constant<{attribute}>() y = Reshape(x, s) }}"
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Reshape"]
     assert_same(original, normal, {"x": floats(2, 4)})
@@ -85,7 +85,7 @@ def test_constant_integers_and_strings_become_constants(parse, run) -> None:
     )
     feed = {"x": np.array(["a", "b"], dtype=object)}
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Equal"]
     np.testing.assert_array_equal(run(normal, feed)[0], [True, False])
@@ -103,7 +103,7 @@ def test_a_value_used_by_a_branch_is_computed_for_it(parse, floats, assert_same)
         {"v": floats(4, 3)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["If"]
     for branch in (True, False):
@@ -120,7 +120,7 @@ def test_a_constant_output_keeps_its_node(parse, floats, assert_same) -> None:
         {"v": floats(4, 3)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": floats(2, 3)})
 
@@ -139,7 +139,7 @@ def test_what_grows_or_draws_is_left_to_the_runtime(parse, made: str) -> None:
         },
     )
 
-    assert len(ops(normalise(io.load(original)))) == 2
+    assert len(ops(normalize(io.load(original)))) == 2
 
 
 def test_sequences_of_constants_stay(parse, floats, assert_same) -> None:
@@ -152,7 +152,7 @@ def test_sequences_of_constants_stay(parse, floats, assert_same) -> None:
         {"v": floats(2), "w": floats(2)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": floats(2), "i": np.array(1, np.int64)})
 
@@ -168,7 +168,7 @@ def test_an_operator_is_computed_even_if_its_name_is_anothers(parse, floats, ass
         {"v": floats(4, 3)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["MatMul", "Relu"]
     assert_same(original, normal, {"x": floats(2, 3)})

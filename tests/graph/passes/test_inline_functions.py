@@ -8,7 +8,7 @@ import pytest
 from lowbit.errors import ModelError
 from lowbit.graph import io
 from lowbit.graph.names import names_of
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 
 def ops(model: ir.Model) -> list[str]:
@@ -37,7 +37,7 @@ Shift (v) => (r) {
 def test_functions_are_inlined(floats, assert_same) -> None:
     original = onnx.parser.parse_model(FUNCTIONS.replace("VERSION", "17"))
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Add", "LeakyRelu", "Add", "LeakyRelu"]
     assert not normal.functions
@@ -53,4 +53,4 @@ def test_functions_of_another_operator_set_are_refused() -> None:
     original = onnx.parser.parse_model(FUNCTIONS.replace("VERSION", "16"))
 
     with pytest.raises(ModelError, match=r"functions cannot be inlined \(Opset mismatch"):
-        normalise(io.load(original))
+        normalize(io.load(original))

@@ -5,20 +5,20 @@ import onnx_ir as ir
 
 from lowbit.graph import io
 from lowbit.graph.names import names_of
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.graph.passes.name_everything import name_everything
 
 
 def test_unnamed_nodes_are_named_after_what_they_write(parse) -> None:
     original = parse("g (float[4] x) => (float[4] y) { h = Relu(x) y = Neg(h) }")
 
-    assert [node.name for node in normalise(io.load(original)).graph] == ["h", "y"]
+    assert [node.name for node in normalize(io.load(original)).graph] == ["h", "y"]
 
 
 def test_a_given_name_wins_over_a_made_up_one(parse) -> None:
     original = parse("g (float[4] x) => (float[4] y) { h = Relu(x) [h] y = Neg(h) }")
 
-    relu, neg = normalise(io.load(original)).graph
+    relu, neg = normalize(io.load(original)).graph
 
     assert neg.name == "h"
     assert relu.name == "h_1"
@@ -29,7 +29,7 @@ def test_nodes_of_one_name_all_answer_to_it(parse) -> None:
         "g (float[4] x) => (float[4] y) { [n] h = Relu(x) [n] i = Neg(h) [n_1] y = Abs(i) }"
     )
 
-    nodes = list(normalise(io.load(original)).graph)
+    nodes = list(normalize(io.load(original)).graph)
 
     assert [node.name for node in nodes] == ["n", "n_2", "n_1"]
     assert ["n" in names_of(node) for node in nodes] == [True, True, False]
@@ -40,7 +40,7 @@ def test_the_names_outlast_a_conversion_of_the_operator_set(parse) -> None:
         "g (float[4] x) => (float[4] y) { [n] h = Relu(x) [n] y = Neg(h) }", opset=9, ir_version=4
     )
 
-    nodes = list(normalise(io.load(original)).graph)
+    nodes = list(normalize(io.load(original)).graph)
 
     assert all("n" in names_of(node) for node in nodes)
     assert len({node.name for node in nodes}) == 2
@@ -56,7 +56,7 @@ def test_branches_that_use_the_same_names_get_their_own(parse, floats, assert_sa
         }"""
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     names = [value.name for node in normal.graph.all_nodes() for value in node.outputs]
     assert len(names) == len(set(names))
@@ -91,7 +91,7 @@ def test_an_output_left_out_on_purpose_stays_out(parse, floats, assert_same) -> 
     )
     original.graph.node[0].output[1] = original.graph.node[0].output[2] = ""
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert [value.name for value in normal.graph[0].outputs] == ["y", "", "", "s"]
     assert_same(original, normal, {"x": floats(1, 2, 4)})
@@ -104,7 +104,7 @@ def test_thousands_of_nodes_of_one_name_are_told_apart(parse, floats, assert_sam
         + "}"
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert len({node.name for node in normal.graph}) == 2000
     assert_same(original, normal, {"x": floats(4)})

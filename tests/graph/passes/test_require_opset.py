@@ -7,7 +7,7 @@ import pytest
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
-from lowbit.graph.normalise import LOWEST_OPSET, normalise
+from lowbit.graph.normalize import LOWEST_OPSET, normalize
 from lowbit.graph.passes.require_opset import require_opset
 
 IR_VERSIONS = {19: 9, 20: 9, 21: 10, 22: 10}
@@ -70,12 +70,12 @@ def _cnn(parse, floats, norm, opset: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("opset", range(7, 23))
-def test_a_network_of_any_operator_set_is_normalised(
+def test_a_network_of_any_operator_set_is_normalized(
     parse, floats, norm, assert_same, opset: int
 ) -> None:
     original = _cnn(parse, floats, norm, opset)
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert normal.opset_imports[""] == max(opset, LOWEST_OPSET)
     assert {"conv", "clip", "pad", "pool", "split", "gemm"} <= {n.name for n in normal.graph}
@@ -89,7 +89,7 @@ def test_an_operator_set_too_old_is_refused(parse, opset: int) -> None:
     original = parse("g (float[4] x) => (float[4] y) { y = Relu(x) }", opset=opset, ir_version=3)
 
     with pytest.raises(ModelError, match=f"at operator set {opset}; 7 is the oldest .* Export it"):
-        normalise(io.load(original))
+        normalize(io.load(original))
 
 
 def test_a_model_that_is_there_already_is_itself(parse) -> None:
@@ -143,7 +143,7 @@ def test_branches_are_converted(parse, floats, assert_same) -> None:
         opset=11,
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     for branch in (True, False):
         assert_same(original, normal, {"x": floats(1, 4), "p": np.array(branch)})
@@ -161,7 +161,7 @@ def test_what_cannot_be_converted_is_explained(parse, monkeypatch) -> None:
     with pytest.raises(
         ModelError, match=r"set 9 and could not be converted to 13 \(no adapter for Foo\)"
     ):
-        normalise(model)
+        normalize(model)
 
 
 def test_a_conversion_that_did_not_happen_is_noticed(parse, monkeypatch) -> None:
@@ -171,4 +171,4 @@ def test_a_conversion_that_did_not_happen_is_noticed(parse, monkeypatch) -> None
     model = io.load(parse("g (float[4] x) => (float[4] y) { y = Relu(x) }", opset=9))
 
     with pytest.raises(ModelError, match="from operator set 9 to 13 did not happen"):
-        normalise(model)
+        normalize(model)

@@ -6,7 +6,7 @@ import pytest
 
 from lowbit.graph import io
 from lowbit.graph.names import names_of
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 
 def ops(model: ir.Model) -> list[str]:
@@ -30,7 +30,7 @@ def test_what_computes_nothing_is_dropped(
 ) -> None:
     original = parse(f"g (float[4] x) => (float[4] y) {{ {graph.replace('IDLE', idle)} }}")
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == left
     assert_same(original, normal, {"x": floats(4)})
@@ -40,7 +40,7 @@ def test_what_computes_nothing_is_dropped(
 def test_an_input_that_is_the_output_needs_a_node(parse, floats, assert_same, idle: str) -> None:
     original = parse(f"g (float[4] x) => (float[4] y) {{ y = {idle}(x) }}")
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert normal.graph.num_nodes() == 1
     assert_same(original, normal, {"x": floats(4)})
@@ -49,7 +49,7 @@ def test_an_input_that_is_the_output_needs_a_node(parse, floats, assert_same, id
 def test_two_outputs_of_one_value_both_stay(parse, floats, assert_same) -> None:
     original = parse("g (float[4] x) => (float[4] y, float[4] z) { y = Relu(x) z = Identity(y) }")
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": np.abs(floats(4))})
 
@@ -59,7 +59,7 @@ def test_two_identities_of_one_value_as_outputs_both_stay(parse, floats, assert_
         "g (float[4] x) => (float[4] y, float[4] z) { h = Relu(x) y = Identity(h) z = Identity(h) }"
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": np.abs(floats(4))})
 
@@ -70,7 +70,7 @@ def test_a_constant_as_output_stays(parse, floats, assert_same) -> None:
         {"w": floats(4)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": floats(4)})
 
@@ -78,7 +78,7 @@ def test_a_constant_as_output_stays(parse, floats, assert_same) -> None:
 def test_the_producer_still_answers_to_the_tensor_it_wrote(parse) -> None:
     original = parse("g (float[4] x) => (float[4] y) { [relu] h = Relu(x) y = Identity(h) }")
 
-    node = normalise(io.load(original)).graph[0]
+    node = normalize(io.load(original)).graph[0]
 
     assert set(names_of(node)) == {"relu", "h", "y"}
 
@@ -90,7 +90,7 @@ def test_dropout_stays_only_where_it_trains(parse, *, training: bool) -> None:
         {"r": np.array(0.5, np.float32), "t": np.array(training)},
     )
 
-    assert ("Dropout" in ops(normalise(io.load(original)))) is training
+    assert ("Dropout" in ops(normalize(io.load(original)))) is training
 
 
 def test_dropout_whose_mask_is_used_stays(parse, floats, assert_same) -> None:
@@ -101,7 +101,7 @@ def test_dropout_whose_mask_is_used_stays(parse, floats, assert_same) -> None:
         }"""
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": np.abs(floats(4))})
 
@@ -118,7 +118,7 @@ def test_duplicates_are_merged_and_both_names_are_known(parse, floats, assert_sa
         {"k": np.float32([2]), "l": np.float32([2])},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert ops(normal) == ["Relu", "Mul", "Add"]
     assert {"first", "second", "a", "b"} <= set(names_of(normal.graph[0]))
@@ -142,13 +142,13 @@ def test_what_differs_is_not_merged(parse, pair: tuple[str, str]) -> None:
         {"k": np.float32([2]), "l": np.float32([3])},
     )
 
-    assert normalise(io.load(original)).graph.num_nodes() == 3
+    assert normalize(io.load(original)).graph.num_nodes() == 3
 
 
 def test_duplicates_that_are_outputs_stay(parse, floats, assert_same) -> None:
     original = parse("g (float[4] x) => (float[4] y, float[4] z) { y = Relu(x) z = Relu(x) }")
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": np.abs(floats(4))})
 
@@ -159,4 +159,4 @@ def test_duplicates_reading_strings_are_no_problem(parse) -> None:
         {"words": np.array(["a", "b"], dtype=object)},
     )
 
-    assert ops(normalise(io.load(original))) == ["Gather"]
+    assert ops(normalize(io.load(original))) == ["Gather"]

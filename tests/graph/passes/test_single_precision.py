@@ -8,7 +8,7 @@ from onnx import TensorProto, numpy_helper
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 
 # The parser reads halves by their bits: 16384 is 2.0.
 OTHER = {ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
@@ -38,7 +38,7 @@ def test_a_half_precision_model_computes_in_single_and_keeps_its_boundary(
         {"w": floats(4, 3, 3, 3).astype(np.float16), **halves},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert [n.op_type for n in normal.graph] == ["Cast", "Conv", "Relu", "Cast"]
     assert not inner_types(normal) & OTHER
@@ -59,7 +59,7 @@ def test_islands_of_single_precision_are_joined(parse, floats, assert_same) -> N
         {"w": floats(4, 4).astype(np.float16)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert [n.op_type for n in normal.graph] == ["Cast", "MatMul", "Softmax", "Mul", "Cast"]
     assert not inner_types(normal) & OTHER
@@ -77,7 +77,7 @@ def test_half_precision_between_casts_of_a_single_precision_model_goes(
         }"""
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert [n.op_type for n in normal.graph] == ["Relu"]
     assert_same(original, normal, {"x": floats(2, 4)}, tolerance=0.01)
@@ -91,7 +91,7 @@ def test_a_cast_to_an_integer_stays(parse, floats, assert_same) -> None:
         }"""
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert_same(original, normal, {"x": (3 * floats(2, 4)).astype(np.float16)})
 
@@ -105,7 +105,7 @@ def test_a_double_precision_model_keeps_its_boundary(parse, rng, assert_same) ->
         {"w": rng.normal(size=(4, 3)), "b": rng.normal(size=3)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert not inner_types(normal) & OTHER
     assert_same(original, normal, {"x": rng.normal(size=(2, 4))}, tolerance=1e-5)
@@ -120,7 +120,7 @@ def test_weights_in_bfloat16_become_weights(parse, floats, run) -> None:
     reference = parse(text.format(cast=""), {"w": weight.astype(np.float32)})
     feed = {"x": floats(1, 3, 8, 8)}
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     assert [n.op_type for n in normal.graph] == ["Conv"]
     np.testing.assert_array_equal(run(normal, feed)[0], run(reference, feed)[0])
@@ -146,7 +146,7 @@ def test_branches_and_loops_are_converted_too(parse, floats, assert_same) -> Non
         {"w": floats(2).astype(np.float16)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     for branch in (True, False):
         feed = {
@@ -167,7 +167,7 @@ def test_a_sequence_of_halves_inside_is_converted(parse, floats, assert_same) ->
         {"w": floats(2).astype(np.float16)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     feed = {"x": floats(2).astype(np.float16), "i": np.array(0, np.int64)}
     assert_same(original, normal, feed, tolerance=0.01)
@@ -177,14 +177,14 @@ def test_a_sequence_of_halves_at_the_boundary_is_refused(parse) -> None:
     original = parse("g (seq(float16[2]) s, int64 i) => (float16[2] y) { y = SequenceAt(s, i) }")
 
     with pytest.raises(ModelError, match=r"'s' is .* export the model in float32"):
-        normalise(io.load(original))
+        normalize(io.load(original))
 
 
 def test_an_input_that_is_an_output_keeps_its_type(parse, floats, run) -> None:
     original = parse("g (float16[2] x) => (float16[2] x, float16[2] y) { y = Relu(x) }")
     feed = {"x": floats(2).astype(np.float16)}
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     for expected, actual in zip(run(original, feed), run(normal, feed), strict=True):
         np.testing.assert_array_equal(actual, expected)
@@ -196,7 +196,7 @@ def test_weights_are_converted_only_when_read(parse, floats) -> None:
         {"w": floats(4, 3).astype(np.float16)},
     )
 
-    normal = normalise(io.load(original))
+    normal = normalize(io.load(original))
 
     weight = next(v.const_value for v in normal.graph.initializers.values())
     assert isinstance(weight, ir.LazyTensor)
@@ -206,4 +206,4 @@ def test_weights_are_converted_only_when_read(parse, floats) -> None:
 def test_a_single_precision_model_is_left_alone(parse, floats) -> None:
     original = parse("g (float[2,4] x) => (float[2,3] y) { y = MatMul(x, w) }", {"w": floats(4, 3)})
 
-    assert [n.op_type for n in normalise(io.load(original)).graph] == ["MatMul"]
+    assert [n.op_type for n in normalize(io.load(original)).graph] == ["MatMul"]

@@ -45,7 +45,7 @@ def fold_affine(model: ir.Model) -> None:
             _fold(model.graph, node)
 
 
-def normalisation(node: ir.Node) -> tuple[Floats, Floats, Floats] | None:
+def normalization(node: ir.Node) -> tuple[Floats, Floats, Floats] | None:
     """Return mean, factor and offset of a BatchNormalization; ``None`` if it trains or they vary."""
     extra = any(value.name or value.uses() for value in node.outputs[1:])
     if extra or node.attributes.get_int("training_mode", 0) != 0:
@@ -120,7 +120,7 @@ def _channel_axis(compute: ir.Node) -> int:
 def _affine(node: ir.Node, source: ir.Value, channels: int, rank: int) -> Affine | None:
     """Return what the node does to each channel of ``source``."""
     if node.op_type == "BatchNormalization":
-        parameters = normalisation(node)
+        parameters = normalization(node)
         return None if parameters is None else Affine(*parameters)
     first = node.inputs[0] is source
     number = _channel_numbers(node.inputs[1 if first else 0], channels, rank)

@@ -1,4 +1,4 @@
-"""The older home of graph optimisation, which every run begins with."""
+"""The older home of graph optimization, which every run begins with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.quark.errors import say
 
 __all__ = ["optimize"]
@@ -17,4 +17,4 @@ def optimize(model: onnx.ModelProto, *args: Any, **options: Any) -> onnx.ModelPr
     """Return the model in lowbit's normal form: it computes the same with fewer nodes."""
     if args or options:
         say("optimize: the normal form is one and the same; further arguments have no effect")
-    return io.to_proto(normalise(io.load(model)))
+    return io.to_proto(normalize(io.load(model)))

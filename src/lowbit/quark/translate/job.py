@@ -10,7 +10,7 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant, Rotate
+from lowbit.config.equalize import QuarkCle, QuarkSmoothQuant, Rotate
 from lowbit.config.mixing import Mixing
 from lowbit.config.refine import AdaRound, Refinement
 from lowbit.config.specs import BiasSpec, ProductBias, Spec, TensorOverride, TensorSpec
@@ -93,7 +93,7 @@ def make_job(
         domain=_domain(flow, options),
         head="int8",
         rotate=_rotate(config, options),
-        equalise=_equalise(config, options),
+        equalize=_equalize(config, options),
         smooth=_smooth(config, options),
         correct=bool(options.BiasCorrection),
         casts=bool(options.BF16QDQToCast),
@@ -188,7 +188,7 @@ def _tensors(
     return (*tensor_overrides(given, nodes, start), *unquantized_outputs(bare))
 
 
-def _equalise(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | None:
+def _equalize(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | None:
     if not config.include_cle or options.SkipPreprocess:
         return None
     return QuarkCle(

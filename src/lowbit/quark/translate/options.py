@@ -101,7 +101,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     CopySharedInit: Annotated[Names, _NORMAL] = None
     CopyBiasInit: Annotated[Names, _NORMAL] = None
     FillAllValueInfo: Annotated[Flag, _NORMAL] = None
-    SkipPreprocess: Annotated[Flag, does("no rewrites, no equalisation")] = None
+    SkipPreprocess: Annotated[Flag, does("no rewrites, no equalization")] = None
     ConvertOpsetVersion: Annotated[int | None, does("the operator set of the model")] = None
     ConvertNCHWToNHWC: Annotated[Flag, does("Transpose at four-dimensional inputs, outputs")] = None
     FixShapes: Annotated[str | None, does("the shapes of inputs")] = None
@@ -112,7 +112,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     SplitLargeKernelPool: Annotated[Flag, _TRANSFORM] = None
     ConvertSplitToSlice: Annotated[Flag, _TRANSFORM] = None
     ConvertClipToRelu: Annotated[Flag, _ARITHMETIC] = None
-    ReplaceClip6Relu: Annotated[Flag, does("equalise.replace_relu6")] = None
+    ReplaceClip6Relu: Annotated[Flag, does("equalize.replace_relu6")] = None
 
     # Which nodes and tensors
     OpTypesToQuantize: Annotated[Names, _SELECT] = None
@@ -221,12 +221,12 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # Algorithms
     CLEBalanceMethod: Annotated[Literal["max"] | None, does("the only one there is")] = None
-    CLESteps: Annotated[int | None, does("equalise.steps")] = None
-    CLEWeightThreshold: Annotated[float | None, does("equalise.weight_threshold")] = None
-    CLEScaleAppendBias: Annotated[Flag, does("equalise.append_bias")] = None
-    CLEScaleUseThreshold: Annotated[Flag, does("equalise.use_threshold")] = None
+    CLESteps: Annotated[int | None, does("equalize.steps")] = None
+    CLEWeightThreshold: Annotated[float | None, does("equalize.weight_threshold")] = None
+    CLEScaleAppendBias: Annotated[Flag, does("equalize.append_bias")] = None
+    CLEScaleUseThreshold: Annotated[Flag, does("equalize.use_threshold")] = None
     CLETotalLayerDiffThreshold: Annotated[
-        float | None, does("equalise.total_layer_diff_threshold")
+        float | None, does("equalize.total_layer_diff_threshold")
     ] = None
     SmoothAlpha: Annotated[float | None, does("SmoothQuant's alpha")] = None
     BiasCorrection: Annotated[Flag, does("correct")] = None

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from lowbit.config.equalise import QuarkCle, QuarkSmoothQuant
-from lowbit.equalise import equalise, smooth
-from lowbit.equalise.stem import equalise_stem
+from lowbit.config.equalize import QuarkCle, QuarkSmoothQuant
+from lowbit.equalize import equalize, smooth
+from lowbit.equalize.stem import equalize_stem
 from lowbit.graph import io
-from lowbit.graph.normalise import normalise
+from lowbit.graph.normalize import normalize
 from lowbit.graph.session import Feed
 from lowbit.quark.errors import QuarkConfigError, say
 
@@ -29,7 +29,7 @@ def cle_transforms(
     cle_scale_use_threshold: bool = True,  # noqa: FBT001, FBT002
     cle_total_layer_diff_threshold: float = 1.9e-7,
 ) -> onnx.ModelProto:
-    """Return the model equalised across layers; it computes the same."""
+    """Return the model equalized across layers; it computes the same."""
     _say_unused(op_types_to_quantize, nodes_to_quantize)
     if cle_balance_method != "max":
         raise QuarkConfigError(f"cle_balance_method is {cle_balance_method!r}; 'max' is known")
@@ -40,7 +40,7 @@ def cle_transforms(
         use_threshold=cle_scale_use_threshold,
         total_layer_diff_threshold=cle_total_layer_diff_threshold,
     )
-    even = equalise(normalise(io.load(model)), how, keep=set(nodes_to_exclude))
+    even = equalize(normalize(io.load(model)), how, keep=set(nodes_to_exclude))
     return io.to_proto(even.model)
 
 
@@ -53,7 +53,7 @@ def stem_equalize_transforms(
     """Return the model with the channels of its first convolution evened out."""
     _say_unused(op_types_to_quantize, [*nodes_to_quantize, *nodes_to_exclude])
     loaded = io.load(model)
-    equalise_stem(loaded.graph)
+    equalize_stem(loaded.graph)
     return io.to_proto(loaded)
 
 
@@ -65,11 +65,11 @@ def smooth_transforms(
 ) -> onnx.ModelProto:
     """Return the model with a Mul before each MatMul with constant weights; it computes the same."""
     del use_external_data_format  # Nothing is written here.
-    model = normalise(io.load(input_model))
+    model = normalize(io.load(input_model))
     return io.to_proto(smooth(model, QuarkSmoothQuant(alpha=alpha), dataloader).model)
 
 
 def _say_unused(op_types: Sequence[str], nodes: Sequence[str]) -> None:
     if nodes:
-        say(f"equalisation does not look at these nodes apart: {', '.join(nodes)}")
-    del op_types  # Only convolutions and Gemm are equalised, whatever else is quantized.
+        say(f"equalization does not look at these nodes apart: {', '.join(nodes)}")
+    del op_types  # Only convolutions and Gemm are equalized, whatever else is quantized.

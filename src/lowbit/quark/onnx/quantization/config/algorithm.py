@@ -83,7 +83,7 @@ class SmoothQuantConfig(AlgoConfig):
 
 @dataclasses.dataclass
 class CLEConfig(AlgoConfig):
-    """Cross-layer equalisation."""
+    """Cross-layer equalization."""
 
     name: ClassVar[str] = "cle"
     cle_balance_method: str = _field("CLEBalanceMethod", "max")
