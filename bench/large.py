@@ -11,14 +11,14 @@ from typing import Any
 import onnx
 
 from bench.synthetic import inputs, residual_chain
+from lowbit.api import prepare
 from lowbit.calibrate.collect import collect
 from lowbit.config.presets import find_preset
-from lowbit.emit.qdq import emit_qdq
+from lowbit.emit.emit import emit_qdq
 from lowbit.graph import io
-from lowbit.pipeline import prepare
-from lowbit.plan import make_plan
-from lowbit.resolve.integers import nearest
-from lowbit.resolve.resolve import resolve
+from lowbit.planning import make_plan
+from lowbit.scales.solve import resolve
+from lowbit.scales.stored import nearest
 
 NODES = 20_000
 _CHANNELS = _SIZE = 4

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import lowbit.quark
 
-_OWN = ("translate", "models", "alias", "errors", "running", "rewriting", "by_onnxruntime", "nbits")
+# What is AMD Quark's own tree of names; all else in ``lowbit.quark`` is behind it.
+_MIRRORED = ("common", "onnx", "shares")
 
 
 def main(folder: Path) -> None:
@@ -21,7 +22,7 @@ def main(folder: Path) -> None:
     _write(folder, "lowbit.quark", is_package=True)
     for module in pkgutil.walk_packages(lowbit.quark.__path__, "lowbit.quark."):
         part = module.name.split(".")[2]
-        if part not in _OWN and part != "__main__":
+        if part in _MIRRORED:
             _write(folder, module.name, is_package=module.ispkg)
 
 

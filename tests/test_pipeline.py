@@ -8,7 +8,7 @@ import pytest
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.calibrate.stats import load_stats, save_stats
+from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.config.methods import Percentile
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.targets import find_target

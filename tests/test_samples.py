@@ -1,7 +1,7 @@
 import numpy as np
 
 from lowbit.data import InputInfo, open_data
-from lowbit.samples import split
+from lowbit.data.split import split
 
 INPUTS = [InputInfo("x", np.dtype(np.float32), (1, 2))]
 

@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime as ort
 
 import lowbit
-from lowbit.diagnose import examine
-from lowbit.html import write_report
-from lowbit.terminal import consoles, report as terminal_report
+from lowbit.api import examine
+from lowbit.report.html import write_report
+from lowbit.report import tables as consoles, result as terminal_report
 
 HERE = pathlib.Path(__file__).resolve().parent
 OUTPUT = pathlib.Path("demo-output")

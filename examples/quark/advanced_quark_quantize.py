@@ -16,7 +16,7 @@ import sys
 from lowbit import LowbitError
 from lowbit.data import open_data
 from lowbit.graph import io
-from lowbit.pipeline import model_inputs
+from lowbit.api import model_inputs
 from lowbit.quark.onnx import (
     CalibrationDataReader,
     CalibrationMethod,

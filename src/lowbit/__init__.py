@@ -22,8 +22,10 @@ from lowbit.errors import (
     PlanError,
     VerificationError,
 )
+from lowbit.version import __version__
 
 if TYPE_CHECKING:
+    from lowbit.api import Result, compare, convert, quantize
     from lowbit.config import presets
     from lowbit.config.config import QuantConfig
     from lowbit.config.files import read_config
@@ -37,34 +39,30 @@ if TYPE_CHECKING:
         TensorSpec,
     )
     from lowbit.data import Preprocessing
-    from lowbit.diagnose import compare
     from lowbit.numerics.formats import Format
-    from lowbit.pipeline import Result, convert, quantize
-    from lowbit.plan.plan import Plan, load_plan, save_plan
-    from lowbit.verify.report import Report
-
-__version__ = "0.1.0"
+    from lowbit.planning.plan import Plan, load_plan, save_plan
+    from lowbit.report.values import Report
 
 _LAZY = {
     "BfpSpec": "lowbit.config.specs",
     "FloatSpec": "lowbit.config.specs",
     "MxSpec": "lowbit.config.specs",
     "Format": "lowbit.numerics.formats",
-    "Plan": "lowbit.plan.plan",
+    "Plan": "lowbit.planning.plan",
     "Preprocessing": "lowbit.data",
     "ProductBias": "lowbit.config.specs",
     "QuantConfig": "lowbit.config.config",
-    "Report": "lowbit.verify.report",
-    "Result": "lowbit.pipeline",
+    "Report": "lowbit.report.values",
+    "Result": "lowbit.api",
     "Rule": "lowbit.config.specs",
     "TensorOverride": "lowbit.config.specs",
     "TensorSpec": "lowbit.config.specs",
-    "convert": "lowbit.pipeline",
-    "compare": "lowbit.diagnose",
-    "load_plan": "lowbit.plan.plan",
-    "quantize": "lowbit.pipeline",
+    "convert": "lowbit.api",
+    "compare": "lowbit.api",
+    "load_plan": "lowbit.planning.plan",
+    "quantize": "lowbit.api",
     "read_config": "lowbit.config.files",
-    "save_plan": "lowbit.plan.plan",
+    "save_plan": "lowbit.planning.plan",
 }
 
 __all__ = [

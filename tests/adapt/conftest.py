@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 
 Arrays = Mapping[str, np.ndarray]
 

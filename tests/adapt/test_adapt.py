@@ -4,9 +4,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.adapt import REWRITES, adapt
 from lowbit.errors import ConfigError
 from lowbit.targets.builtin import BUILTIN
+from lowbit.transforms.rewrites import REWRITES, adapt
 
 EVERYTHING = """g (float[1,4,26,26] x) => (float[1,2,1,1] a, float[1,2,1,1] y, float[1,4,1,1] z) {
   [act] l = LeakyRelu<alpha=0.1>(x)

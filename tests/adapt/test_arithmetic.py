@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.adapt import adapt
+from lowbit.transforms.rewrites import adapt
 
 # What the datapath computes, worked out here without lowbit: an average of N numbers is their
 # sum times k / 2**n with n < 7 + ceil(log2 N), and these kernels have constants of their own.

@@ -1,9 +1,9 @@
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.adapt import adapt
-from lowbit.adapt.side_by_side import side_by_side
 from lowbit.graph.session import session
+from lowbit.transforms.float_reference import side_by_side
+from lowbit.transforms.rewrites import adapt
 
 SWISH = """
 <ir_version: 8, opset_import: ["": 17]>

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.adapt.splice import KEPT, append_factor, candidates, replace_node
-from lowbit.graph.constants import add_constant
-from lowbit.graph.names import names_of
+from lowbit.graph.editing import KEPT, add_constant, append_factor, candidates, replace_node
+from lowbit.graph.naming import names_of
 
 TWO = "g (float[4] x) => (float[4] h, float[4] y) { [first] h = Relu(x) [second] y = Neg(h) }"
 

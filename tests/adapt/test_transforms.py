@@ -4,8 +4,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.adapt import adapt
-from lowbit.graph.names import names_of
+from lowbit.graph.naming import names_of
+from lowbit.transforms.rewrites import adapt
 
 
 def ops(model: ir.Model) -> list[str]:

@@ -7,10 +7,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.calibrate.collect import bounded_map, collect
-from lowbit.calibrate.measure import Measure, OrderedMeasure, thinned
-from lowbit.calibrate.needs import Need, need_of
-from lowbit.calibrate.stats import TensorStats, channel_sums
+from lowbit.calibrate.collect import collect
+from lowbit.calibrate.observers import Measure, Need, OrderedMeasure, need_of, thinned
+from lowbit.calibrate.statistics import TensorStats, channel_sums
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import (
     BY_NAME,
@@ -23,11 +22,12 @@ from lowbit.config.methods import (
 )
 from lowbit.config.specs import ProductBias, TensorOverride, TensorSpec
 from lowbit.errors import CalibrationError
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import Format
-from lowbit.plan import Plan, make_plan
-from lowbit.resolve.density import Density
-from lowbit.resolve.ranges import params_of
+from lowbit.parallel import ordered_map
+from lowbit.planning import Plan, make_plan
+from lowbit.scales.density import Density
+from lowbit.scales.ranges import params_of
 from lowbit.targets import find_target
 
 _MODEL = """
@@ -264,7 +264,7 @@ def test_at_most_as_many_feeds_are_read_ahead_as_threads() -> None:
             next(read)
             yield {}
 
-    results = bounded_map(lambda _: 0, feeds(), 2)
+    results = ordered_map(lambda _: 0, feeds(), 2)
     next(results)
 
     assert next(read) <= 4
@@ -273,7 +273,7 @@ def test_at_most_as_many_feeds_are_read_ahead_as_threads() -> None:
 def test_results_come_in_the_order_of_the_feeds() -> None:
     feeds = [{"n": np.array(k)} for k in range(30)]
 
-    assert list(bounded_map(lambda feed: int(feed["n"]), iter(feeds), 3)) == list(range(30))
+    assert list(ordered_map(lambda feed: int(feed["n"]), iter(feeds), 3)) == list(range(30))
 
 
 def test_samples_that_are_not_finite_do_not_spoil_the_means() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from lowbit.calibrate.loghistogram import BINS, Counter, count, edges
+from lowbit.calibrate.log_histogram import BINS, Counter, count, edges
 
 _ANY_FLOAT = arrays.arrays(
     np.float32, arrays.array_shapes(max_dims=3), elements=st.floats(width=32)

@@ -5,15 +5,15 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.needs import Need
+from lowbit.calibrate.observers import Need
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import ProductBias, TensorSpec
-from lowbit.graph.normalize import normalize
 from lowbit.graph.session import session
+from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import Format
-from lowbit.plan import Plan, make_plan
+from lowbit.planning import Plan, make_plan
 from lowbit.targets import find_target
 
 _MODEL = """

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.calibrate.growing import GrowingHistogram
-from lowbit.calibrate.stats import Stats, TensorStats, channel_sums, load_stats, save_stats
+from lowbit.calibrate.statistics import Stats, TensorStats, channel_sums, load_stats, save_stats
 from lowbit.errors import CalibrationError
 
 _CALM = settings(max_examples=60, deadline=None, derandomize=True)

@@ -12,7 +12,7 @@ import pytest
 import lowbit
 from lowbit.cli import main
 
-HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "rich", "PIL", "lowbit.pipeline")
+HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "rich", "PIL", "lowbit.api")
 
 
 def command(*words: object, **options) -> subprocess.CompletedProcess[str]:

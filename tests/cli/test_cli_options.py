@@ -7,14 +7,15 @@ from typing import get_args
 
 import pytest
 
-from lowbit.adapt import REWRITES
-from lowbit.cli import commands, values
-from lowbit.cli.images import make_preprocessing
+from lowbit.cli import options as commands
+from lowbit.cli import parser as values
+from lowbit.cli.configuration import make_preprocessing
 from lowbit.cli.saving import check_outputs, writing
 from lowbit.config import config, methods
 from lowbit.data import PREPROCESSINGS, Preprocessing, preprocessing
 from lowbit.errors import ConfigError, OutputError
 from lowbit.targets.builtin import BUILTIN
+from lowbit.transforms.rewrites import REWRITES
 
 
 def test_choices_are_those_of_the_library() -> None:

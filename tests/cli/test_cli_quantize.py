@@ -14,7 +14,7 @@ from PIL import Image
 
 from lowbit import QuantConfig
 from lowbit.calibrate import collect as collecting
-from lowbit.config.equalize import SmoothQuant
+from lowbit.config.transforms import SmoothQuant
 
 
 def scales(path: Path) -> dict[str, float]:

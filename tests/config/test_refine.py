@@ -3,7 +3,7 @@ import pytest
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
-from lowbit.config.refine import AdaQuant, AdaRound, Reconstruct
+from lowbit.config.refinement import AdaQuant, AdaRound, Reconstruct
 from lowbit.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lowbit.data import InputInfo
-from lowbit.data.checked import ZERO_FEEDS_TOLERATED, CheckedData
+from lowbit.data.dataset import ZERO_FEEDS_TOLERATED, CheckedData
 from lowbit.errors import DataError
 
 X = InputInfo("x", np.dtype(np.float32), ("n", 2))

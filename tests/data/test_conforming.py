@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowbit.data.conforming import conform
-from lowbit.data.feeds import InputInfo
+from lowbit.data.dataset import InputInfo, conform
 from lowbit.errors import DataError
 
 X = InputInfo("x", np.dtype(np.float32), ("batch", 4))

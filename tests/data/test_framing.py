@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowbit.data import PREPROCESSINGS, Preprocessing
-from lowbit.data.framing import Cover, Framing, Letterbox, Stretch, choose_framing
+from lowbit.data.preprocessing import Cover, Framing, Letterbox, Stretch, choose_framing
 from lowbit.errors import DataError
 
 IMAGENET = PREPROCESSINGS["imagenet"]

@@ -11,7 +11,7 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader
 
 from lowbit.data import Data, InputInfo, open_data
-from lowbit.data.iterables import SpoolingSource
+from lowbit.data.sources import SpoolingSource
 from lowbit.errors import DataError
 
 X = InputInfo("x", np.dtype(np.float32), ("n", 4))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lowbit.data import PREPROCESSINGS, InputInfo, Preprocessing
-from lowbit.data.picture_plan import plan_pictures
+from lowbit.data.images import plan_pictures
 from lowbit.errors import DataError
 
 Shape = tuple[int | str | None, ...] | None

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from lowbit.data import InputInfo, Preprocessing, open_data
-from lowbit.data.picture_plan import PicturePlan, plan_pictures
-from lowbit.data.pictures import AHEAD, PictureSource, open_picture_folder, open_pixel_rows
-from lowbit.data.rows import Table
+from lowbit.data.arrays import Table
+from lowbit.data.images import (
+    AHEAD,
+    PicturePlan,
+    PictureSource,
+    open_picture_folder,
+    open_pixel_rows,
+    plan_pictures,
+)
 from lowbit.errors import DataError
 
 

@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from lowbit.data import PREPROCESSINGS, InputInfo, Preprocessing
-from lowbit.data.picture_plan import PicturePlan, plan_pictures
-from lowbit.data.rendering import render_file, render_pixels
+from lowbit.data.images import PicturePlan, plan_pictures, render_file, render_pixels
 from lowbit.errors import DataError
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (6, 10, 3), dtype=np.uint8)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lowbit.data import InputInfo, open_data
-from lowbit.data.rows import RowSource, read_npz, take_array
+from lowbit.data.arrays import RowSource, read_npz, take_array
 from lowbit.errors import DataError
 
 ROWS = np.arange(1, 29, dtype=np.float32).reshape(7, 4)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lowbit.data import InputInfo
-from lowbit.data.spool import FeedSpool, Spool
+from lowbit.data.sources import FeedSpool, Spool
 
 
 def test_folder_goes_with_its_owner() -> None:

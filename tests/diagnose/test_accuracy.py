@@ -4,8 +4,8 @@ from skimage.metrics import mean_squared_error
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.diagnose.accuracy import TopScorer
 from lowbit.errors import ConfigError, DataError
+from lowbit.evaluate.accuracy import TopScorer
 
 
 def test_top_1_is_argmax_even_among_equal_scores() -> None:

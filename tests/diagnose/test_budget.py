@@ -12,14 +12,14 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import small_cnn, small_feeds
 
 import lowbit
+from lowbit.analyze.constants import read_constants
+from lowbit.analyze.quantizers import find_quantizers
+from lowbit.analyze.switches import add_switches
+from lowbit.api import compare
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
-from lowbit.diagnose import compare
-from lowbit.diagnose.constants import read_constants
-from lowbit.diagnose.quantizers import find_quantizers
-from lowbit.diagnose.switches import add_switches
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 
 
 def outputs(model: ir.Model, feeds, changes=None) -> np.ndarray:

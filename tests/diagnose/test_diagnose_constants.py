@@ -8,11 +8,11 @@ import pytest
 from small_models import small_cnn, small_feeds
 
 import lowbit
+from lowbit.analyze.constants import read_constants
+from lowbit.analyze.quantizers import find_quantizers
 from lowbit.config.presets import find_preset
-from lowbit.diagnose.constants import read_constants
-from lowbit.diagnose.quantizers import find_quantizers
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 
 
 def _known(factor: float) -> list[bool]:

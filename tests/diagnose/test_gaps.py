@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats  # comes with scikit-image
 
-from lowbit.diagnose.gaps import _student, gap_of_hits, gap_of_scores, gap_of_sets
+from lowbit.evaluate.accuracy import _student, gap_of_hits, gap_of_scores, gap_of_sets
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30, 200])

@@ -3,10 +3,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from lowbit.diagnose.gates import read_gate, refuse_failed, to_junit, try_gates
+from lowbit.analyze.gates import read_gate, refuse_failed, to_junit, try_gates
 from lowbit.errors import ConfigError, GateError
-from lowbit.verify.findings import Accuracy
-from lowbit.verify.report import Report, Score
+from lowbit.report.values import Accuracy, Report, Score
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import pytest
 from PIL import Image
 
 from lowbit.data import InputInfo, open_data
-from lowbit.diagnose.labels import read_labels
 from lowbit.errors import DataError
+from lowbit.evaluate.labels import read_labels
 
 INPUT = [InputInfo(name="x", dtype=np.dtype("float32"), shape=(1, 3, 8, 8))]
 

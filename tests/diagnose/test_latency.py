@@ -2,10 +2,9 @@ import numpy as np
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.diagnose import compare
-from lowbit.diagnose.latency import _verdict
-from lowbit.diagnose.saturation import saturates_int8
-from lowbit.verify.findings import Unfused
+from lowbit.api import compare
+from lowbit.evaluate.latency import _verdict, saturates_int8
+from lowbit.report.values import Unfused
 
 
 def test_both_models_are_timed_and_what_did_not_fuse_is_named() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lowbit.diagnose.parts import Distance, Part, decibels, find_parts
+from lowbit.evaluate.outputs import Distance, Part, decibels, find_parts
 
 
 def boxes_and_scores(axis: int) -> np.ndarray:

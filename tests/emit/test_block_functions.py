@@ -10,7 +10,7 @@ import pytest
 from lowbit.config.specs import BLOCKS, BfpSpec, MxSpec
 from lowbit.emit.block_functions import block_body, block_shape
 from lowbit.numerics.blocks import Element, Rounding
-from lowbit.resolve.floats import round_as
+from lowbit.scales.floats import round_as
 
 SPECS = {
     **BLOCKS,

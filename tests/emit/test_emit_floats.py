@@ -13,7 +13,7 @@ from small_models import small_cnn, small_feeds
 import lowbit
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import BLOCKS, FloatSpec, Rule
-from lowbit.numerics.floats import FloatFormat, rounded
+from lowbit.numerics.float16 import FloatFormat, rounded
 
 _BF16, _FP16 = FloatFormat.BFLOAT16, FloatFormat.FLOAT16
 

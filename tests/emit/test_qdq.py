@@ -14,17 +14,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
+from lowbit.api import prepare
 from lowbit.calibrate.collect import collect
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import ProductBias, TensorSpec
-from lowbit.emit.qdq import emit_qdq
+from lowbit.emit.emit import emit_qdq
 from lowbit.graph import io
 from lowbit.numerics.formats import Format
-from lowbit.pipeline import prepare
-from lowbit.plan import make_plan
-from lowbit.resolve.integers import nearest
-from lowbit.resolve.resolve import resolve
+from lowbit.planning import make_plan
+from lowbit.scales.solve import resolve
+from lowbit.scales.stored import nearest
 
 _LEVELS = (
     ort.GraphOptimizationLevel.ORT_DISABLE_ALL,

@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from lowbit.graph.normalize import normalize
 from lowbit.graph.session import session
+from lowbit.normalize.normalize import normalize
 
 
 def chain(*nodes: onnx.NodeProto, **constants: tuple[int, ...] | list[float]) -> ir.Model:

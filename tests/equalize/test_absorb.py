@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 from chains import chain, node
 
-from lowbit.config.equalize import Equalize
-from lowbit.equalize import Equalized, equalize
+from lowbit.config.transforms import Equalize
 from lowbit.graph.session import session
+from lowbit.transforms import Equalized, equalize
 
 # Biases from far below to far above what the small weights before them reach.
 _BIAS = np.float32([-9, -3, 0, 3, 9, 30])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from chains import chain, node
 
-from lowbit.equalize.layers import find_layer, give_constant
+from lowbit.transforms.layers import find_layer, give_constant
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 from chains import chain, node
 
 import lowbit
-from lowbit.config.equalize import Equalize, QuarkCle, SmoothQuant
+from lowbit.api import prepare
 from lowbit.config.files import config_json
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.quark import QUARK_PRESETS, with_cle
+from lowbit.config.transforms import Equalize, QuarkCle, SmoothQuant
 from lowbit.graph import io
-from lowbit.pipeline import prepare
 
 
 def model():

@@ -8,11 +8,11 @@ import onnx_ir as ir
 import pytest
 from chains import chain, node, outputs
 
-from lowbit.config.equalize import QuarkCle
-from lowbit.equalize import equalize
-from lowbit.equalize.quark import _find_layers as find_layers
-from lowbit.equalize.quark import find_patterns
+from lowbit.config.transforms import QuarkCle
 from lowbit.errors import ConfigError
+from lowbit.quark.cle import _find_layers as find_layers
+from lowbit.quark.cle import find_patterns
+from lowbit.transforms import equalize
 
 
 def names(model: ir.Model) -> list[tuple[str, ...]]:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.equalize import _quark_math as quark
-from lowbit.equalize._math import input_peaks, output_peaks, scale_inputs, scale_outputs
+from lowbit.quark import cle as quark
+from lowbit.transforms._cross_layer_math import (
+    input_peaks,
+    output_peaks,
+    scale_inputs,
+    scale_outputs,
+)
 
 
 def _row(*weights: float) -> np.ndarray:

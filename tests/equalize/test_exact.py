@@ -8,11 +8,11 @@ import onnx_ir as ir
 import pytest
 from chains import chain, node, outputs
 
-from lowbit.config.equalize import Equalize
-from lowbit.equalize import Equalized, equalize
-from lowbit.equalize.layers import find_layer
+from lowbit.config.transforms import Equalize
 from lowbit.errors import ConfigError
 from lowbit.graph.session import session
+from lowbit.transforms import Equalized, equalize
+from lowbit.transforms.layers import find_layer
 
 _BOUNDS = {"zero": np.float32(0), "six": np.float32(6), "minus": np.float32(-1)}
 

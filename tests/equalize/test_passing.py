@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from lowbit.equalize.passing import Place, carry, reduced_axes
+from lowbit.ops.channels import Place, carry
+from lowbit.ops.traits import reduced_axes
 
 _IMAGE = Place(1, 4)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from chains import chain, node
 
-from lowbit.equalize.passing import Place
-from lowbit.equalize.peaks import channel_maxima
+from lowbit.ops.channels import Place
+from lowbit.transforms.channel_statistics import channel_maxima
 
 
 def test_maxima_are_over_all_samples_and_positions() -> None:

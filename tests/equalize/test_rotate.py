@@ -6,14 +6,14 @@ import pytest
 from transformer_models import PAIRS, WIDTH, tokens, transformer
 
 import lowbit
-from lowbit.config.equalize import Rotate, Rotation
 from lowbit.config.presets import find_preset
-from lowbit.equalize._rotation_math import rotation, spreading_basis
-from lowbit.equalize.rotate import rotate
+from lowbit.config.transforms import Rotate, Rotation
 from lowbit.errors import ConfigError, PlanError
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
 from lowbit.graph.session import session
+from lowbit.normalize.normalize import normalize
+from lowbit.transforms._rotation_math import rotation, spreading_basis
+from lowbit.transforms.rotation import rotate
 
 
 def _config(pairs=PAIRS, **changes):

@@ -11,15 +11,15 @@ import onnx_ir as ir
 import pytest
 from chains import chain, node
 
-from lowbit.config.equalize import QuarkSmoothQuant, SmoothQuant
-from lowbit.equalize import Equalized, can_smooth, smooth
-from lowbit.equalize.layers import find_layer
-from lowbit.equalize.quark_smooth import quark_factors
-from lowbit.equalize.takers import find_sites
+from lowbit.config.transforms import QuarkSmoothQuant, SmoothQuant
 from lowbit.errors import ConfigError
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
 from lowbit.graph.session import session
+from lowbit.normalize.normalize import normalize
+from lowbit.quark.smooth_quant import quark_factors
+from lowbit.transforms import Equalized, can_smooth, smooth
+from lowbit.transforms.layers import find_layer
+from lowbit.transforms.smooth_sites import find_sites
 
 # Channels of very unlike sizes, as behind the normalizations of transformers.
 _UNEVEN = np.exp(np.linspace(-3, 3, 8)).astype(np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.equalize._smooth_math import (
+from lowbit.transforms._smooth_math import (
     ALPHAS,
     Levels,
     Read,

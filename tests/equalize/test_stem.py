@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from chains import chain, node, outputs
 
-from lowbit.config.equalize import QuarkCle
-from lowbit.equalize import equalize
+from lowbit.config.transforms import QuarkCle
+from lowbit.transforms import equalize
 
 _NORM = {
     f"{name}{number}": np.abs(np.random.default_rng(number).normal(size=size)).astype("f") + 0.5

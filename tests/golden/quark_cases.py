@@ -18,14 +18,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from lowbit.api import prepare
 from lowbit.calibrate.collect import collect
 from lowbit.config.config import QuantConfig
-from lowbit.emit.qdq import emit_qdq
+from lowbit.emit.emit import emit_qdq
 from lowbit.graph import io
-from lowbit.pipeline import prepare
-from lowbit.plan import make_plan
-from lowbit.resolve.integers import nearest
-from lowbit.resolve.resolve import resolve
+from lowbit.planning import make_plan
+from lowbit.scales.solve import resolve
+from lowbit.scales.stored import nearest
 
 DATA = Path(__file__).parent / "data"
 

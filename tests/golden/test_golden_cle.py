@@ -12,11 +12,11 @@ import pytest
 from onnx import numpy_helper
 from quark_cases import DATA, differences, outputs_of, quantize_like_quark, read_quantized
 
-from lowbit.config.equalize import QuarkCle
 from lowbit.config.quark import QUARK_PRESETS, with_cle
-from lowbit.equalize import equalize
+from lowbit.config.transforms import QuarkCle
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
+from lowbit.transforms import equalize
 
 _XINT8 = QUARK_PRESETS["XINT8"]
 

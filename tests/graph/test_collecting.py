@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from lowbit.graph.collecting import not_collecting
+from lowbit.graph.memory import not_collecting
 
 
 def test_the_collector_comes_back_even_after_an_error() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.graph.constants import (
+from lowbit.graph.editing import (
     add_constant,
     constant,
     constant_shape,

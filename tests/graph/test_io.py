@@ -11,8 +11,8 @@ from onnx import helper, numpy_helper
 
 from lowbit.errors import ModelError, OutputError
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
 from lowbit.graph.session import session
+from lowbit.normalize.normalize import normalize
 
 LINEAR = """g (float[2,64] x) => (float[2,64] y) {
   m = MatMul(x, w)

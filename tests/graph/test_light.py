@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from lowbit.graph.light import light_proto
+from lowbit.graph.onnx_passes import light_proto
 
 
 def test_weights_become_inputs_and_come_back(parse, floats) -> None:
@@ -45,7 +45,7 @@ def test_weights_come_back_after_a_failure(parse, floats) -> None:
 PEAK = """
 import resource, sys
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 import onnx.shape_inference, onnx.version_converter, onnxruntime, numpy
 path = sys.argv[1]
 small = normalize(io.load(sys.argv[2]))

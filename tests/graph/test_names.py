@@ -3,7 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from lowbit.graph.names import absorb, answer_to, names_of, tensor_name
+from lowbit.graph.naming import absorb, answer_to, names_of, tensor_name
 
 
 def node(name: str, output: str) -> ir.Node:

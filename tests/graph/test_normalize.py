@@ -10,8 +10,8 @@ from onnx import helper, numpy_helper
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
 from lowbit.graph.session import session
+from lowbit.normalize.normalize import normalize
 
 
 def ops(model: ir.Model) -> list[str]:

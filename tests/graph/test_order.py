@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from lowbit.graph.order import is_sorted
+from lowbit.graph.editing import is_sorted
 
 _MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 
 ASSETS = os.environ.get("LOWBIT_ASSETS")
 MODELS = sorted(pathlib.Path(ASSETS, "models").glob("*.onnx")) if ASSETS else []

@@ -8,8 +8,8 @@ import pytest
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.diagnose import compare
-from lowbit.html import write_report
+from lowbit.api import compare
+from lowbit.report.html import write_report
 
 _FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run "

@@ -5,10 +5,10 @@ import pytest
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.diagnose import compare, examine
+from lowbit.api import compare, examine
 from lowbit.errors import OutputError
-from lowbit.html import render_report, write_report
-from lowbit.verify.report import Report, Score
+from lowbit.report.html import render_report, write_report
+from lowbit.report.values import Report, Score
 
 
 @pytest.fixture(scope="module")

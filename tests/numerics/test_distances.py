@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lowbit.numerics.distances import DISTANCES
+from lowbit.numerics.metrics import DISTANCES
 
 
 def _outputs(seed):

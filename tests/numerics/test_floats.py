@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowbit.numerics.floats import FloatFormat, as_stored, rounded, scale_to_fit
+from lowbit.numerics.float16 import FloatFormat, as_stored, rounded, scale_to_fit
 
 _GOLDEN = Path(__file__).parent.parent / "golden" / "data" / "customop_golden.npz"
 _BF16, _FP16 = FloatFormat.BFLOAT16, FloatFormat.FLOAT16

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.numerics.formats import Format
-from lowbit.numerics.qparams import (
+from lowbit.numerics.affine import (
     QParams,
     choose_qparams,
     dequantize,
     power_of_two_qparams,
     quantize,
 )
+from lowbit.numerics.formats import Format
 
 _FORMATS = [f for f in Format if f is not Format.INT32]
 _ENDS = st.floats(-(2.0**100), 2.0**100, width=32)

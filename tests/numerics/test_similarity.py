@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from lowbit.numerics.similarity import similarity
+from lowbit.numerics.metrics import similarity
 
 
 def standard_ssim(a, b, peak):

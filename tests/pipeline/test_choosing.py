@@ -11,11 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.config.equalize import Equalize, SmoothQuant
+from lowbit.api import model_inputs
 from lowbit.config.presets import find_preset
+from lowbit.config.transforms import Equalize, SmoothQuant
 from lowbit.data import open_data
-from lowbit.pipeline import model_inputs
-from lowbit.samples import split
+from lowbit.data.split import split
 
 _FEEDS = small_feeds(24)
 _STEPS = ("bias correction", "equalization")

@@ -13,12 +13,12 @@ from onnx import numpy_helper
 from small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.cli.commands import FLOAT_FORMATS
+from lowbit.api.convert import FORMATS
+from lowbit.cli.options import FLOAT_FORMATS
 from lowbit.config.specs import BLOCKS
 from lowbit.errors import ConfigError
 from lowbit.graph import io
-from lowbit.numerics.floats import FloatFormat, rounded
-from lowbit.pipeline.converting import FORMATS
+from lowbit.numerics.float16 import FloatFormat, rounded
 
 
 def _run(model: onnx.ModelProto | pathlib.Path, feed: dict[str, np.ndarray]) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_the_way_back_leaves_rounded_weights_and_nothing_else(
         fmt = FloatFormat.BFLOAT16 if to == "bf16" else FloatFormat.FLOAT16
         expected = rounded(original, fmt)
     else:
-        from lowbit.resolve.floats import round_as
+        from lowbit.scales.floats import round_as
 
         expected = round_as(original, BLOCKS[to.upper()], 1)
     np.testing.assert_array_equal(stored[gemm.input[1]], expected)

@@ -10,11 +10,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
 from lowbit import Format, QuantConfig, TensorSpec
-from lowbit.config.mixing import LayerOption, Mixing, Subgraph
+from lowbit.config.mixed_precision import LayerOption, Mixing, Subgraph
 from lowbit.config.specs import BLOCKS, FloatSpec
 from lowbit.errors import ConfigError, PlanError
 from lowbit.graph.session import session
-from lowbit.numerics.floats import FloatFormat
+from lowbit.numerics.float16 import FloatFormat
 
 _WIDE = TensorSpec(format=Format.INT16)
 _NARROW = TensorSpec(format=Format.INT8)

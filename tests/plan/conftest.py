@@ -10,9 +10,9 @@ import pytest
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import ProductBias, TensorSpec
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import Format
-from lowbit.plan import Plan, make_plan
+from lowbit.planning import Plan, make_plan
 from lowbit.targets import find_target
 
 

@@ -10,8 +10,8 @@ import pytest
 from lowbit.config.specs import TensorSpec
 from lowbit.errors import PlanError
 from lowbit.numerics.formats import Format
-from lowbit.plan import Plan
-from lowbit.plan.fit import check_fit
+from lowbit.planning import Plan
+from lowbit.planning.plan import check_fit
 
 Edited = tuple[ir.Model, Plan]
 

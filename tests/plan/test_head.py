@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lowbit.plan.head import find_head
+from lowbit.planning.head import find_head
 
 _W2 = "float[9,8,1,1] v = {" + ", ".join(["0.5"] * 72) + "}"
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from lowbit.errors import PlanError
-from lowbit.plan import Plan
-from lowbit.plan.plan import load_plan, save_plan
+from lowbit.planning import Plan
+from lowbit.planning.plan import load_plan, save_plan
 
 _NET = """float[1,4,4,4] y {
     c = Conv <kernel_shape=[1,1]> (x, w, b)

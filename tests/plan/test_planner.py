@@ -11,7 +11,7 @@ from lowbit.config.config import QuantConfig
 from lowbit.config.specs import ProductBias, Rule, TensorOverride, TensorSpec
 from lowbit.errors import ConfigError, PlanError
 from lowbit.numerics.formats import Format
-from lowbit.plan import make_plan
+from lowbit.planning import make_plan
 from lowbit.targets import OperatorFormats, Target, find_target
 
 _INT16 = TensorSpec(format=Format.INT16)

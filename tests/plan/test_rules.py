@@ -8,7 +8,7 @@ import pytest
 from lowbit.config.specs import Rule, TensorSpec
 from lowbit.errors import ConfigError, PlanError
 from lowbit.numerics.formats import Format
-from lowbit.plan.rules import matches_name
+from lowbit.planning.rules import matches_name
 
 _INT16 = TensorSpec(format=Format.INT16)
 _UINT8 = TensorSpec(format=Format.UINT8, symmetric=False)

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from quark_helpers import ListReader, quiet
 
-from lowbit.config.refine import AdaQuant, AdaRound
+from lowbit.config.refinement import AdaQuant, AdaRound
 from lowbit.graph import io
 from lowbit.quark.errors import CompatibilityWarning, QuarkConfigError
 from lowbit.quark.onnx import (

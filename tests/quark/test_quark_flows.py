@@ -9,15 +9,15 @@ import pytest
 from quark_helpers import quiet
 from small_models import small_cnn
 
-from lowbit.config.equalize import QuarkCle, QuarkSmoothQuant
 from lowbit.config.methods import Entropy, LayerwisePercentile, MinMax, MinMse, Percentile
 from lowbit.config.quark import QUARK_PRESETS, with_cle
-from lowbit.config.refine import AdaQuant, AdaRound
+from lowbit.config.refinement import AdaQuant, AdaRound
 from lowbit.config.specs import BfpSpec, MxSpec, ProductBias, TensorSpec
+from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant
 from lowbit.graph import io
 from lowbit.numerics.blocks import Element
 from lowbit.numerics.formats import Format
-from lowbit.ops import OPS
+from lowbit.ops.traits import OPS
 from lowbit.quark.errors import CompatibilityWarning, NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx import (
     AdaRoundConfig,

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from quark_helpers import ListReader, quiet
 
 from lowbit.config.methods import MinMax, MinMse
-from lowbit.config.refine import Gptq
+from lowbit.config.refinement import Gptq
 from lowbit.config.specs import TensorSpec
 from lowbit.graph import io
 from lowbit.numerics.formats import Format

@@ -12,11 +12,11 @@ import pytest
 from quark_cases import DATA, differences, outputs_of, read_quantized, samples
 from quark_helpers import ListReader, quiet
 
-from lowbit.config.mixing import Mixing
+from lowbit.api import Result, quantize
+from lowbit.config.mixed_precision import Mixing
 from lowbit.config.specs import BLOCKS, ProductBias, TensorSpec
 from lowbit.graph import io
 from lowbit.numerics.formats import Format
-from lowbit.pipeline import Result, quantize
 from lowbit.quark.errors import CompatibilityWarning, QuarkConfigError
 from lowbit.quark.onnx import (
     AutoMixprecisionConfig,

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.graph.session import session
-from lowbit.refine.activations import activation_of
+from lowbit.ops.activations import activation_of
 
 CASES = {
     "Relu": {},

@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from lowbit.config.refine import AdaRound
+from lowbit.config.refinement import AdaRound
+from lowbit.ops.activations import NONE
 from lowbit.refine import adaround
-from lowbit.refine.activations import NONE
 from lowbit.refine.adaround import RoundedRows
 from lowbit.refine.tune import Look, Tuner
 

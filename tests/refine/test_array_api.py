@@ -3,8 +3,8 @@
 import array_api_strict as strict
 import numpy as np
 
-from lowbit.config.refine import AdaRound
-from lowbit.refine.activations import NONE
+from lowbit.config.refinement import AdaRound
+from lowbit.ops.activations import NONE
 from lowbit.refine.adaquant import TunedRows, to_steps
 from lowbit.refine.adaround import RoundedRows
 from lowbit.refine.descent import descend, moments_of

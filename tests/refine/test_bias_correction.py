@@ -11,17 +11,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
+from lowbit.api import prepare
 from lowbit.calibrate.collect import collect
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import ProductBias, TensorSpec
 from lowbit.graph.session import session
+from lowbit.numerics.affine import dequantize
 from lowbit.numerics.formats import Format
-from lowbit.numerics.qparams import dequantize
-from lowbit.pipeline import prepare
-from lowbit.plan import make_plan
+from lowbit.planning import make_plan
 from lowbit.refine.bias_correction import corrected_biases
-from lowbit.resolve.integers import nearest
-from lowbit.resolve.resolve import resolve
+from lowbit.scales.solve import resolve
+from lowbit.scales.stored import nearest
 
 _CONFIG = QuantConfig(
     activation=TensorSpec(format=Format.INT8),
@@ -118,8 +118,8 @@ def test_nodes_whose_input_was_not_measured_are_left_alone() -> None:
     weights = nearest(ready.adapted, plan, params)
     float_weights = msgspec.structs.replace(plan, tensors=plan.activations())
 
-    from lowbit.calibrate.stats import Stats
-    from lowbit.resolve.integers import Weights
+    from lowbit.calibrate.statistics import Stats
+    from lowbit.scales.stored import Weights
 
     assert corrected_biases(ready.adapted, plan, params, Stats({}), weights) == {}
     no_weights = Weights({}, weights.biases)

@@ -6,7 +6,7 @@ from chain_models import chain, smooth
 
 import lowbit
 from lowbit.config.presets import find_preset
-from lowbit.config.refine import AdaRound, Reconstruct
+from lowbit.config.refinement import AdaRound, Reconstruct
 from lowbit.errors import ConfigError, OutputError
 
 

@@ -12,7 +12,7 @@ from small_models import small_cnn, small_feeds
 import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.config.quark import QUARK_PRESETS
-from lowbit.config.refine import AdaQuant, AdaRound
+from lowbit.config.refinement import AdaQuant, AdaRound
 from lowbit.errors import ConfigError
 from lowbit.graph import io
 from lowbit.graph.session import session

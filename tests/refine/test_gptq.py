@@ -11,11 +11,11 @@ from onnx import numpy_helper
 import lowbit
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMse
-from lowbit.config.refine import AdaRound, Gptq, Reconstruct
+from lowbit.config.refinement import AdaRound, Gptq, Reconstruct
 from lowbit.config.specs import FloatSpec, TensorSpec
 from lowbit.errors import ConfigError
 from lowbit.graph.session import session
-from lowbit.numerics.floats import FloatFormat
+from lowbit.numerics.float16 import FloatFormat
 from lowbit.numerics.formats import Format
 from lowbit.refine.gptq import round_in_turn, second_moments
 from lowbit.refine.reconstruct import Grid

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.graph.session import session
-from lowbit.refine.layers import layer_of
+from lowbit.ops.linear import layer_of
 
 RANDOM = np.random.default_rng(7)
 

@@ -10,7 +10,7 @@ from small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.config.presets import find_preset
-from lowbit.config.refine import Reconstruct
+from lowbit.config.refinement import Reconstruct
 from lowbit.graph.session import session
 
 

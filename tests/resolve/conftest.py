@@ -9,13 +9,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from lowbit.api import prepare
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.stats import Stats
+from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.pipeline import prepare
-from lowbit.plan import Plan, make_plan
-from lowbit.resolve.params import Params
-from lowbit.resolve.resolve import resolve
+from lowbit.planning import Plan, make_plan
+from lowbit.scales.parameters import Params
+from lowbit.scales.solve import resolve
 
 
 @dataclasses.dataclass(frozen=True)

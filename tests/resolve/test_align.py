@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.calibrate.stats import Stats, TensorStats
+from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import Method, MinMax, MinMse
 from lowbit.config.specs import TensorSpec
+from lowbit.numerics.affine import QParams, power_of_two_qparams
 from lowbit.numerics.formats import Format
-from lowbit.numerics.qparams import QParams, power_of_two_qparams
-from lowbit.plan.plan import AlignedGroup, Plan, TensorPlan
-from lowbit.resolve.align import align, components, lower_to_common
-from lowbit.resolve.ranges import params_of
+from lowbit.planning.plan import AlignedGroup, Plan, TensorPlan
+from lowbit.scales.alignment import align, components, lower_to_common
+from lowbit.scales.ranges import params_of
 from lowbit.targets.target import AlignRule
 
 

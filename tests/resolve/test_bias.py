@@ -5,10 +5,10 @@ import pytest
 
 from lowbit.config.methods import MinMax
 from lowbit.config.specs import BiasSpec, ProductBias, TensorSpec
+from lowbit.numerics.affine import QParams, choose_qparams, dequantize
 from lowbit.numerics.formats import Format
-from lowbit.numerics.qparams import QParams, choose_qparams, dequantize
-from lowbit.plan.plan import BiasPlan
-from lowbit.resolve.bias import bias_integers, bias_params, repaired_weight
+from lowbit.planning.plan import BiasPlan
+from lowbit.scales.bias import bias_integers, bias_params, repaired_weight
 
 _BIAS = np.array([0.5, -1.25, 3.0, 0.0], np.float32)
 

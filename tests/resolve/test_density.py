@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.calibrate.stats import TensorStats
+from lowbit.calibrate.statistics import TensorStats
 from lowbit.errors import CalibrationError
-from lowbit.resolve.density import Density
+from lowbit.scales.density import Density
 
 _RNG = np.random.default_rng(0)
 _SHAPES = {

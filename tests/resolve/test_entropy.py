@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from lowbit.resolve.entropy import entropy_window
+from lowbit.scales.ranges import entropy_window
 
 
 def _onnxruntimes(counts: np.ndarray, levels: int) -> tuple[float, float]:

@@ -8,13 +8,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
+from lowbit.api import prepare
 from lowbit.config.methods import OutputMse
 from lowbit.config.presets import find_preset
 from lowbit.errors import ConfigError
 from lowbit.graph import io
-from lowbit.pipeline import prepare
-from lowbit.plan import make_plan
-from lowbit.resolve.importance import weight_importance
+from lowbit.planning import make_plan
+from lowbit.scales.importance import weight_importance
 
 _CASES = {
     "conv": (("Conv", {"group": 1, "kernel_shape": [1, 1]}), (6, 4, 1, 1)),

@@ -6,9 +6,9 @@ import numpy as np
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.numerics.affine import dequantize
 from lowbit.numerics.formats import Format
-from lowbit.numerics.qparams import dequantize
-from lowbit.resolve.integers import nearest
+from lowbit.scales.stored import nearest
 
 _GEMM = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -6,7 +6,7 @@ import msgspec
 
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import TensorOverride
-from lowbit.resolve.limited_nodes import find_limited, planned_output
+from lowbit.scales.limited_nodes import find_limited, planned_output
 
 _CONFIG = msgspec.structs.replace(find_preset("XINT8"), head="int8")
 _NET = """

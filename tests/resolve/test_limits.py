@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lowbit.errors import CalibrationError
-from lowbit.resolve.limits import Limited, bounded_bias, satisfy, violations
+from lowbit.scales.shift_limits import Limited, bounded_bias, satisfy, violations
 from lowbit.targets.target import ShiftLimits
 
 LIMITS = ShiftLimits()

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_networks import Emitted, random_network
 
+from lowbit.api import Prepared, prepare
 from lowbit.calibrate.collect import collect
 from lowbit.config.presets import find_preset
-from lowbit.emit.qdq import emit_qdq
+from lowbit.emit.emit import emit_qdq
 from lowbit.graph import io
-from lowbit.graph.constants import constant
-from lowbit.pipeline import Prepared, prepare
-from lowbit.plan import make_plan
+from lowbit.graph.editing import constant
+from lowbit.planning import make_plan
 from lowbit.refine.bias_correction import corrected_biases
-from lowbit.resolve.integers import nearest
-from lowbit.resolve.resolve import resolve, settle_biases
+from lowbit.scales.solve import resolve, settle_biases
+from lowbit.scales.stored import nearest
 
 # Bias correction moves biases on purpose; a head kept in float would hide what is to be tested.
 CONFIG = msgspec.structs.replace(find_preset("XINT8"), correct=False, head="int8")

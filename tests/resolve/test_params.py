@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lowbit.resolve.params import Adjustment, Params
+from lowbit.scales.parameters import Adjustment, Params
 
 
 def test_parameters_are_frozen_values() -> None:

@@ -7,7 +7,7 @@ import pytest
 from onnxruntime.quantization.calibrate import HistogramCollector
 
 from lowbit.calibrate.growing import GrowingHistogram
-from lowbit.calibrate.stats import TensorStats
+from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -20,10 +20,10 @@ from lowbit.config.methods import (
 )
 from lowbit.config.specs import TensorSpec
 from lowbit.errors import CalibrationError
+from lowbit.numerics.affine import choose_qparams
 from lowbit.numerics.formats import Format
-from lowbit.numerics.qparams import choose_qparams
-from lowbit.resolve.ranges import params_of, params_of_range, percentile_range
-from lowbit.resolve.search import best_params, code_range
+from lowbit.scales.ranges import params_of, params_of_range, percentile_range
+from lowbit.scales.search import best_params, code_range
 
 _RNG = np.random.default_rng(3)
 _SAMPLES = [(_RNG.laplace(size=5000) * (k + 1)).astype(np.float32) for k in range(4)]
@@ -213,7 +213,7 @@ def test_quarks_power_of_two_search_takes_errors_at_bin_centres() -> None:
 
 
 def test_mse_on_the_log_histogram_is_the_search() -> None:
-    from lowbit.resolve.density import Density
+    from lowbit.scales.density import Density
 
     spec, stats = _spec(MinMse()), _log()
 

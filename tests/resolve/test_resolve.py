@@ -12,7 +12,7 @@ from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import ProductBias, TensorOverride, TensorSpec
 from lowbit.numerics.formats import Format
-from lowbit.resolve.resolve import settle_biases
+from lowbit.scales.solve import settle_biases
 from lowbit.targets import find_target
 
 _CONCAT = """

@@ -9,9 +9,9 @@ import pytest
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import FloatSpec
 from lowbit.errors import ModelError
-from lowbit.numerics.floats import FloatFormat
-from lowbit.plan.plan import TensorPlan
-from lowbit.resolve.floats import float_values
+from lowbit.numerics.float16 import FloatFormat
+from lowbit.planning.plan import TensorPlan
+from lowbit.scales.floats import float_values
 
 _SCALED = FloatSpec(format=FloatFormat.BFLOAT16, scaled=True)
 _PLAIN = FloatSpec(format=FloatFormat.BFLOAT16)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.calibrate.stats import TensorStats
+from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.methods import MinMse
 from lowbit.config.specs import TensorSpec
+from lowbit.numerics.affine import QParams, choose_qparams, dequantize, quantize
 from lowbit.numerics.formats import Format
-from lowbit.numerics.qparams import QParams, choose_qparams, dequantize, quantize
-from lowbit.resolve.density import Density
-from lowbit.resolve.search import (
-    best_params,
-    code_range,
-    error_of,
-    power_of_two_candidates,
-)
+from lowbit.scales.density import Density
+from lowbit.scales.search import best_params, code_range, error_of, power_of_two_candidates
 
 _RNG = np.random.default_rng(7)
 _DATA = {

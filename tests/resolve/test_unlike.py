@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.calibrate.stats import Stats, TensorStats
+from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import MinMse
 from lowbit.config.specs import TensorSpec
 from lowbit.numerics.formats import Format
-from lowbit.plan.plan import AlignedGroup, Plan, TensorPlan
-from lowbit.resolve.unlike import coarse_averages, unlike_joins
+from lowbit.planning.plan import AlignedGroup, Plan, TensorPlan
+from lowbit.scales.conflicts import coarse_averages, unlike_joins
 
 _SPEC = TensorSpec(format=Format.INT8, method=MinMse())
 

@@ -6,9 +6,9 @@ import pytest
 
 from lowbit.config.specs import ProductBias
 from lowbit.errors import ModelError
-from lowbit.graph.constants import add_constant
-from lowbit.plan.plan import BiasPlan
-from lowbit.resolve.values import bias_values, constant_values
+from lowbit.graph.editing import add_constant
+from lowbit.planning.plan import BiasPlan
+from lowbit.scales.parameters import bias_values, constant_values
 
 
 def _model(**constants: np.ndarray) -> ir.Model:

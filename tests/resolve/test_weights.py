@@ -14,10 +14,10 @@ from lowbit.config.methods import (
 )
 from lowbit.config.specs import TensorSpec
 from lowbit.errors import ConfigError
+from lowbit.numerics.affine import QParams, choose_qparams, dequantize, quantize
 from lowbit.numerics.formats import Format
-from lowbit.numerics.qparams import QParams, choose_qparams, dequantize, quantize
-from lowbit.resolve.importance import Importance
-from lowbit.resolve.weights import integers, weight_params
+from lowbit.scales.importance import Importance
+from lowbit.scales.weights import integers, weight_params
 
 _RNG = np.random.default_rng(5)
 _WEIGHT = (_RNG.laplace(size=(8, 4, 3, 3)) * np.geomspace(0.01, 3, 8)[:, None, None, None]).astype(

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from lowbit.adapt import REWRITES
-from lowbit.ops import OPS
+from lowbit.ops.traits import OPS
 from lowbit.targets.builtin import BUILTIN
+from lowbit.transforms.rewrites import REWRITES
 
 
 @pytest.mark.parametrize("name", BUILTIN)

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from lowbit.terminal.budget import show_budget
-from lowbit.verify.findings import Budget, Together
+from lowbit.report.result import show_budget
+from lowbit.report.values import Budget, Together
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lowbit.terminal import figures
+from lowbit.report import tables as figures
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lowbit.terminal.layout import make_table
-from lowbit.terminal.names import Name, shorten
+from lowbit.report.tables import Name, make_table, shorten
 
 
 @given(st.text(), st.integers(0, 40))

@@ -6,9 +6,9 @@ import pytest
 
 from lowbit.config.specs import ProductBias, TensorSpec
 from lowbit.numerics.formats import Format
-from lowbit.plan import AlignedGroup, BiasPlan, FloatNode, Plan, TensorPlan
+from lowbit.planning import AlignedGroup, BiasPlan, FloatNode, Plan, TensorPlan
+from lowbit.report.plan import describe_bias, show_plan
 from lowbit.targets import find_target
-from lowbit.terminal.plan import describe_bias, show_plan
 
 INT8 = TensorSpec(format=Format.INT8)
 

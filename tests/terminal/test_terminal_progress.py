@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from lowbit.terminal.consoles import stdout
-from lowbit.terminal.progress import show_stages
+from lowbit.report.progress import show_stages
+from lowbit.report.tables import stdout
 
 
 def test_a_terminal_sees_stage_and_count() -> None:

@@ -7,10 +7,10 @@ import math
 import msgspec
 import pytest
 
-from lowbit.plan.plan import FloatNode
-from lowbit.resolve.params import Adjustment
-from lowbit.terminal.report import show_comparison, show_result
-from lowbit.verify.report import Report, Score
+from lowbit.planning.plan import FloatNode
+from lowbit.report.result import show_comparison, show_result
+from lowbit.report.values import Report, Score
+from lowbit.scales.parameters import Adjustment
 
 LONG = "/model.22/cv3.2/" + "very/" * 30 + "deep/Conv_output_0"
 

@@ -4,8 +4,8 @@ import pytest
 from small_models import small_cnn, small_feeds
 
 from lowbit.errors import ModelError
+from lowbit.evaluate.compare_models import compare_models, of_layers, of_outputs
 from lowbit.graph import io
-from lowbit.verify.compare import compare_models, of_layers, of_outputs
 
 
 def test_a_model_equals_itself() -> None:
@@ -51,7 +51,7 @@ def test_many_samples_are_taken_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch)
     bias.const_value = ir.tensor(bias.const_value.numpy() + np.float32(0.5), name="b3")
     reference = of_outputs(model, other)
     at_once = compare_models([reference], other, small_feeds(7), threads=2)
-    monkeypatch.setattr("lowbit.verify.compare._MEMORY_FOR_VALUES", 1)
+    monkeypatch.setattr("lowbit.evaluate.compare_models._MEMORY_FOR_VALUES", 1)
 
     one_by_one = compare_models([reference], other, small_feeds(7), threads=1)
 

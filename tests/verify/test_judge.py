@@ -6,8 +6,8 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from lowbit.evaluate.judge import Judge
 from lowbit.graph import io
-from lowbit.verify.judge import Judge
 
 
 def _model(graph: str):

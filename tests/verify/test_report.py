@@ -2,7 +2,7 @@ import json
 import math
 
 from lowbit.numerics.metrics import Closeness
-from lowbit.verify.report import Report, Score, count_formats, scores
+from lowbit.report.values import Report, Score, count_formats, scores
 
 
 def _report(*ratios: float) -> Report:

@@ -8,32 +8,28 @@ that computed it. Peak memory is that of ``threads`` samples, however many there
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TypeVar
 
 import onnx_ir as ir
 
-from lowbit.calibrate.measure import Measure, OrderedMeasure, thinned
-from lowbit.calibrate.needs import Need, need_of
+from lowbit.calibrate.observers import Measure, Need, OrderedMeasure, need_of, thinned
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
-from lowbit.calibrate.stats import ChannelSums, Stats, channel_sums
+from lowbit.calibrate.statistics import ChannelSums, Stats, channel_sums
 from lowbit.config.methods import OutputMse
 from lowbit.config.specs import FloatSpec, TensorSpec
 from lowbit.errors import CalibrationError
-from lowbit.graph.names import tensor_name
+from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, Session, opened, with_outputs
 from lowbit.numerics.formats import Floats
-from lowbit.ops import clip_bounds
-from lowbit.plan.plan import Plan
+from lowbit.ops.traits import clip_bounds
+from lowbit.parallel import ordered_map
+from lowbit.planning.plan import Plan
 
 Progress = Callable[[int], None]
-S = TypeVar("S")
-T = TypeVar("T")
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
@@ -194,10 +190,10 @@ def _run_all(
     if ordered:
         # One after the other, while the next is run if there is room for two. To share one sample's
         # tensors out among threads was slower: they wait for each other between short steps.
-        read = bounded_map(reader.read, feeds, 1) if threads > 1 else map(reader.read, feeds)
+        read = ordered_map(reader.read, feeds, 1) if threads > 1 else map(reader.read, feeds)
         rest = map(reader.measure, read)
     else:
-        rest = bounded_map(lambda feed: reader.measure(reader.read(feed)), feeds, threads)
+        rest = ordered_map(lambda feed: reader.measure(reader.read(feed)), feeds, threads)
     samples = 0
     # Float sums are added up here, in the order of the samples: the result must not depend on
     # which thread was faster.
@@ -211,15 +207,3 @@ def _run_all(
 def _thread_count(bytes_per_sample: int) -> int:
     fitting = _MEMORY_FOR_TENSORS // max(1, bytes_per_sample)
     return int(max(1, min(os.cpu_count() or 1, fitting)))
-
-
-def bounded_map(work: Callable[[S], T], feeds: Iterator[S], threads: int) -> Iterator[T]:
-    """Yield ``work(feed)`` in order, with at most ``threads`` running and one more feed read."""
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        pending: list[concurrent.futures.Future[T]] = []
-        for feed in feeds:
-            pending.append(pool.submit(work, feed))
-            if len(pending) > threads:
-                yield pending.pop(0).result()
-        for future in pending:
-            yield future.result()

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.stats import ChannelSums, TensorStats
-from lowbit.graph.names import tensor_name
+from lowbit.calibrate.statistics import ChannelSums, TensorStats
+from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import Floats
 
 _HIGHEST, _MEAN = "lowbit/highest", "lowbit/mean"

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lowbit.cli.commands import make_parser
+from lowbit.cli.options import make_parser
 from lowbit.errors import GateError, LowbitError
 
 WRONG = 2

@@ -8,16 +8,16 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from lowbit.cli.images import make_preprocessing
+from lowbit.analyze.gates import Outcome, read_gate, refuse_failed, to_junit, try_gates
+from lowbit.api import compare
+from lowbit.cli.configuration import make_preprocessing
 from lowbit.cli.saving import Writer, check_outputs, writing
-from lowbit.diagnose import compare
-from lowbit.diagnose.gates import Outcome, read_gate, refuse_failed, to_junit, try_gates
 from lowbit.errors import ConfigError
-from lowbit.html import write_report
-from lowbit.terminal.consoles import stdout
-from lowbit.terminal.progress import show_stages
-from lowbit.terminal.report import show_comparison
-from lowbit.verify.report import Report
+from lowbit.report.html import write_report
+from lowbit.report.progress import show_stages
+from lowbit.report.result import show_comparison
+from lowbit.report.tables import stdout
+from lowbit.report.values import Report
 
 
 def run(args: argparse.Namespace) -> None:

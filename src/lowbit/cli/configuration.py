@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 import msgspec
 
-from lowbit.cli.commands import DEFAULT_PRESET
+from lowbit.cli.options import DEFAULT_PRESET
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import read_config
 from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, Percentile
 from lowbit.config.presets import PRESETS, find_preset
-from lowbit.config.refine import Reconstruct, Refinement
+from lowbit.config.refinement import Reconstruct, Refinement
 from lowbit.config.specs import Rule
+from lowbit.data import Preprocessing, find_preprocessing
 from lowbit.errors import ConfigError, did_you_mean
-from lowbit.plan import Plan
+from lowbit.planning import Plan
 from lowbit.targets import find_target
+
+_FIELDS = ("mean", "std", "scale", "resize", "crop", "layout", "channel_order")
+
+
+def make_preprocessing(args: argparse.Namespace) -> Preprocessing | None:
+    """Return what is done to images, or ``None`` when no option says anything about it."""
+    given = {name: getattr(args, name) for name in _FIELDS if getattr(args, name) is not None}
+    if args.preprocess is None and not given:
+        return None
+    start = Preprocessing() if args.preprocess is None else find_preprocessing(args.preprocess)
+    # A size of which both parts are given is meant as it is, not as a proportion.
+    if "resize" in given and ("crop" in given or start.letterbox):
+        given["proportional"] = False
+    return dataclasses.replace(start, **given)
+
 
 _DECIDE_THE_PLAN = (
     ("calibration", "--calibration"),

@@ -6,8 +6,8 @@ import argparse
 import pathlib
 import sys
 
+from lowbit.api import convert
 from lowbit.cli.saving import check_outputs
-from lowbit.pipeline import convert
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,8 +8,8 @@ import sys
 
 from lowbit.errors import ConfigError
 from lowbit.evaluate import evaluate
-from lowbit.terminal.consoles import stdout
-from lowbit.terminal.evaluation import show_evaluation
+from lowbit.report.listings import show_evaluation
+from lowbit.report.tables import stdout
 
 
 def run(args: argparse.Namespace) -> None:

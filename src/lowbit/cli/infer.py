@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lowbit.cli.images import make_preprocessing
+from lowbit.cli.configuration import make_preprocessing
 from lowbit.evaluate import infer
-from lowbit.terminal.figures import counted
-from lowbit.terminal.progress import show_stages
+from lowbit.report.progress import show_stages
+from lowbit.report.tables import counted
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,14 +7,14 @@ import sys
 
 import msgspec
 
+from lowbit.api import prepare
 from lowbit.cli.configuration import make_config
 from lowbit.cli.saving import check_outputs, writing
 from lowbit.graph import io
-from lowbit.pipeline import prepare
-from lowbit.plan import make_plan
-from lowbit.plan.plan import save_plan
-from lowbit.terminal.consoles import stdout
-from lowbit.terminal.plan import show_plan
+from lowbit.planning import make_plan
+from lowbit.planning.plan import save_plan
+from lowbit.report.plan import show_plan
+from lowbit.report.tables import stdout
 
 
 def run(args: argparse.Namespace) -> None:

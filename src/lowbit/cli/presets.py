@@ -8,8 +8,8 @@ import sys
 import msgspec
 
 from lowbit.config.presets import PRESETS
-from lowbit.terminal.consoles import stdout
-from lowbit.terminal.listings import show_presets
+from lowbit.report.listings import show_presets
+from lowbit.report.tables import stdout
 
 
 def run(args: argparse.Namespace) -> None:

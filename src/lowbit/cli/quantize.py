@@ -10,20 +10,18 @@ import pathlib
 import sys
 from typing import Any
 
-from lowbit.calibrate.stats import load_stats, save_stats
-from lowbit.cli.configuration import make_config
-from lowbit.cli.images import make_preprocessing
+from lowbit.api import Result, examine, quantize
+from lowbit.calibrate.statistics import load_stats, save_stats
+from lowbit.cli.configuration import make_config, make_preprocessing
 from lowbit.cli.saving import Writer, check_outputs, writing
-from lowbit.diagnose import examine
 from lowbit.errors import ConfigError
-from lowbit.html import write_report as write_report_page
-from lowbit.pipeline import Result, quantize
 from lowbit.pipeline.refining import checkpoint_of
-from lowbit.plan.plan import load_plan, save_plan
-from lowbit.terminal.consoles import stdout
-from lowbit.terminal.progress import show_stages
-from lowbit.terminal.report import show_result
-from lowbit.verify.report import Report
+from lowbit.planning.plan import load_plan, save_plan
+from lowbit.report.html import write_report as write_report_page
+from lowbit.report.progress import show_stages
+from lowbit.report.result import show_result
+from lowbit.report.tables import stdout
+from lowbit.report.values import Report
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,10 +7,10 @@ import sys
 
 import msgspec
 
+from lowbit.report.listings import show_targets
+from lowbit.report.tables import stdout
 from lowbit.targets import find_target
 from lowbit.targets.builtin import BUILTIN
-from lowbit.terminal.consoles import stdout
-from lowbit.terminal.listings import show_targets
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,10 +6,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lowbit.config.equalize import Equalization, Rotate, Smoothing
 from lowbit.config.methods import Method, MinMax, MinMse, OutputMse, Percentile
-from lowbit.config.mixing import Mixing
-from lowbit.config.refine import Refinement
+from lowbit.config.mixed_precision import Mixing
+from lowbit.config.refinement import Refinement
 from lowbit.config.specs import (
     BiasSpec,
     FloatSpec,
@@ -19,6 +18,7 @@ from lowbit.config.specs import (
     TensorOverride,
     TensorSpec,
 )
+from lowbit.config.transforms import Equalization, Rotate, Smoothing
 from lowbit.errors import ConfigError
 
 Domain: TypeAlias = Literal["auto", "ai.onnx", "com.microsoft"]
@@ -51,7 +51,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         mix: Which layers may have other formats, found by measuring; ``None``: all have the same.
         choose: Whether equalization, smoothing and bias correction are kept only if they lower the
             error on samples held out of calibration.
-        without: Names of graph rewrites of the target to leave out (``lowbit.adapt``).
+        without: Names of graph rewrites of the target to leave out (``lowbit.transforms.rewrites``).
         casts: Whether 16-bit floats are written as pairs of Cast, instead of the operators AMD's
             tools know by name.
         half_weights: Whether constants in 16-bit floats are stored as such, at half the size.

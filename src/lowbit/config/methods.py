@@ -1,4 +1,4 @@
-"""How a range is chosen from statistics. Values only; ``lowbit.resolve`` knows the mathematics.
+"""How a range is chosen from statistics. Values only; ``lowbit.scales`` knows the mathematics.
 
 ``histogram`` names the kind of statistics a method reads:
 

@@ -11,12 +11,12 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalize import Equalize, SmoothQuant
 from lowbit.config.methods import MinMax, MinMse
-from lowbit.config.refine import AdaQuant, Reconstruct, Refinement
+from lowbit.config.refinement import AdaQuant, Reconstruct, Refinement
 from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
+from lowbit.config.transforms import Equalize, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
-from lowbit.numerics.floats import FloatFormat
+from lowbit.numerics.float16 import FloatFormat
 from lowbit.numerics.formats import Format
 
 _MSE = MinMse()

@@ -12,11 +12,11 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalize import QuarkCle
 from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
-from lowbit.config.refine import AdaQuant, AdaRound, Refinement
+from lowbit.config.refinement import AdaQuant, AdaRound, Refinement
 from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
-from lowbit.numerics.floats import FloatFormat
+from lowbit.config.transforms import QuarkCle
+from lowbit.numerics.float16 import FloatFormat
 from lowbit.numerics.formats import Format
 
 _BIAS = ProductBias(repair=False, truncate_realigned=True)

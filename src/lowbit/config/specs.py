@@ -11,7 +11,7 @@ import msgspec
 from lowbit.config.methods import Method, MinMax, Percentile
 from lowbit.errors import ConfigError
 from lowbit.numerics.blocks import Element, Rounding
-from lowbit.numerics.floats import FloatFormat
+from lowbit.numerics.float16 import FloatFormat
 from lowbit.numerics.formats import Format
 
 

@@ -9,20 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from lowbit.data.checked import CheckedData
-from lowbit.data.feeds import Data, InputInfo, Source
-from lowbit.data.iterables import (
+from lowbit.data.arrays import RowSource, Table, read_npy, read_npz, take_array
+from lowbit.data.dataset import CheckedData, Data, InputInfo, Source
+from lowbit.data.preprocessing import Preprocessing, find_preprocessing
+from lowbit.data.sources import (
+    NpyFolderSource,
+    RandomSource,
     RewindableReader,
     RewindingSource,
     SequenceSource,
     SpoolingSource,
     can_iterate,
 )
-from lowbit.data.npy_folder import NpyFolderSource
-from lowbit.data.picture_plan import plan_pictures
-from lowbit.data.preprocessing import Preprocessing, find_preprocessing
-from lowbit.data.rows import RowSource, Table, read_npy, read_npz, take_array
-from lowbit.data.synthetic import RandomSource
 from lowbit.errors import ConfigError, DataError, did_you_mean
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
@@ -132,7 +130,7 @@ def _find_folder_source(folder: Path, request: _Request) -> Source:
     images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
     if images:
         # Pillow is heavy, and most who import this package have no pictures.
-        from lowbit.data.pictures import open_picture_folder
+        from lowbit.data.images import open_picture_folder, plan_pictures
 
         plan = plan_pictures(request.inputs, request.preprocessing or Preprocessing())
         return open_picture_folder(folder, images, plan, request.limit)
@@ -159,7 +157,7 @@ def _find_row_source(table: Table, request: _Request) -> Source:
         return RowSource(table, request.inputs, request.limit)
     if rows.dtype != np.uint8:
         _refuse_preprocessing(request, f"{rows.dtype} values of {table.origin}")
-    from lowbit.data.pictures import open_pixel_rows
+    from lowbit.data.images import open_pixel_rows, plan_pictures
 
     plan = plan_pictures(request.inputs, request.preprocessing)
     return open_pixel_rows(table, plan, request.limit)

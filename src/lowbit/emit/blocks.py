@@ -19,8 +19,8 @@ from lowbit.emit.functions import DOMAIN, Functions
 from lowbit.emit.writer import Attributes, Writer
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.numerics.formats import Floats
-from lowbit.plan.plan import TensorPlan
-from lowbit.resolve.floats import rounded_values
+from lowbit.planning.plan import TensorPlan
+from lowbit.scales.floats import rounded_values
 
 _ROUNDINGS: Mapping[Rounding, int] = MappingProxyType(
     {Rounding.AWAY: 0, Rounding.UP: 1, Rounding.EVEN: 2}

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from lowbit.config.specs import FloatSpec
 from lowbit.emit.functions import DOMAIN, Functions, number
 from lowbit.emit.writer import Writer
-from lowbit.numerics.floats import FloatFormat, as_stored
+from lowbit.numerics.float16 import FloatFormat, as_stored
 from lowbit.numerics.formats import Floats
-from lowbit.plan.plan import TensorPlan
+from lowbit.planning.plan import TensorPlan
 
 _DTYPES = {
     FloatFormat.BFLOAT16: ir.DataType.BFLOAT16,

@@ -8,9 +8,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.graph.constants import add_constant
-from lowbit.graph.names import tensor_name
-from lowbit.graph.order import is_sorted
+from lowbit.graph.editing import add_constant, is_sorted
+from lowbit.graph.naming import tensor_name
 
 Attributes = Mapping[str, int | str | list[int]]
 Uses = Iterable[tuple[ir.Node, int]]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.errors import DataError
-from lowbit.numerics.similarity import similarity
+from lowbit.numerics.metrics import similarity
 
 _PICTURES = frozenset({".jpg", ".jpeg", ".png"})
 _ARRAYS = frozenset({".npy", ".npz"})

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.calibrate.collect import bounded_map
 from lowbit.data import Preprocessing, open_data
 from lowbit.errors import OutputError
 from lowbit.graph import io
-from lowbit.graph.names import tensor_name
+from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, session
+from lowbit.parallel import ordered_map
 from lowbit.pipeline.preparing import model_inputs
 
 
@@ -51,7 +51,7 @@ def infer(
             def work(feed: Feed) -> list[Array]:
                 return running.run(names, feed)
 
-            for arrays in bounded_map(work, iter(samples), os.cpu_count() or 1):
+            for arrays in ordered_map(work, iter(samples), os.cpu_count() or 1):
                 _save(results / str(count), dict(zip(names, arrays, strict=True)))
                 progress(count := count + 1)
         _publish(results, folder)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from lowbit.errors import ModelError, OutputError, did_you_mean
-from lowbit.graph.collecting import not_collecting
+from lowbit.graph.memory import not_collecting
 
 if TYPE_CHECKING:
     import onnx

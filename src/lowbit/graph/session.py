@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph import io
-from lowbit.graph.collecting import not_collecting
-from lowbit.graph.memory import give_back
-from lowbit.graph.passes.name_everything import name_everything
+from lowbit.graph.memory import give_back, not_collecting
+from lowbit.graph.naming import name_everything
 
 Array = NDArray[Any]
 Feed = Mapping[str, Array]
@@ -243,3 +242,33 @@ def input_dtype(value: ir.Value) -> np.dtype[Any]:
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text.split(" : ", 3)[-1][:600]
+
+
+def segment_session(
+    model: ir.Model,
+    inputs: Mapping[str, np.dtype[Any] | None],
+    outputs: Sequence[str],
+    constants: Mapping[str, Array],
+    *,
+    optimize: Optimize = "none",
+    device: str = "cpu",
+    name: str = "a segment",
+) -> Session:
+    """Return a session that computes ``outputs`` from ``inputs``.
+
+    ``inputs`` have types where they are known: a model need not say them of inner values.
+    ``constants`` are values that are taken as given, computed or constant in the model.
+    """
+    graph = ir.convenience.extract(model.graph, [*inputs, *constants], list(outputs))
+    taken = {str(v.name): v for v in graph.inputs}
+    graph.inputs[:] = [taken[name] for name in inputs]
+    for key, dtype in inputs.items():
+        if dtype is not None:
+            taken[key].type = ir.TensorType(ir.DataType.from_numpy(dtype))
+    for key, array in constants.items():
+        value = taken[key]
+        value.const_value = ir.tensor(np.ascontiguousarray(array), name=key)
+        graph.initializers[key] = value
+    part = ir.Model(graph, ir_version=model.ir_version, functions=tuple(model.functions.values()))
+    data = io.to_proto(part).SerializeToString()
+    return Session(data, threads=1, optimize=optimize, device=device, name=name)

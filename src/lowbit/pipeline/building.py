@@ -1,4 +1,4 @@
-"""From a loaded model to everything that emission needs, for one configuration."""
+"""From a loaded model to a quantized graph, for one configuration."""
 
 from __future__ import annotations
 
@@ -9,21 +9,54 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.stats import Stats
+from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
+from lowbit.config.files import config_json
+from lowbit.data import Data
+from lowbit.data.split import Replay, Split
+from lowbit.emit.emit import emit_qdq
 from lowbit.graph.session import Feed
 from lowbit.pipeline.clock import Clock
 from lowbit.pipeline.preparing import Prepared, prepare
-from lowbit.plan import Plan, make_plan
-from lowbit.plan.fit import check_fit
-from lowbit.plan.head import find_head
+from lowbit.planning import Plan, make_plan
+from lowbit.planning.head import find_head
+from lowbit.planning.plan import check_fit
 from lowbit.refine.bias_correction import corrected_biases
-from lowbit.resolve.integers import Weights, nearest
-from lowbit.resolve.params import Params
-from lowbit.resolve.resolve import resolve, settle_biases
-from lowbit.resolve.unlike import coarse_averages, unlike_joins
-from lowbit.samples import Replay, Split
+from lowbit.scales.conflicts import coarse_averages, unlike_joins
+from lowbit.scales.parameters import Params
+from lowbit.scales.solve import resolve, settle_biases
+from lowbit.scales.stored import Weights, nearest
 from lowbit.targets import Target
+from lowbit.version import __version__
+
+
+def emit(built: Built) -> ir.Model:
+    """Return the quantized model."""
+    config = built.config
+    return emit_qdq(
+        built.ready.adapted,
+        built.plan,
+        built.params,
+        built.weights,
+        domain=config.domain,
+        casts=config.casts,
+        half_weights=config.half_weights,
+    )
+
+
+def sign(quantized: ir.Model, built: Built, data: Data) -> None:
+    """Write into the model's metadata how it was made."""
+    quantized.producer_name, quantized.producer_version = "lowbit", __version__
+    quantized.metadata_props.update(
+        {
+            "lowbit.version": __version__,
+            "lowbit.preset": built.plan.preset,
+            "lowbit.target": built.plan.target,
+            "lowbit.config": config_json(built.config),
+            "lowbit.data": f"{data.description} (sha256 {data.fingerprint()})",
+        }
+    )
+
 
 Feeds = Callable[[], Iterable[Feed]]
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from lowbit.adapt import adapt
-from lowbit.adapt.handover import hand_over
-from lowbit.adapt.side_by_side import SideBySide, side_by_side
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalize import QuarkCle
 from lowbit.config.specs import Spec, TensorSpec
+from lowbit.config.transforms import QuarkCle
 from lowbit.data import InputInfo
-from lowbit.equalize import Equalized, Levels, equalize, rotate, smooth
-from lowbit.graph.normalize import normalize, refuse_quantized
-from lowbit.graph.passes.require_opset import require_opset
+from lowbit.graph.onnx_passes import require_opset
 from lowbit.graph.session import Feed, input_dtype
-from lowbit.plan import make_plan
+from lowbit.normalize.normalize import normalize, refuse_quantized
+from lowbit.planning import make_plan
 from lowbit.targets import Target, find_target
+from lowbit.transforms import Equalized, Levels, equalize, rotate, smooth
+from lowbit.transforms.float_reference import SideBySide, side_by_side
+from lowbit.transforms.requantize import hand_over
+from lowbit.transforms.rewrites import adapt
 
 ModelSource = Any
 """A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``."""

@@ -9,20 +9,19 @@ import pathlib
 from typing import TypeVar
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.refine import AdaRound, Gptq, Reconstruct
+from lowbit.config.refinement import AdaRound, Gptq, Reconstruct
 from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
+from lowbit.data.split import Split
 from lowbit.errors import ConfigError
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
-from lowbit.pipeline.building import Built
+from lowbit.normalize.normalize import normalize
+from lowbit.pipeline.building import Built, emit
 from lowbit.pipeline.clock import Clock
-from lowbit.pipeline.emitting import emit
 from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
 from lowbit.refine.modules import Draft
 from lowbit.refine.refine import check, refine
-from lowbit.resolve.integers import nearest
-from lowbit.resolve.resolve import settle_biases
-from lowbit.samples import Split
+from lowbit.scales.solve import settle_biases
+from lowbit.scales.stored import nearest
 
 T = TypeVar("T")
 

@@ -7,18 +7,18 @@ import os
 import msgspec
 import onnx_ir as ir
 
-import lowbit
-from lowbit.calibrate.stats import Stats
+from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalize import Equalize
+from lowbit.config.transforms import Equalize
+from lowbit.data.split import Split
 from lowbit.errors import VerificationError
+from lowbit.evaluate.compare_models import compare_models, of_layers, of_outputs
 from lowbit.graph import io
 from lowbit.graph.check import check_file
 from lowbit.pipeline.building import Built
-from lowbit.samples import Split
-from lowbit.verify.compare import compare_models, of_layers, of_outputs
-from lowbit.verify.overflow import near_overflow
-from lowbit.verify.report import Report, Step, count_formats, scores
+from lowbit.report.overflow import near_overflow
+from lowbit.report.values import Report, Step, count_formats, scores
+from lowbit.version import __version__
 
 
 def verify(
@@ -39,7 +39,7 @@ def verify(
     return Report(
         preset=plan.preset,
         target=plan.target,
-        version=lowbit.__version__,
+        version=__version__,
         data=samples.data.description,
         calibration_samples=built.stats.samples,
         verification_samples=samples.verification_count,

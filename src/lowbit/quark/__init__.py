@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import lowbit
+from lowbit import version
 
-__version__ = f"0.13+lowbit.{lowbit.__version__}"
+__version__ = f"0.13+lowbit.{version.__version__}"
 """The version of Quark whose behaviour is mirrored, and ours."""
 
 __all__ = ["__version__"]

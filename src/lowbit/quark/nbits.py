@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from lowbit.api import quantize
 from lowbit.config.config import QuantConfig
-from lowbit.config.refine import Gptq
+from lowbit.config.refinement import Gptq
 from lowbit.config.specs import TensorSpec
-from lowbit.graph.constants import add_constant, constant
+from lowbit.graph.editing import add_constant, constant
 from lowbit.numerics.formats import Format
-from lowbit.pipeline import quantize
 from lowbit.quark.errors import QuarkConfigError
 from lowbit.targets import find_target
 

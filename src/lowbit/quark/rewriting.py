@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from lowbit.errors import did_you_mean
 from lowbit.graph import io
-from lowbit.graph.passes.require_opset import require_opset
+from lowbit.graph.onnx_passes import require_opset
 from lowbit.graph.session import session
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 

@@ -12,11 +12,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from lowbit.api import Result, compare, quantize
 from lowbit.config.specs import FloatSpec, Spec, TensorSpec
-from lowbit.data.iterables import Reader
-from lowbit.diagnose import compare
+from lowbit.data.sources import Reader
 from lowbit.graph import io
-from lowbit.pipeline import Result, quantize
 from lowbit.quark import by_onnxruntime, rewriting
 from lowbit.quark.errors import MissingModelError, QuarkConfigError, QuarkDataError
 from lowbit.quark.nbits import nbits_by_gptq
@@ -34,8 +33,8 @@ from lowbit.quark.translate.qconfig import (
     weight_group,
     with_algorithms,
 )
-from lowbit.terminal.consoles import stdout
-from lowbit.terminal.report import show_comparison, show_result
+from lowbit.report.result import show_comparison, show_result
+from lowbit.report.tables import stdout
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

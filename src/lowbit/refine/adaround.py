@@ -16,7 +16,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from lowbit.config.refine import AdaRound
+from lowbit.config.refinement import AdaRound
 from lowbit.refine.tune import Adam
 
 Array = Any

@@ -18,13 +18,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.calibrate.stats import Stats
+from lowbit.calibrate.statistics import Stats
+from lowbit.numerics.affine import dequantize
 from lowbit.numerics.formats import Floats
-from lowbit.numerics.qparams import dequantize
-from lowbit.plan.plan import Plan
-from lowbit.resolve.integers import Weights
-from lowbit.resolve.params import Params
-from lowbit.resolve.values import bias_values, constant_values
+from lowbit.planning.plan import Plan
+from lowbit.scales.parameters import Params, bias_values, constant_values
+from lowbit.scales.stored import Weights
 
 
 def corrected_biases(

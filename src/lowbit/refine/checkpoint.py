@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from lowbit.config.refine import Refinement
+from lowbit.config.refinement import Refinement
 from lowbit.errors import ConfigError, OutputError
 from lowbit.refine.modules import Draft, Module, Outcome
-from lowbit.resolve.values import constant_values
+from lowbit.scales.parameters import constant_values
 
 _RUN = "run.txt"
 

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from lowbit.config.refine import AdaQuant, AdaRound
+from lowbit.config.refinement import AdaQuant, AdaRound
 from lowbit.numerics.formats import Floats
-from lowbit.refine.activations import Activation
+from lowbit.ops.activations import Activation
 from lowbit.refine.adaquant import TunedRows, to_steps
 from lowbit.refine.adaround import RoundedRows
 from lowbit.refine.devices import Device

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.names import tensor_name
-from lowbit.graph.segment import segment_session
-from lowbit.graph.session import Array, Feed, Optimize, Session
+from lowbit.graph.naming import tensor_name
+from lowbit.graph.session import Array, Feed, Optimize, Session, segment_session
 from lowbit.refine.store import Store
 
 _REPEATED = frozenset(("DequantizeLinear",))

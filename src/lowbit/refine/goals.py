@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.names import tensor_name
+from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
 from lowbit.refine.flow import Flow
 from lowbit.refine.modules import Module

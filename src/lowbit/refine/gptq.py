@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.config.refine import Gptq
+from lowbit.config.refinement import Gptq
 from lowbit.errors import CalibrationError
 from lowbit.numerics.formats import Floats
 from lowbit.refine.modules import Draft, Module, Outcome

@@ -12,21 +12,20 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.config.specs import Spec, TensorSpec
-from lowbit.graph.constants import constant
-from lowbit.graph.names import tensor_name
+from lowbit.graph.editing import constant
+from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array
+from lowbit.numerics.affine import QParams, dequantize
 from lowbit.numerics.formats import Floats
-from lowbit.numerics.qparams import QParams, dequantize
-from lowbit.plan.plan import BiasPlan, Plan
-from lowbit.refine.activations import NONE, Activation, activation_of
-from lowbit.refine.layers import Layer, layer_of
+from lowbit.ops.activations import NONE, Activation, activation_of
+from lowbit.ops.linear import Layer, layer_of
+from lowbit.planning.plan import BiasPlan, Plan
 from lowbit.refine.tune import Quantizer
-from lowbit.resolve.bias import bias_integers
-from lowbit.resolve.floats import round_as
-from lowbit.resolve.integers import Weights
-from lowbit.resolve.params import Params
-from lowbit.resolve.resolve import settle_biases
-from lowbit.resolve.values import bias_values, constant_values
+from lowbit.scales.bias import bias_integers
+from lowbit.scales.floats import round_as
+from lowbit.scales.parameters import Params, bias_values, constant_values
+from lowbit.scales.solve import settle_biases
+from lowbit.scales.stored import Weights
 from lowbit.targets.target import Target
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lowbit.config.refine import Reconstruct
+from lowbit.config.refinement import Reconstruct
 from lowbit.numerics.formats import Floats
 from lowbit.refine.descent import descend, moments_of
 from lowbit.refine.devices import Device

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.config.refine import AdaQuant, Gptq, Reconstruct, Refinement
+from lowbit.config.refinement import AdaQuant, Gptq, Reconstruct, Refinement
 from lowbit.graph.session import Feed, providers_of
 from lowbit.numerics.formats import Floats
 from lowbit.refine.checkpoint import Checkpoint

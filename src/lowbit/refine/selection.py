@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowbit.config.refine import Gptq, Reconstruct, Refinement
+from lowbit.config.refinement import Gptq, Reconstruct, Refinement
 from lowbit.errors import ConfigError
-from lowbit.graph.names import tensor_name
-from lowbit.graph.segment import segment_session
-from lowbit.graph.session import Array
+from lowbit.graph.naming import tensor_name
+from lowbit.graph.session import Array, segment_session
 from lowbit.refine.modules import Draft, Module, Outcome, drafted
 from lowbit.refine.walk import Feeds, replaced_constants
 

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from lowbit.numerics.formats import Floats
+from lowbit.ops.linear import Layer, Positions
 from lowbit.refine.descent import Moments
-from lowbit.refine.layers import Layer, Positions
 from lowbit.refine.store import DiskStore
 
 _FEWEST_POSITIONS = 16

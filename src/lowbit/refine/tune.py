@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from lowbit.config.refine import AdaQuant, AdaRound
-from lowbit.refine.activations import Activation
+from lowbit.config.refinement import AdaQuant, AdaRound
+from lowbit.ops.activations import Activation
 
 Array = Any
 _FIRST, _SECOND, _SMALL = 0.9, 0.999, 1e-8

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from lowbit.calibrate.collect import bounded_map
 from lowbit.graph.memory import give_back
 from lowbit.graph.session import Array, Feed
+from lowbit.parallel import ordered_map
 from lowbit.refine.flow import Flow
 from lowbit.refine.goals import Goals
 from lowbit.refine.modules import Draft, Module, Outcome, settled_bias
@@ -103,7 +103,7 @@ class Walk:
                 else StoredSight(self.stored, module.node, sample, sight)
             )
 
-        return list(bounded_map(work, self._samples(step), os.cpu_count() or 1))
+        return list(ordered_map(work, self._samples(step), os.cpu_count() or 1))
 
     def _samples(self, step: int) -> Iterator[tuple[int, Feed | None]]:
         if step == 0:

@@ -11,9 +11,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from lowbit.numerics.floats import FloatFormat
+from lowbit.numerics.float16 import FloatFormat
 from lowbit.numerics.formats import Format
-from lowbit.ops import OPS
+from lowbit.ops.traits import OPS
 from lowbit.targets.target import Alignment, FusedPair, ShiftLimits, Target
 
 _EIGHT = (Format.INT8, Format.UINT8)

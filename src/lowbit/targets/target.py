@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lowbit.errors import ConfigError, did_you_mean
-from lowbit.numerics.floats import FloatFormat
+from lowbit.numerics.float16 import FloatFormat
 from lowbit.numerics.formats import Format
 
 AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
@@ -90,13 +90,13 @@ class Target(_Data, frozen=True, kw_only=True):
         power_of_two: Whether every scale must be a power of two.
         per_channel: Whether weights may have a scale a channel.
         shares: Operators whose output uses the very parameters of its input.
-        block_axes: How the axis of blocks is chosen (``lowbit.plan.block_axes``).
+        block_axes: How the axis of blocks is chosen (``lowbit.planning.block_axes``).
         movers: ``follow`` quantizes data movement only next to something quantized, ``behind`` only
             where what it reads is.
         align: Further operators whose tensors must agree, in the order they are applied.
         fuse: Pairs with no Q/DQ between.
         limits: Bounds of a fixed-point datapath, if it has one.
-        transforms: Rewrites done before calibration, by name (``lowbit.adapt``).
+        transforms: Rewrites done before calibration, by name (``lowbit.transforms.rewrites``).
         arithmetic: Rewrites to the device's own arithmetic, by name.
         calibrate_arithmetic: Whether calibration sees the device's arithmetic or the float one.
         calibrate_optimized: Whether calibration runs the graph with onnxruntime's optimizations.

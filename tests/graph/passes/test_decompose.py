@@ -4,8 +4,8 @@ import onnx
 import onnx_ir as ir
 
 from lowbit.graph import io
-from lowbit.graph.names import names_of
-from lowbit.graph.normalize import normalize
+from lowbit.graph.naming import names_of
+from lowbit.normalize.normalize import normalize
 
 
 def test_hardswish_is_a_gate_and_a_product(parse, floats, run) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 
 
 def attributes(parse, floats, assert_same, node: str, opset: int = 17) -> dict[str, object]:

@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.graph import io
-from lowbit.graph.names import names_of
-from lowbit.graph.normalize import normalize
+from lowbit.graph.naming import names_of
+from lowbit.normalize.normalize import normalize
 
 CONV_BN = """g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
   [conv] c = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(x, w)

@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.graph import io
-from lowbit.graph.constants import constant
-from lowbit.graph.normalize import normalize
+from lowbit.graph.editing import constant
+from lowbit.normalize.normalize import normalize
 
 
 def ops(model: ir.Model) -> list[str]:

@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.errors import ModelError
-from lowbit.graph.passes.infer_types import infer_types
+from lowbit.graph.onnx_passes import infer_types
 
 
 def test_types_and_shapes_are_written_to_values(parse, floats) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
-from lowbit.graph.names import names_of
-from lowbit.graph.normalize import normalize
+from lowbit.graph.naming import names_of
+from lowbit.normalize.normalize import normalize
 
 
 def ops(model: ir.Model) -> list[str]:

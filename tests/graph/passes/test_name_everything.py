@@ -4,9 +4,8 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph import io
-from lowbit.graph.names import names_of
-from lowbit.graph.normalize import normalize
-from lowbit.graph.passes.name_everything import name_everything
+from lowbit.graph.naming import name_everything, names_of
+from lowbit.normalize.normalize import normalize
 
 
 def test_unnamed_nodes_are_named_after_what_they_write(parse) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
-from lowbit.graph.normalize import LOWEST_OPSET, normalize
-from lowbit.graph.passes.require_opset import require_opset
+from lowbit.graph.onnx_passes import require_opset
+from lowbit.normalize.normalize import LOWEST_OPSET, normalize
 
 IR_VERSIONS = {19: 9, 20: 9, 21: 10, 22: 10}
 

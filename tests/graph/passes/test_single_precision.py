@@ -8,7 +8,7 @@ from onnx import TensorProto, numpy_helper
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 
 # The parser reads halves by their bits: 16384 is 2.0.
 OTHER = {ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}

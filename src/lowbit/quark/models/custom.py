@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.constants import add_constant, constant
+from lowbit.graph.editing import add_constant, constant
 from lowbit.quark.models.pairs import DEQUANTIZE, QUANTIZE, remove_unused
 
 NEW_DOMAIN, OLD_DOMAIN = "com.amd.quark", "com.vai.quantize"

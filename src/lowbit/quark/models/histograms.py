@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from lowbit.api import model_inputs
 from lowbit.data import open_data
-from lowbit.graph.constants import constant
+from lowbit.graph.editing import constant
 from lowbit.graph.session import session
-from lowbit.pipeline import model_inputs
 
 _BINS = 256
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.graph.constants import add_constant, constant
-from lowbit.graph.names import tensor_name
+from lowbit.graph.editing import add_constant, constant
+from lowbit.graph.naming import tensor_name
 
 QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear"})
 DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear"})

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from lowbit.graph import io
-from lowbit.graph.passes.single_precision import single_precision
+from lowbit.normalize.precision import single_precision
 
 _HALF = ir.DataType.FLOAT16
 

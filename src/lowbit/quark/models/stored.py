@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
-from lowbit.graph.constants import constant
+from lowbit.graph.editing import constant
 from lowbit.quark.models.pairs import replace_constant
 
 

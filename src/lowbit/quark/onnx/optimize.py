@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
+from lowbit.normalize.normalize import normalize
 from lowbit.quark.errors import say
 
 __all__ = ["optimize"]

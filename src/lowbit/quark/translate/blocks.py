@@ -10,7 +10,7 @@ import msgspec
 from lowbit.config.methods import Method, MinMax, Percentile
 from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
 from lowbit.numerics.blocks import Element, Rounding
-from lowbit.numerics.floats import FloatFormat
+from lowbit.numerics.float16 import FloatFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx.quantization.quant_utils import AnyQuantType
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from lowbit.config.refine import TUNED_OPS, AdaQuant, AdaRound
+from lowbit.config.refinement import TUNED_OPS, AdaQuant, AdaRound
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.translate.options import does, ignored
 from lowbit.quark.translate.reading import read_struct

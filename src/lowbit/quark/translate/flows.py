@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from lowbit.numerics.formats import Format
-from lowbit.ops import OPS
+from lowbit.ops.traits import OPS
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat, VitisQuantFormat
 from lowbit.quark.translate.blocks import is_block

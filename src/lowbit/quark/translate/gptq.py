@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lowbit.config.methods import MinMse
-from lowbit.config.refine import Gptq
+from lowbit.config.refinement import Gptq
 from lowbit.config.specs import Spec, TensorSpec
 from lowbit.errors import ConfigError
 from lowbit.numerics.formats import Format

@@ -10,12 +10,12 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.equalize import QuarkCle, QuarkSmoothQuant, Rotate
-from lowbit.config.mixing import Mixing
-from lowbit.config.refine import AdaRound, Refinement
+from lowbit.config.mixed_precision import Mixing
+from lowbit.config.refinement import AdaRound, Refinement
 from lowbit.config.specs import BiasSpec, ProductBias, Spec, TensorOverride, TensorSpec
-from lowbit.numerics.distances import Metric
+from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant, Rotate
 from lowbit.numerics.formats import Format
+from lowbit.numerics.metrics import Metric
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig

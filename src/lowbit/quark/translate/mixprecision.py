@@ -13,10 +13,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from lowbit.config.mixing import LayerOption, Mixing, Subgraph
+from lowbit.config.mixed_precision import LayerOption, Mixing, Subgraph
 from lowbit.config.specs import BiasSpec, Spec, TensorSpec
 from lowbit.errors import ConfigError
-from lowbit.numerics.distances import Metric, Outputs
+from lowbit.numerics.metrics import Metric, Outputs
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
 from lowbit.quark.translate.layers import layer_bias

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from lowbit.config.equalize import Rotate, Rotation
+from lowbit.config.transforms import Rotate, Rotation
 from lowbit.errors import ConfigError
 from lowbit.quark.errors import QuarkConfigError
 from lowbit.quark.translate.options import ExtraOptions

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from lowbit.config.equalize import QuarkCle, QuarkSmoothQuant
-from lowbit.equalize import equalize, smooth
-from lowbit.equalize.stem import equalize_stem
+from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant
 from lowbit.graph import io
-from lowbit.graph.normalize import normalize
 from lowbit.graph.session import Feed
+from lowbit.normalize.normalize import normalize
+from lowbit.quark.cle import equalize_stem
 from lowbit.quark.errors import QuarkConfigError, say
+from lowbit.transforms import equalize, smooth
 
 __all__ = ["cle_transforms", "smooth_transforms", "stem_equalize_transforms"]
 

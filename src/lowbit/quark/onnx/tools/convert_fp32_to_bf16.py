@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import msgspec
 import onnx_ir as ir
 
+from lowbit.api import quantize
 from lowbit.cli.parser import Parser, one_of
 from lowbit.config.quark import QUARK_PRESETS
-from lowbit.pipeline import quantize
 from lowbit.quark.models.custom import without_casts
 from lowbit.quark.onnx.tools import front
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from lowbit.pipeline import quantize
+from lowbit.api import quantize
 from lowbit.quark.onnx.quantization.config.custom_config import get_default_config
 from lowbit.quark.onnx.tools import front
 from lowbit.quark.translate.job import make_job

@@ -1,0 +1,363 @@
+"""Which commands and options there are. Imports nothing heavy.
+
+The words of choices are repeated here, because the modules that define them import NumPy; a test
+holds them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lowbit.cli import parser as types
+from lowbit.cli.parser import Parser, one_of
+from lowbit.version import __version__
+
+METHODS = ("minmax", "percentile", "entropy", "mse", "nonoverflow", "distribution", "layerwise")
+WEIGHT_METHODS = ("minmax", "mse", "output")
+HEADS = ("auto", "float", "int8")
+DOMAINS = ("auto", "ai.onnx", "com.microsoft")
+PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
+LAYOUTS = ("auto", "NCHW", "NHWC")
+CHANNEL_ORDERS = ("RGB", "BGR")
+EFFORTS = ("none", "quick", "full")
+DEFAULT_PRESET = "A8W8"
+FLOAT_FORMATS = tuple(
+    "fp32 bf16 fp16 bfp16 mx4 mx6 mx9 mxint8 mxfp8e5m2 mxfp8e4m3 mxfp6e3m2 mxfp6e2m3 "
+    "mxfp4e2m1".split()
+)
+
+_EPILOG = """\
+examples:
+  lowbit quantize model.onnx int8.onnx --preset XINT8 --data pictures/ --preprocess imagenet
+  lowbit plan model.onnx --preset XINT8          what would be quantized, and what not and why
+  lowbit compare model.onnx int8.onnx --data pictures/ --preprocess imagenet
+  lowbit infer model.onnx --data inputs/ --output float_results
+  lowbit evaluate float_results int8_results
+
+`lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
+2 something was wrong (one line on stderr says what), 3 a gate failed, 130 interrupted.
+"""
+
+
+def make_parser() -> Parser:
+    """Return the parser of the whole command line."""
+    parser = Parser(
+        prog="lowbit",
+        description="Quantize ONNX models after training, for AMD Ryzen AI NPUs and every target "
+        "that reads Q/DQ.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"lowbit {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", parser_class=Parser
+    )
+    for name, summary, add_options in _COMMANDS:
+        command = commands.add_parser(
+            name, prog=f"lowbit {name}", help=summary, description=f"{summary.capitalize()}."
+        )
+        add_options(command)
+    parser.commands = commands.choices
+    return parser
+
+
+def _quantize(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the float model, an .onnx file")
+    parser.add_argument("output", metavar="OUTPUT", help="where the quantized model is written")
+    _add_data(parser, "calibrate on")
+    _add_scheme(parser)
+    _add_images(parser)
+    more = parser.add_argument_group("stages")
+    more.add_argument(
+        "--no-correct",
+        action="store_true",
+        help="leave out bias correction; float weight scales are then chosen by the output's error",
+    )
+    more.add_argument(
+        "--no-equalize", action="store_true", help="leave out cross-layer equalization"
+    )
+    more.add_argument("--no-smooth", action="store_true", help="leave out SmoothQuant")
+    more.add_argument(
+        "--keep-steps",
+        action="store_true",
+        help="take equalization, smoothing and bias correction as they are, without trying on samples "
+        "held back whether they help",
+    )
+    more.add_argument(
+        "--no-reconstruct",
+        action="store_true",
+        help="round weights to the nearest integer instead of reconstructing each layer's output",
+    )
+    more.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the layers that a run killed before had refined",
+    )
+    more.add_argument(
+        "--domain",
+        type=one_of(DOMAINS),
+        metavar="NAME",
+        help="operator domain of the Q/DQ nodes: auto, ai.onnx or com.microsoft",
+    )
+    files = parser.add_argument_group("decisions and statistics, kept and reused")
+    files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")
+    files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, to be edited")
+    files.add_argument("--stats", metavar="FILE", help="use saved statistics: no calibration run")
+    files.add_argument(
+        "--save-stats", metavar="FILE", help="write statistics (.npz) that serve every method"
+    )
+    out = parser.add_argument_group("result")
+    out.add_argument(
+        "--min-snr",
+        type=types.decibels,
+        metavar="DB",
+        help="fail, and write nothing, if the worst output has a lower signal-to-noise ratio",
+    )
+    out.add_argument(
+        "--report", metavar="FILE", help="write the report: a page if it ends in .html, else JSON"
+    )
+    out.add_argument("--json", action="store_true", help="print the report as JSON, nothing else")
+    out.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _plan(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the float model, an .onnx file")
+    _add_scheme(parser)
+    out = parser.add_argument_group("result")
+    out.add_argument("--output", metavar="FILE", help="write the plan as JSON, for quantize --plan")
+    out.add_argument("--json", action="store_true", help="print the plan as JSON, nothing else")
+    out.add_argument("--all", action="store_true", help="list every node that stays in float")
+
+
+def _compare(parser: Parser) -> None:
+    parser.add_argument("reference", metavar="REFERENCE", help="the float model")
+    parser.add_argument("quantized", metavar="QUANTIZED", help="the quantized model")
+    _add_data(parser, "compare on")
+    _add_images(parser)
+    parser.add_argument(
+        "--budget",
+        type=one_of(EFFORTS),
+        default="quick",
+        metavar="EFFORT",
+        help="what single tensors add to the error: quick (a few passes), full (all), none",
+    )
+    parser.add_argument(
+        "--retry",
+        metavar="PATH",
+        help="calibration data: quantize again with the five worst tensors at 16 bits, and measure",
+    )
+    accuracy = parser.add_argument_group("accuracy")
+    accuracy.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="a .csv (file,label), a .txt or .npy in order, FILE.npz:NAME, or the word folders",
+    )
+    accuracy.add_argument(
+        "--metric",
+        metavar="MODULE:FUNCTION",
+        help="a Python function of outputs and label, instead of top-1 and top-5",
+    )
+    accuracy.add_argument(
+        "--tolerance",
+        type=types.positive,
+        default=1.0,
+        metavar="X",
+        help="how well the gap should be known, for the number of samples needed (default 1)",
+    )
+    parser.add_argument("--time", action="store_true", help="measure how long both models take")
+    gates = parser.add_argument_group("gates", "A gate that fails gives exit code 3.")
+    gates.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="GATE",
+        help='such as "top1_drop>1" or "snr<20" (repeatable)',
+    )
+    gates.add_argument("--junit", metavar="FILE", help="write the gates as JUnit XML")
+    parser.add_argument(
+        "--report", metavar="FILE", help="write the report: a page if it ends in .html, else JSON"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _infer(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a float or quantized model")
+    _add_data(parser, "run")
+    _add_images(parser)
+    parser.add_argument(
+        "--output", required=True, metavar="FOLDER", help="a new folder: 0.npy, 1.npy and so on"
+    )
+    parser.add_argument(
+        "--fused",
+        action="store_true",
+        help="run through onnxruntime's fused int8 kernels, which saturate on some processors",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _evaluate(parser: Parser) -> None:
+    parser.add_argument(
+        "baseline", metavar="BASELINE_FOLDER", help="results of the float model (lowbit infer)"
+    )
+    parser.add_argument(
+        "quantized", metavar="QUANTIZED_FOLDER", help="results of the quantized model"
+    )
+    parser.add_argument("--all", action="store_true", help="list every file")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--csv", action="store_true", help="print a row for each file as CSV")
+
+
+def _convert(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the model, in float32 or 16-bit floats")
+    parser.add_argument("output", metavar="OUTPUT", help="where the converted model is written")
+    parser.add_argument(
+        "--to",
+        required=True,
+        type=one_of(FLOAT_FORMATS),
+        metavar="FORMAT",
+        help=f"{', '.join(FLOAT_FORMATS)}; fp32 is the way back from the others",
+    )
+    parser.add_argument(
+        "--operators",
+        action="store_true",
+        help="write bf16 and fp16 as AMD's named operators, not as pairs of Cast",
+    )
+    parser.add_argument(
+        "--full-weights",
+        action="store_true",
+        help="keep bf16 and fp16 weights in 32 bits, to be rounded when the model runs",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def _presets(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print whole configurations as JSON")
+
+
+def _targets(parser: Parser) -> None:
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="print this target as JSON, a start for a file of your own (quantize --target FILE)",
+    )
+    parser.add_argument("--json", action="store_true", help="print all of them as JSON")
+
+
+_COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
+    ("quantize", "quantize a model, verify it and write it", _quantize),
+    ("plan", "show what would be quantized to what, without any data", _plan),
+    ("compare", "measure how far a quantized model is from its float model", _compare),
+    ("infer", "run a model and write its outputs, a file for each sample", _infer),
+    ("evaluate", "measure how alike two folders of results are", _evaluate),
+    ("convert", "convert between float formats, without data", _convert),
+    ("presets", "list the presets", _presets),
+    ("targets", "list the targets, or print one as JSON", _targets),
+)
+
+
+def _add_data(parser: Parser, verb: str) -> None:
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="PATH",
+        help="a folder of images or .npy files, an .npz, an .npy, or the word random",
+    )
+    parser.add_argument(
+        "--limit", type=types.count, metavar="N", help=f"how many samples to {verb} (default all)"
+    )
+
+
+def _add_scheme(parser: Parser) -> None:
+    """Add the options that decide the plan."""
+    group = parser.add_argument_group(
+        "what is quantized to what",
+        "PATTERN is a glob on names of nodes or of their outputs, or re: and a regular expression.",
+    )
+    group.add_argument(
+        "--preset", metavar="NAME", help=f"see `lowbit presets` (default {DEFAULT_PRESET})"
+    )
+    group.add_argument(
+        "--config", metavar="FILE", help="a .json or .toml, whole or what differs from the preset"
+    )
+    group.add_argument(
+        "--target", metavar="NAME|FILE", help="see `lowbit targets` (default the preset's)"
+    )
+    group.add_argument(
+        "--calibration",
+        type=one_of(METHODS),
+        metavar="METHOD",
+        help=f"how activation ranges are found: {', '.join(METHODS)}",
+    )
+    group.add_argument(
+        "--percentile",
+        type=types.percent,
+        metavar="P",
+        help="percent of the values kept in range, for --calibration percentile",
+    )
+    group.add_argument(
+        "--weights",
+        type=one_of(WEIGHT_METHODS),
+        metavar="METHOD",
+        help=f"how weight ranges are found: {', '.join(WEIGHT_METHODS)}",
+    )
+    for option, what in (
+        ("--include", "quantize only nodes that match (repeatable)"),
+        ("--exclude", "keep nodes that match in float (repeatable)"),
+    ):
+        group.add_argument(
+            option,
+            action="append",
+            default=[],
+            type=types.pattern,
+            metavar="PATTERN",
+            help=what,
+        )
+    group.add_argument(
+        "--exclude-op",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="keep operators of this type in float (repeatable)",
+    )
+    group.add_argument(
+        "--head",
+        type=one_of(HEADS),
+        metavar="KIND",
+        help="behind the last learned layers (boxes decoded, a last average): auto (float where needed), "
+        "float or int8",
+    )
+    group.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="REWRITE",
+        help="leave out one of the target's graph rewrites (repeatable)",
+    )
+
+
+def _add_images(parser: Parser) -> None:
+    """Add the options that say how images become inputs."""
+    group = parser.add_argument_group(
+        "images", "Input values are (pixel * scale - mean) / std, after resize and crop."
+    )
+    group.add_argument(
+        "--preprocess",
+        type=one_of(PREPROCESSINGS),
+        metavar="NAME",
+        help=f"{', '.join(PREPROCESSINGS)}; the options below override parts of it",
+    )
+    group.add_argument("--mean", type=types.channels, metavar="R,G,B", help="one number or three")
+    group.add_argument("--std", type=types.channels, metavar="R,G,B", help="one number or three")
+    group.add_argument("--scale", type=types.factor, metavar="X", help="default 1/255")
+    group.add_argument(
+        "--resize", type=types.size, metavar="S|H,W", help="shorter side, or height,width"
+    )
+    group.add_argument("--crop", type=types.size, metavar="S|H,W", help="from the centre")
+    group.add_argument("--layout", type=one_of(LAYOUTS), metavar="NAME", help=", ".join(LAYOUTS))
+    group.add_argument(
+        "--channel-order",
+        type=one_of(CHANNEL_ORDERS),
+        metavar="NAME",
+        help="what the model wants: RGB or BGR",
+    )

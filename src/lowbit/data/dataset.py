@@ -1,0 +1,308 @@
+"""Calibration data as a dataset: what an input wants, one sample, samples that are checked.
+
+A sample that does not fit raises a ``DataError`` that names the sample and the input. Only two things
+are put right silently: a missing batch dimension, and float32 for another float type. The first
+full pass gives the number of samples and the fingerprint for free, and finds data that is all zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.errors import DataError, did_you_mean
+
+Sample: TypeAlias = Mapping[str, NDArray[Any]]
+"""One feed: input name to array, with the batch dimension the model wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """What one model input wants.
+
+    Attributes:
+        name: Name of the input.
+        dtype: Element type.
+        shape: Fixed sizes as numbers, free ones as their name or ``None``; ``None`` for the whole
+            shape when not even the rank is known.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the elements are floating-point numbers of any width."""
+        # ml_dtypes' narrow floats have kind "V", so the kind alone does not tell.
+        return "float" in self.dtype.name
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as it is shown to people, ``?`` for a nameless free size."""
+        if self.shape is None:
+            return "[any shape]"
+        return "[" + ", ".join("?" if size is None else str(size) for size in self.shape) + "]"
+
+
+class Data(ABC):
+    """Feeds that can be gone through any number of times, always the same, in flat memory."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the feeds, each checked against the model's inputs."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of feeds; a source that cannot tell is read once to count them."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """Where the feeds come from and what was done to them, for a report."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the samples are called, such as their files; nothing where they have no names."""
+        return ()
+
+    @property
+    @abstractmethod
+    def is_random(self) -> bool:
+        """Whether the values are made up, so that no accuracy figure follows from them."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return 16 hex digits that depend on the name, type, shape and bytes of every feed."""
+
+
+class Source(Protocol):
+    """Where feeds come from, before they are checked."""
+
+    def __iter__(self) -> Iterator[tuple[str, object]]:
+        """Yield what a feed is called in messages, and the feed as it came."""
+
+    def count(self) -> int | None:
+        """Return the number of feeds, or ``None`` when only reading them can tell."""
+
+    def describe(self) -> str:
+        """Return where the feeds come from, for a report."""
+
+
+def conform(raw: object, inputs: Sequence[InputInfo], label: str) -> dict[str, NDArray[Any]]:
+    """Return ``raw`` as one fitting array an input, in the order of the inputs."""
+    given = _by_name(raw, inputs, label)
+    _check_names(given, inputs, label)
+    return {info.name: _conform_array(given[info.name], info, label) for info in inputs}
+
+
+def _by_name(raw: object, inputs: Sequence[InputInfo], label: str) -> Mapping[str, object]:
+    if isinstance(raw, Mapping):
+        return raw
+    if len(inputs) == 1:
+        return {inputs[0].name: raw}
+    raise DataError(
+        f"{label} is of type {type(raw).__name__}, but the model has {len(inputs)} inputs: "
+        f"give a dict with an array for each of {_quoted(inputs)}"
+    )
+
+
+def _check_names(given: Mapping[str, object], inputs: Sequence[InputInfo], label: str) -> None:
+    known = [info.name for info in inputs]
+    for name in given:
+        if name not in known:
+            near = did_you_mean(str(name), known)
+            raise DataError(
+                f"{label} has an array for {name!r}, which is no input of the model{near} "
+                f"(the inputs are {_quoted(inputs)})"
+            )
+    missing = [name for name in known if name not in given]
+    if missing:
+        names = ", ".join(map(repr, given)) or "nothing"
+        raise DataError(
+            f"{label} has no array for input {missing[0]!r}: expected arrays for "
+            f"{_quoted(inputs)}, got {names}; add the missing one"
+        )
+
+
+def _conform_array(value: object, info: InputInfo, label: str) -> NDArray[Any]:
+    where = f"{label}, input {info.name!r}"
+    array = _fit_shape(_as_array(value, info, where), info, where)
+    if bad := _count_not_finite(array, info):
+        raise DataError(
+            f"{where}: {bad} of {array.size} values are NaN or Inf; mend or leave out this sample"
+        )
+    if array.dtype == info.dtype:
+        return array
+    cast = _cast(array, info, where)
+    if bad := _count_not_finite(cast, info):
+        raise DataError(
+            f"{where}: {bad} of {array.size} values are too large for {info.dtype}; scale the data"
+        )
+    return cast
+
+
+def _as_array(value: object, info: InputInfo, where: str) -> NDArray[Any]:
+    # Tensors of other libraries and numpy scalars convert; a list would guess its own type.
+    if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
+        return np.asarray(value)
+    raise DataError(
+        f"{where} is of type {type(value).__name__}, expected a numpy array: "
+        f"wrap it with numpy.asarray(..., dtype={info.dtype})"
+    )
+
+
+def _fit_shape(array: NDArray[Any], info: InputInfo, where: str) -> NDArray[Any]:
+    if info.shape is None:
+        return array
+    rank = len(info.shape)
+    fitted = array[np.newaxis] if array.ndim == rank - 1 else array
+    message = f"{where}: expected shape {info.shape_text}, got {list(array.shape)}"
+    if fitted.ndim != rank:
+        raise DataError(
+            f"{message}; give an array of {rank} dimensions, or of {rank - 1} without the batch"
+        )
+    wrong = [
+        axis
+        for axis, size in enumerate(info.shape)
+        if isinstance(size, int) and size != fitted.shape[axis]
+    ]
+    if wrong == [0]:
+        raise DataError(
+            f"{message}; the model fixes the batch at {info.shape[0]}: feed as many samples at "
+            "a time, or give a .npz or one array, whose rows are grouped to fit"
+        )
+    if wrong:
+        axes = ", ".join(map(str, wrong))
+        raise DataError(f"{message}, which differs at axis {axes}; reshape or transpose the data")
+    return fitted
+
+
+def _count_not_finite(array: NDArray[Any], info: InputInfo) -> int:
+    # Anything else is refused for its type, or cannot be NaN.
+    if not info.is_float or (array.dtype.kind != "f" and array.dtype != info.dtype):
+        return 0
+    return array.size - int(np.count_nonzero(np.isfinite(array)))
+
+
+def _cast(array: NDArray[Any], info: InputInfo, where: str) -> NDArray[Any]:
+    is_foreign_byte_order = array.dtype.newbyteorder("=") == info.dtype
+    if is_foreign_byte_order or (array.dtype == np.float32 and info.is_float):
+        # What overflows is counted and reported by the caller.
+        with np.errstate(over="ignore"):
+            return array.astype(info.dtype)
+    way_out = f"convert it with .astype(numpy.{info.dtype})"
+    if array.dtype == np.uint8 and info.is_float:
+        way_out = f"name a preprocessing such as 'imagenet' if these are pictures, or {way_out}"
+    raise DataError(f"{where}: expected {info.dtype}, got {array.dtype}; {way_out}")
+
+
+def _quoted(inputs: Sequence[InputInfo]) -> str:
+    return ", ".join(repr(info.name) for info in inputs)
+
+
+ZERO_FEEDS_TOLERATED = 16
+"""So many feeds may be all zero at the start before the data is refused."""
+
+
+class CheckedData(Data):
+    """The feeds of a source, checked against the inputs they are for."""
+
+    def __init__(
+        self, source: Source, inputs: Sequence[InputInfo], *, is_random: bool = False
+    ) -> None:
+        self._source = source
+        self._inputs = tuple(inputs)
+        self._is_random = is_random
+        self._total: _Total | None = None
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the feeds; the first full pass also adds up the total."""
+        if self._total is not None:
+            for label, raw in self._source:
+                yield conform(raw, self._inputs, label)
+            return
+        tally = _Tally(self._inputs)
+        yield from self._add_up(tally)
+        self._total = tally.total()
+
+    def __len__(self) -> int:
+        """Return the number of feeds, reading all of them only when the source cannot tell."""
+        count = self._source.count()
+        return self._read_total().count if count is None else count
+
+    @property
+    def description(self) -> str:
+        """Where the feeds come from and what was done to them."""
+        return self._source.describe()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the source calls its samples, if anything."""
+        return tuple(getattr(self._source, "names", ()))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the values are made up."""
+        return self._is_random
+
+    def fingerprint(self) -> str:
+        """Return 16 hex digits over all feeds; costs a pass unless there has been one."""
+        return self._read_total().fingerprint
+
+    def _read_total(self) -> _Total:
+        if self._total is None:
+            tally = _Tally(self._inputs)
+            deque(self._add_up(tally), maxlen=0)
+            self._total = tally.total()
+        return self._total
+
+    def _add_up(self, tally: _Tally) -> Iterator[Sample]:
+        for label, raw in self._source:
+            feed = conform(raw, self._inputs, label)
+            tally.add(feed)
+            if tally.count == ZERO_FEEDS_TOLERATED:
+                tally.refuse_zeros(self.description)
+            yield feed
+        tally.refuse_zeros(self.description)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Total:
+    count: int
+    fingerprint: str
+
+
+class _Tally:
+    """What the feeds of one pass add up to."""
+
+    def __init__(self, inputs: Sequence[InputInfo]) -> None:
+        self.count = 0
+        self._digest = hashlib.sha256()
+        # Token ids may well be 0; only data that has real numbers can be degenerate this way.
+        self._is_all_zero = any(info.is_float for info in inputs)
+
+    def add(self, feed: Sample) -> None:
+        self.count += 1
+        for name, array in feed.items():
+            self._digest.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+            # As bytes, because the types of ml_dtypes do not offer a buffer.
+            self._digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self._is_all_zero = self._is_all_zero and not any(a.any() for a in feed.values())
+
+    def refuse_zeros(self, description: str) -> None:
+        if self._is_all_zero:
+            raise DataError(
+                f"all values of {self.count} feeds are 0 ({description}): nothing can be "
+                "calibrated on that; give real samples"
+            )
+
+    def total(self) -> _Total:
+        return _Total(count=self.count, fingerprint=self._digest.hexdigest()[:16])

@@ -1,0 +1,377 @@
+"""Images as a source of samples: from a folder, or from rows of pixels.
+
+How an image becomes the values of one model input is decided once, from the model and the
+preprocessing. Decoding runs a few images ahead in threads, in order and in bounded memory. Imports
+Pillow, so that only those who have images wait for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lowbit.data.arrays import Table
+from lowbit.data.dataset import InputInfo
+from lowbit.data.preprocessing import (
+    Framing,
+    Layout,
+    Letterbox,
+    Preprocessing,
+    Size,
+    choose_framing,
+)
+from lowbit.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PicturePlan:
+    """Everything that is done to a picture.
+
+    Attributes:
+        info: The input the pictures are for.
+        preprocessing: Values and order of the channels, interpolation.
+        framing: Resize and crop.
+        channels: 3, or 1 for gray.
+        is_channels_last: Whether the channels are the last axis of the input.
+        batch: Pictures that make one feed.
+    """
+
+    info: InputInfo
+    preprocessing: Preprocessing
+    framing: Framing
+    channels: int
+    is_channels_last: bool
+    batch: int
+
+    @property
+    def has_batch_axis(self) -> bool:
+        """Whether the input has an axis for the batch."""
+        return self.info.shape is None or len(self.info.shape) == 4
+
+    @property
+    def takes_raw_pixels(self) -> bool:
+        """Whether the input wants the pixels 0..255 themselves."""
+        return self.info.dtype == np.uint8
+
+    def __str__(self) -> str:
+        wish = self.preprocessing
+        order = wish.channel_order if self.channels == 3 else "gray"
+        layout = "NHWC" if self.is_channels_last else "NCHW"
+        steps = [f"{self.framing} ({wish.interpolation})", f"{order} {layout}"]
+        if not self.takes_raw_pixels:
+            steps.append(f"scale {wish.scale:.6g}")
+            steps += [f"mean {_listed(wish.mean)}"] if wish.mean else []
+            steps += [f"std {_listed(wish.std)}"] if wish.std else []
+        return ", ".join(steps)
+
+
+def plan_pictures(inputs: Sequence[InputInfo], wish: Preprocessing) -> PicturePlan:
+    """Return how pictures are fed to a model, or say why they cannot be."""
+    info = _picture_input(inputs)
+    shape = (None,) * 4 if info.shape is None else info.shape
+    is_channels_last = _is_channels_last(info, shape[-3:], wish.layout)
+    *_, height, width = (_move_last_first(shape[-3:]) if is_channels_last else shape)[-3:]
+    plan = PicturePlan(
+        info=info,
+        preprocessing=wish,
+        framing=choose_framing(wish, (_fixed(height), _fixed(width)), info.name),
+        channels=_channels(info, shape[-1 if is_channels_last else -3]),
+        is_channels_last=is_channels_last,
+        batch=_fixed(shape[0]) or 1 if len(shape) == 4 else 1,
+    )
+    _check_values(plan)
+    return plan
+
+
+def _picture_input(inputs: Sequence[InputInfo]) -> InputInfo:
+    way_out = "give the samples as a .npz with one array for each input instead"
+    if len(inputs) != 1:
+        names = ", ".join(repr(info.name) for info in inputs)
+        raise DataError(
+            f"pictures can feed a model of one input, this one has {len(inputs)} ({names}): {way_out}"
+        )
+    info = inputs[0]
+    if info.shape is not None and len(info.shape) not in (3, 4):
+        raise DataError(
+            f"pictures need an input of 4 (or 3) dimensions, {info.name!r} has shape "
+            f"{info.shape_text}: {way_out}"
+        )
+    if not info.is_float and info.dtype != np.uint8:
+        raise DataError(
+            f"pictures need a float or uint8 input, {info.name!r} is {info.dtype}: {way_out}"
+        )
+    return info
+
+
+def _is_channels_last(info: InputInfo, dims: tuple[int | str | None, ...], layout: Layout) -> bool:
+    if layout != "auto":
+        return layout == "NHWC"
+    if dims[0] in (1, 3):
+        return False
+    if dims[-1] in (1, 3):
+        return True
+    raise DataError(
+        f"input {info.name!r} of shape {info.shape_text} has no axis of 1 or 3 channels to tell "
+        "its layout by: give --layout NCHW or NHWC (layout= of Preprocessing)"
+    )
+
+
+def _channels(info: InputInfo, size: int | str | None) -> int:
+    channels = _fixed(size)
+    if channels not in (None, 1, 3):
+        raise DataError(
+            f"input {info.name!r} of shape {info.shape_text} takes {channels} channels, pictures "
+            "have 1 or 3: give another --layout, or the samples as a .npz"
+        )
+    return channels or 3
+
+
+def _check_values(plan: PicturePlan) -> None:
+    for what, values in (("mean", plan.preprocessing.mean), ("std", plan.preprocessing.std)):
+        if values is None:
+            continue
+        if plan.takes_raw_pixels:
+            raise DataError(
+                f"input {plan.info.name!r} is uint8 and takes the pixels as they are, so {what} "
+                f"{_listed(values)} cannot be applied: leave it out"
+            )
+        if len(values) not in (1, plan.channels):
+            raise DataError(
+                f"{what} has {len(values)} values, input {plan.info.name!r} has {plan.channels} "
+                f"channel: give --{what} with one value"
+            )
+
+
+def _fixed(size: int | str | None) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _move_last_first(dims: tuple[int | str | None, ...]) -> tuple[int | str | None, ...]:
+    return dims[-1:] + dims[:-1]
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(f"{value:.6g}" for value in values)
+
+
+PAD = 114
+"""Gray that letterboxed pictures are padded with, as YOLO was trained."""
+
+
+def render_file(path: Path, plan: PicturePlan) -> NDArray[Any]:
+    """Return the values of the picture in a file, without a batch axis."""
+    try:
+        with Image.open(path) as picture:
+            decoded = picture.convert(_mode(plan))
+    # What Pillow's decoders raise on damaged files is not narrowed down to one class.
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        struct.error,
+        zlib.error,
+        Image.DecompressionBombError,
+    ) as error:
+        raise DataError(
+            f"picture {path} cannot be read ({error}): replace or delete the file"
+        ) from error
+    return _render(decoded, plan, f"picture {path}")
+
+
+def render_pixels(pixels: NDArray[np.uint8], plan: PicturePlan, label: str) -> NDArray[Any]:
+    """Return the values of a picture given as ``[H, W]`` or ``[H, W, C]`` pixels in RGB order."""
+    is_gray = pixels.ndim == 3 and pixels.shape[-1] == 1
+    picture = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if is_gray else pixels))
+    return _render(picture.convert(_mode(plan)), plan, label)
+
+
+def _mode(plan: PicturePlan) -> str:
+    return "RGB" if plan.channels == 3 else "L"
+
+
+def _render(picture: Image.Image, plan: PicturePlan, label: str) -> NDArray[Any]:
+    picture = _resize(picture, plan)
+    if plan.framing.crop is not None:
+        picture = _crop(picture, plan.framing.crop, label)
+    pixels = np.asarray(picture).reshape(picture.height, picture.width, plan.channels)
+    values = pixels if plan.takes_raw_pixels else _normalize(pixels, plan)
+    if plan.preprocessing.channel_order == "BGR":
+        values = values[..., ::-1]
+    if not plan.is_channels_last:
+        values = values.transpose(2, 0, 1)
+    return np.ascontiguousarray(values)
+
+
+def _resize(picture: Image.Image, plan: PicturePlan) -> Image.Image:
+    resize = plan.framing.resize
+    if resize is None:
+        return picture
+    is_bicubic = plan.preprocessing.interpolation == "bicubic"
+    resample = Image.Resampling.BICUBIC if is_bicubic else Image.Resampling.BILINEAR
+    height, width = resize.fit((picture.height, picture.width))
+    resized = picture.resize((width, height), resample)
+    return _pad(resized, resize.size) if isinstance(resize, Letterbox) else resized
+
+
+def _pad(picture: Image.Image, size: Size) -> Image.Image:
+    height, width = size
+    fill = PAD if picture.mode == "L" else (PAD, PAD, PAD)
+    canvas = Image.new(picture.mode, (width, height), fill)
+    canvas.paste(picture, ((width - picture.width) // 2, (height - picture.height) // 2))
+    return canvas
+
+
+def _crop(picture: Image.Image, size: Size, label: str) -> Image.Image:
+    height, width = size
+    left, top = (picture.width - width) // 2, (picture.height - height) // 2
+    if left < 0 or top < 0:
+        raise DataError(
+            f"{label} has {picture.height}x{picture.width} pixels (height x width) when it is to "
+            f"be cropped to {height}x{width}: give a --resize that covers the crop"
+        )
+    return picture.crop((left, top, left + width, top + height))
+
+
+def _normalize(pixels: NDArray[np.uint8], plan: PicturePlan) -> NDArray[np.float32]:
+    wish = plan.preprocessing
+    values = pixels.astype(np.float32)
+    # Training code divides by 255; 1/255 has no exact float, and multiplying by it differs.
+    values /= np.float32(1 / wish.scale)
+    if wish.mean is not None:
+        values -= np.asarray(wish.mean, np.float32)
+    if wish.std is not None:
+        values /= np.asarray(wish.std, np.float32)
+    return values
+
+
+AHEAD = 4
+"""Pictures that are decoded before they are asked for."""
+
+
+class PictureSource:
+    """Pictures by number, made into feeds of as many as the model takes at a time."""
+
+    def __init__(
+        self,
+        *,
+        plan: PicturePlan,
+        labels: Sequence[str],
+        load: Callable[[int], NDArray[Any]],
+        origin: str,
+        names: Sequence[str] = (),
+    ) -> None:
+        """Take what loads picture ``i``, what it is called, and where all of them are from.
+
+        ``names`` are the pictures' files, where they are files.
+        """
+        self.names = tuple(names) if plan.batch == 1 else ()
+        self._plan = plan
+        self._labels = labels
+        self._load = load
+        self._origin = origin
+        if len(labels) < plan.batch:
+            raise DataError(
+                f"{origin}: {len(labels)} pictures, but the model fixes the batch at "
+                f"{plan.batch}: give at least as many"
+            )
+
+    def __iter__(self) -> Iterator[tuple[str, object]]:
+        """Yield feeds in order; an incomplete last one is left out."""
+        batch = self._plan.batch
+        with closing(_run_ahead(self._load, self.count() * batch)) as pictures:
+            for start in range(0, self.count() * batch, batch):
+                label = self._labels[start]
+                if batch > 1:
+                    label += f" to {self._labels[start + batch - 1]}"
+                yield label, self._feed(list(itertools.islice(pictures, batch)), label)
+
+    def count(self) -> int:
+        """Return the number of feeds."""
+        return len(self._labels) // self._plan.batch
+
+    def describe(self) -> str:
+        """Return how many pictures from where, and what is done to them."""
+        return f"{self.count() * self._plan.batch} {self._origin}, {self._plan}"
+
+    def _feed(self, group: list[NDArray[Any]], label: str) -> NDArray[Any]:
+        if not self._plan.has_batch_axis:
+            return group[0]
+        if len({values.shape for values in group}) > 1:
+            raise DataError(
+                f"{label}: pictures of different sizes cannot be fed together, and the model "
+                f"fixes the batch at {self._plan.batch}: give a --crop"
+            )
+        return np.stack(group)
+
+
+def open_picture_folder(
+    folder: Path, paths: Sequence[Path], plan: PicturePlan, limit: int | None
+) -> PictureSource:
+    """Return the pictures of a folder; a limit takes them evenly spaced.
+
+    The names of class folders sort by class, so the first few would all be of one class.
+    """
+    chosen = paths
+    origin = f"images from folder {folder}"
+    if limit is not None and limit * plan.batch < len(paths):
+        wanted = limit * plan.batch
+        chosen = [paths[index * len(paths) // wanted] for index in range(wanted)]
+        origin += f" (evenly spaced over {len(paths)})"
+    return PictureSource(
+        plan=plan,
+        labels=[f"picture {path.relative_to(folder)}" for path in chosen],
+        names=[path.relative_to(folder).as_posix() for path in chosen],
+        load=lambda index: render_file(chosen[index], plan),
+        origin=origin,
+    )
+
+
+def open_pixel_rows(table: Table, plan: PicturePlan, limit: int | None) -> PictureSource:
+    """Return rows of ``[H, W]`` or ``[H, W, C]`` pixels as pictures."""
+    rows, origin = table.arrays[plan.info.name], table.origin
+    is_picture = rows.ndim == 3 or (rows.ndim == 4 and rows.shape[-1] in (1, 3))
+    if not is_picture:
+        raise DataError(
+            f"{origin}: uint8 array of shape {list(rows.shape)} holds no pictures, expected "
+            "[rows, height, width, 3 or 1]: transpose it"
+        )
+    count = len(rows) if limit is None else min(len(rows), limit * plan.batch)
+    labels = [f"row {index} of {origin}" for index in range(count)]
+
+    def load(index: int) -> NDArray[Any]:
+        # Through the table, which keeps the file behind the rows alive.
+        return render_pixels(table.arrays[plan.info.name][index], plan, labels[index])
+
+    return PictureSource(plan=plan, labels=labels, load=load, origin=f"pictures from {origin}")
+
+
+def _run_ahead(
+    load: Callable[[int], NDArray[Any]], count: int
+) -> Generator[NDArray[Any], None, None]:
+    """Yield ``load(0)`` to ``load(count - 1)`` in order, a few of them computed ahead."""
+    pool = ThreadPoolExecutor(max_workers=min(AHEAD, os.cpu_count() or 1))
+    pending: deque[Future[NDArray[Any]]] = deque()
+    try:
+        for index in range(count):
+            pending.append(pool.submit(load, index))
+            if len(pending) == AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        # A caller who stops early must not wait for pictures nobody will see.
+        pool.shutdown(wait=False, cancel_futures=True)

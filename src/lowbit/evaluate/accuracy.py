@@ -1,0 +1,241 @@
+"""Accuracy of both models on labelled samples, and how sure the gap between them is."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from lowbit.errors import ConfigError, DataError
+from lowbit.evaluate.labels import Label
+from lowbit.graph.session import Array
+from lowbit.report.values import Accuracy
+
+_GROUPS = 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gap:
+    """A difference, its interval of 95 %, and the variance a single sample adds to it."""
+
+    value: float
+    low: float
+    high: float
+    variance: float
+
+    def samples_needed(self, tolerance: float) -> int:
+        """Return how many samples would know the gap to within the tolerance."""
+        z = statistics.NormalDist().inv_cdf(0.975)
+        return max(2, math.ceil(self.variance * (z / tolerance) ** 2))
+
+
+def gap_of_hits(float_hits: Sequence[bool], quantized_hits: Sequence[bool]) -> Gap:
+    """Return the gap of two shares of hits, as shares.
+
+    The interval of Bonett and Price (2012) for paired proportions: a hit lost and a hit won are
+    added to those seen, so that it holds for few samples, too.
+    """
+    count = len(float_hits)
+    pairs = list(zip(float_hits, quantized_hits, strict=True))
+    lost = sum(a and not b for a, b in pairs)
+    won = sum(b and not a for a, b in pairs)
+    p, q = (lost + 1) / (count + 2), (won + 1) / (count + 2)
+    variance = p + q - (p - q) ** 2
+    half = statistics.NormalDist().inv_cdf(0.975) * math.sqrt(variance / (count + 2))
+    return Gap((lost - won) / count, max(-1.0, p - q - half), min(1.0, p - q + half), variance)
+
+
+def gap_of_scores(float_scores: Sequence[float], quantized_scores: Sequence[float]) -> Gap:
+    """Return the gap of two means, with Student's interval of the paired differences."""
+    differences = [a - b for a, b in zip(float_scores, quantized_scores, strict=True)]
+    mean = statistics.fmean(differences)
+    if len(differences) < 2:
+        return Gap(mean, -math.inf, math.inf, math.inf)
+    variance = statistics.variance(differences)
+    half = _student(len(differences) - 1) * math.sqrt(variance / len(differences))
+    return Gap(mean, mean - half, mean + half, variance)
+
+
+def gap_of_sets(
+    float_items: Sequence[Any],
+    quantized_items: Sequence[Any],
+    summarize: Callable[[Sequence[Any]], float],
+) -> Gap:
+    """Return the gap of a figure of a whole set, such as a mean average precision.
+
+    The interval is the jackknife's: the gap without each of twenty groups of samples.
+    """
+    count = len(float_items)
+    whole = summarize(float_items) - summarize(quantized_items)
+    groups = min(_GROUPS, count)
+    if groups < 2:
+        return Gap(whole, -math.inf, math.inf, math.inf)
+    without = []
+    for group in range(groups):
+        kept = [i for i in range(count) if i % groups != group]
+        gap = summarize([float_items[i] for i in kept])
+        without.append(gap - summarize([quantized_items[i] for i in kept]))
+    error = (groups - 1) * statistics.pvariance(without)
+    half = _student(groups - 1) * math.sqrt(error)
+    return Gap(whole, whole - half, whole + half, error * count)
+
+
+def _student(freedom: int) -> float:
+    """Return the 97.5 % point of Student's distribution (Cornish-Fisher; 1 % off at three)."""
+    if freedom < 3:
+        return {1: 12.706, 2: 4.303}[freedom]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / float(freedom**power) for power, term in enumerate(terms, start=1))
+
+
+Outputs = Mapping[str, Array]
+Metric = Callable[[Outputs, Label], Any]
+_KINDS = ("float", "quantized", "fused")
+_PERCENT = 100.0
+
+
+class Scorer(Protocol):
+    """Sees the outputs of the models for each sample in turn, then gives figures."""
+
+    def add(self, runs: Sequence[Outputs | None], label: Label) -> None:
+        """Take what the float, the quantized and the fused model give for one sample."""
+
+    def figures(self, tolerance: float) -> tuple[Accuracy, ...]:
+        """Return the figures; the tolerance is in their unit."""
+
+
+class TopScorer:
+    """How often the right class is the first, and among the first five."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[str, list[int]] = {kind: [] for kind in _KINDS}
+        self._classes = 0
+
+    def add(self, runs: Sequence[Outputs | None], label: Label) -> None:
+        """Take the outputs of one sample."""
+        for kind, outputs in zip(_KINDS, runs, strict=True):
+            if outputs is not None:
+                self._ranks[kind].append(self._rank(outputs, label))
+
+    def _rank(self, outputs: Outputs, label: Label) -> int:
+        name, scores = next(iter(outputs.items()))
+        if scores.shape[0] != 1 and scores.ndim > 1:
+            raise DataError(
+                f"output {name!r} holds {scores.shape[0]} samples at a time; top-1 needs a model of "
+                "batch 1, or a --metric"
+            )
+        flat = scores.reshape(-1)
+        if not isinstance(label, int) or not 0 <= label < flat.size:
+            raise DataError(
+                f"label {label!r} is no class of output {name!r}, which has {flat.size} of them "
+                "(0 is the first); give a --metric for other labels"
+            )
+        self._classes = flat.size
+        # Of equal scores the first wins, as with argmax: rounded outputs do have equal ones.
+        ahead = np.count_nonzero(flat > flat[label]) + np.count_nonzero(flat[:label] == flat[label])
+        return int(ahead)
+
+    def figures(self, tolerance: float) -> tuple[Accuracy, ...]:
+        """Return top-1, and top-5 where there are more than five classes."""
+        ranks = self._ranks
+        tops = (1, 5) if self._classes > 5 else (1,)
+        found = []
+        for top in tops:
+            hits = {kind: [rank < top for rank in ranks[kind]] for kind in _KINDS}
+            gap = gap_of_hits(hits["float"], hits["quantized"])
+            means = {k: float(np.mean(v)) * _PERCENT for k, v in hits.items() if v}
+            found.append(_accuracy(f"top{top}", "%", gap, means, len(ranks["float"]), tolerance))
+        return tuple(found)
+
+
+class MetricScorer:
+    """A function of the user's: ``metric(outputs, label)`` gives a number for each sample.
+
+    If it has an attribute ``summarize``, it may give anything, and ``summarize`` of a list of these
+    gives the number for a whole set, such as a mean average precision.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._name = getattr(metric, "__name__", "metric")
+        self._items: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
+
+    def add(self, runs: Sequence[Outputs | None], label: Label) -> None:
+        """Take the outputs of one sample."""
+        for kind, outputs in zip(_KINDS, runs, strict=True):
+            if outputs is not None:
+                self._items[kind].append(self._metric(outputs, label))
+
+    def figures(self, tolerance: float) -> tuple[Accuracy, ...]:
+        """Return the metric."""
+        items = self._items
+        summarize = getattr(self._metric, "summarize", None)
+        if summarize is not None:
+            gap = gap_of_sets(items["float"], items["quantized"], summarize)
+            means = {kind: float(summarize(found)) for kind, found in items.items() if found}
+        else:
+            numbers = {kind: [self._number(v) for v in found] for kind, found in items.items()}
+            gap = gap_of_scores(numbers["float"], numbers["quantized"])
+            means = {kind: float(np.mean(found)) for kind, found in numbers.items() if found}
+        return (_accuracy(self._name, "", gap, means, len(items["float"]), tolerance),)
+
+    def _number(self, value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"metric {self._name} gives {type(value).__name__} for a sample, expected a number; "
+                "if it is for a whole set, give the function an attribute summarize"
+            ) from error
+
+
+def find_metric(name: str) -> Metric:
+    """Return the function behind ``module:function``; modules beside the user are found, too."""
+    module, _, function = name.partition(":")
+    if not function:
+        raise ConfigError(f"metric {name!r} is not of the form module:function")
+    here = str(pathlib.Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module.removesuffix(".py")), function)
+    except ImportError as error:
+        raise ConfigError(f"the metric's module {module!r} cannot be imported: {error}") from error
+    except AttributeError as error:
+        raise ConfigError(f"module {module!r} has no function {function!r}") from error
+    if not callable(found):
+        raise ConfigError(f"{name} is a {type(found).__name__}, not a function")
+    metric: Metric = found
+    return metric
+
+
+def _accuracy(
+    name: str, unit: str, gap: Gap, means: Mapping[str, float], count: int, tolerance: float
+) -> Accuracy:
+    factor = _PERCENT if unit == "%" else 1.0
+    known = gap.variance < float("inf")
+    return Accuracy(
+        name=name,
+        unit=unit,
+        samples=count,
+        float_score=means["float"],
+        quantized_score=means["quantized"],
+        fused_score=means.get("fused"),
+        gap=gap.value * factor,
+        low=gap.low * factor,
+        high=gap.high * factor,
+        tolerance=tolerance,
+        samples_needed=gap.samples_needed(tolerance / factor) if known else 0,
+    )

@@ -1,0 +1,116 @@
+"""Names of nodes and tensors: unique, and the ones that users know kept through every fusion.
+
+A name that was given wins over one that is made up, wherever the two nodes stand. A node that shares
+its name with an earlier one gets a number and still answers to the name it had.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+_KEY = "lowbit.aliases"
+
+
+def names_of(node: ir.Node) -> tuple[str, ...]:
+    """Return every name of the node: its own, those fused into it, and its outputs'."""
+    own = (node.name,) if node.name else ()
+    outputs = tuple(value.name for value in node.outputs if value.name)
+    return tuple(dict.fromkeys((*own, *node.meta.get(_KEY, ()), *outputs)))
+
+
+def answer_to(node: ir.Node, *names: str | None) -> None:
+    """Let ``node`` answer to further names as well. Changes ``node``."""
+    given = (name for name in names if name)
+    node.meta[_KEY] = tuple(dict.fromkeys((*node.meta.get(_KEY, ()), *given)))
+
+
+def absorb(survivor: ir.Node, gone: ir.Node) -> None:
+    """Let ``survivor`` answer to the names of ``gone`` as well. Changes ``survivor``."""
+    answer_to(survivor, *names_of(survivor)[:1], *names_of(gone))
+
+
+def tensor_name(value: ir.Value) -> str:
+    """Return the name of a value of a normalized model, where every value has one."""
+    if value.name is None:
+        raise ValueError("a normalized model has named values")
+    return value.name
+
+
+def name_everything(model: ir.Model) -> None:
+    """Name what has no name, and make all names unique. Changes ``model``."""
+    _name_values(model.graph)
+    _name_nodes(model.graph)
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """Name unnamed nodes after what they write."""
+    nodes = tuple(graph.all_nodes())
+    taken = _Taken(node.name for node in nodes)
+    owners: set[str] = set()
+    for node in nodes:
+        given = node.name
+        if given and given not in owners:
+            owners.add(given)
+            continue
+        written = (value.name for value in node.outputs if value.name)
+        node.name = taken.unique(given or next(written, node.op_type))
+        owners.add(node.name)
+        answer_to(node, given)
+
+
+def _name_values(graph: ir.Graph) -> None:
+    values = tuple(dict.fromkeys(_values(graph)))
+    taken = _Taken(value.name for value in values)
+    owners: set[str] = set()
+    for value in values:
+        name = value.name
+        if name and name not in owners:
+            owners.add(name)
+        elif not _is_left_out(value):
+            value.name = taken.unique(name or _description(value))
+            owners.add(value.name)
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield every value, those whose names others rely on first."""
+    parts = (graph, *graph.subgraphs())
+    for part in parts:
+        yield from (*part.inputs, *part.outputs)
+    for part in parts:
+        for node in part:
+            yield from node.outputs
+    # Last, since a constant that a pass made up must not take an activation's name.
+    for part in parts:
+        yield from part.initializers.values()
+
+
+def _is_left_out(value: ir.Value) -> bool:
+    """Whether this is an optional output that nobody asked for: its name is empty on purpose."""
+    return value.name == "" and not value.uses() and not value.is_graph_output()
+
+
+def _description(value: ir.Value) -> str:
+    producer = value.producer()
+    if producer is None:
+        return "value"
+    return f"{producer.name or producer.op_type}_output"
+
+
+class _Taken:
+    """Names in use, and how far the numbers behind each have got."""
+
+    def __init__(self, names: Iterable[str | None]) -> None:
+        self._names = set(names)
+        self._numbers: Counter[str] = Counter()
+
+    def unique(self, name: str) -> str:
+        """Return ``name`` or a numbered form of it that was free, and take it."""
+        candidate = name
+        while candidate in self._names:
+            self._numbers[name] += 1
+            candidate = f"{name}_{self._numbers[name]}"
+        self._names.add(candidate)
+        return candidate

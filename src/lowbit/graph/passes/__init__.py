@@ -1,1 +1,0 @@
-"""Rewrites of a float graph, one a file. Each changes the model it is given."""

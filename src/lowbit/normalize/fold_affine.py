@@ -1,0 +1,216 @@
+"""Fold what scales and shifts channels into the Conv, ConvTranspose or Gemm before it.
+
+BatchNormalization, and Mul, Div, Add and Sub by a constant that is one number or one number per
+channel, are all y = (x - m) f + o. Behind x = W v + b that is W' = W f (per output channel) and
+b' = (b - m) f + o. For BatchNormalization f = gamma / sqrt(var + eps), m is its mean and o its beta.
+
+All of it in float32 and in this order, as other tools do, so that the weights are theirs to the
+last bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.graph.editing import add_constant, constant, constant_shape
+from lowbit.graph.naming import absorb, answer_to
+
+Floats = NDArray[np.float32]
+
+_ABSORBS = ("Conv", "ConvTranspose", "Gemm")
+_ARITHMETIC = ("Mul", "Div", "Add", "Sub")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Affine:
+    """What is taken from each channel, what that is multiplied by, and what is added to it."""
+
+    mean: Floats
+    factor: Floats | None
+    """``None`` where there is only an offset, so that weights stay as they are."""
+    offset: Floats
+
+
+def fold_affine(model: ir.Model) -> None:
+    """Fold every such node whose input has no other use. Changes ``model``.
+
+    A chain folds in one sweep: what was folded writes the folded node's output.
+    """
+    for node in tuple(model.graph):
+        if node.domain == "" and node.op_type in (*_ARITHMETIC, "BatchNormalization"):
+            _fold(model.graph, node)
+
+
+def normalization(node: ir.Node) -> tuple[Floats, Floats, Floats] | None:
+    """Return mean, factor and offset of a BatchNormalization; ``None`` if it trains or they vary."""
+    extra = any(value.name or value.uses() for value in node.outputs[1:])
+    if extra or node.attributes.get_int("training_mode", 0) != 0:
+        return None
+    parameters = [_floats(value) for value in node.inputs[1:5]]
+    if len(parameters) < 4 or any(p is None for p in parameters):
+        return None
+    gamma, beta, mean, var = (np.asarray(p, np.float32) for p in parameters)
+    epsilon = np.float32(node.attributes.get_float("epsilon", 1e-5))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.asarray(gamma / np.sqrt(var + epsilon), np.float32)
+    return mean, factor, beta
+
+
+def _fold(graph: ir.Graph, node: ir.Node) -> None:
+    source = _data_input(node)
+    compute = source.producer() if source is not None else None
+    if source is None or compute is None or not _can_absorb(graph, compute, source):
+        return
+    weight, bias = _floats(compute.inputs[1]), _bias(compute)
+    if weight is None or bias is None:
+        return
+    affine = _affine(node, source, _channels(compute, weight), weight.ndim)
+    if affine is None or not _is_finite(affine):
+        return
+    if affine.factor is not None:
+        factor = _per_channel(compute, affine.factor, weight)
+        _replace_input(graph, compute, 1, weight * factor)
+        bias = (bias - affine.mean) * affine.factor
+    if bias.any() or affine.offset.any():
+        _replace_input(graph, compute, 2, bias + affine.offset)
+        if compute.op_type == "Gemm":
+            compute.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
+    _take_output(graph, compute, node)
+
+
+def _data_input(node: ir.Node) -> ir.Value | None:
+    """Return the input that is not a constant, if there is exactly one candidate."""
+    if node.op_type == "BatchNormalization":
+        return node.inputs[0]
+    varying = [value for value in node.inputs if constant_shape(value) is None]
+    return varying[0] if len(varying) == 1 and len(node.inputs) == 2 else None
+
+
+def _can_absorb(graph: ir.Graph, compute: ir.Node, source: ir.Value) -> bool:
+    if compute.op_type not in _ABSORBS or compute.domain != "" or compute.graph is not graph:
+        return False
+    return len(source.uses()) == 1 and not source.is_graph_output()
+
+
+def _bias(compute: ir.Node) -> Floats | None:
+    """Return the bias as it is added (zero if there is none), or ``None`` if it varies."""
+    value = compute.inputs[2] if len(compute.inputs) > 2 else None
+    if value is None:
+        return np.zeros(1, np.float32)
+    bias = _floats(value)
+    if bias is None or compute.op_type != "Gemm":
+        return bias
+    return bias * np.float32(compute.attributes.get_float("beta", 1.0))
+
+
+def _channels(compute: ir.Node, weight: Floats) -> int:
+    if compute.op_type == "ConvTranspose":
+        return int(weight.shape[1]) * compute.attributes.get_int("group", 1)
+    return int(weight.shape[_channel_axis(compute)])
+
+
+def _channel_axis(compute: ir.Node) -> int:
+    return 1 if compute.op_type == "Gemm" and not compute.attributes.get_int("transB", 0) else 0
+
+
+def _affine(node: ir.Node, source: ir.Value, channels: int, rank: int) -> Affine | None:
+    """Return what the node does to each channel of ``source``."""
+    if node.op_type == "BatchNormalization":
+        parameters = normalization(node)
+        return None if parameters is None else Affine(*parameters)
+    first = node.inputs[0] is source
+    number = _channel_numbers(node.inputs[1 if first else 0], channels, rank)
+    return None if number is None else _arithmetic(node.op_type, number, first=first)
+
+
+def _arithmetic(op_type: str, number: Floats, *, first: bool) -> Affine | None:
+    """Return the effect of an operator whose other input, the first or second, is ``number``."""
+    zero = np.zeros_like(number)
+    match op_type, first:
+        case "Add", _:
+            return Affine(zero, None, number)
+        case "Sub", True:
+            return Affine(zero, None, -number)
+        case "Sub", False:
+            return Affine(zero, zero - 1, number)
+        case "Mul", _:
+            return Affine(zero, number, zero)
+        case "Div", True if np.all(number != 0):
+            return Affine(zero, np.reciprocal(number), zero)
+    return None
+
+
+def _channel_numbers(value: ir.Value | None, channels: int, rank: int) -> Floats | None:
+    """Return one number per channel, if the constant broadcasts along no other axis."""
+    shape = constant_shape(value)
+    if shape is None or len(shape) > rank:
+        return None
+    aligned = (1,) * (rank - len(shape)) + shape
+    if aligned[1] not in (1, channels) or any(n != 1 for i, n in enumerate(aligned) if i != 1):
+        return None
+    data = _floats(value)
+    return None if data is None else np.broadcast_to(data.reshape(-1), channels)
+
+
+def _is_finite(affine: Affine) -> bool:
+    numbers = (
+        affine.mean,
+        affine.offset,
+        affine.offset if affine.factor is None else affine.factor,
+    )
+    return all(bool(np.isfinite(part).all()) for part in numbers)
+
+
+def _per_channel(node: ir.Node, factor: Floats, weight: Floats) -> Floats:
+    """Return ``factor`` shaped to multiply the output channels of the weight."""
+    if node.op_type == "ConvTranspose":
+        # Weights are [in, out/group, ...]: the channel of group g lies in rows of group g.
+        group = node.attributes.get_int("group", 1)
+        per_row = np.repeat(factor.reshape(group, -1), weight.shape[0] // group, axis=0)
+        return per_row.reshape(*per_row.shape, *[1] * (weight.ndim - 2))
+    shape = [1] * weight.ndim
+    shape[_channel_axis(node)] = -1
+    return factor.reshape(shape)
+
+
+def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: Floats) -> None:
+    """Give the node its own constant, so that others sharing the old one keep it."""
+    old = node.inputs[index] if index < len(node.inputs) else None
+    role = ("", "weight", "bias")[index]
+    name = f"{node.outputs[0].name if old is None else node.name}_{role}"
+    if old is not None and len(old.uses()) == 1 and not old.is_graph_output():
+        name = str(old.name)
+        node.replace_input_with(index, None)
+        del graph.initializers[name]
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, add_constant(graph, name, _stored(data, index)))
+
+
+def _stored(data: Floats, index: int) -> Floats:
+    """Return what is stored; a Gemm's bias of shape [1, C] as [C], like every other bias."""
+    is_row = index == 2 and data.ndim > 1 and data.size == data.shape[-1]
+    return data.reshape(-1) if is_row else data
+
+
+def _take_output(graph: ir.Graph, compute: ir.Node, gone: ir.Node) -> None:
+    """Let ``compute`` write what ``gone`` wrote, under that tensor's name."""
+    old, new = compute.outputs[0], gone.outputs[0]
+    absorb(compute, gone)
+    answer_to(compute, old.name)
+    ir.convenience.replace_all_uses_with(new, old, replace_graph_outputs=True)
+    name = new.name
+    old.shape, old.type = new.shape or old.shape, new.type or old.type
+    graph.remove(gone, safe=True)
+    old.name = name
+
+
+def _floats(value: ir.Value | None) -> Floats | None:
+    data = constant(value)
+    return (
+        data.astype(np.float32, copy=False) if data is not None and data.dtype.kind == "f" else None
+    )

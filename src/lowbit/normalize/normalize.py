@@ -1,0 +1,94 @@
+"""Bring a model into the one form the rest of the package accepts.
+
+Afterwards: one float type (float32), an operator set of at least 13, no Constant nodes, no
+functions, no Identity or Dropout, BatchNormalization and constant factors and offsets folded where
+they can be, every node and value named, every value's element type known, nodes in order. A node
+keeps the name its user knows.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from lowbit.errors import ModelError
+from lowbit.graph.memory import not_collecting
+from lowbit.graph.naming import name_everything, tensor_name
+from lowbit.graph.onnx_passes import infer_types, require_opset
+from lowbit.graph.session import Feed, session
+from lowbit.normalize.fold_affine import fold_affine
+from lowbit.normalize.fold_constants import fold_constants
+from lowbit.normalize.functions import inline_functions
+from lowbit.normalize.precision import single_precision
+from lowbit.normalize.simplify import (
+    decompose_hardswish,
+    drop_duplicates,
+    drop_identities,
+    explicit_attributes,
+)
+
+# 13 has per-channel Q/DQ and takes Clip bounds, Squeeze axes and Split sizes as inputs.
+LOWEST_OPSET = 13
+
+# The first in which an initializer need not be an input, and the one of operator set 13.
+_LOWEST_IR_VERSION = 7
+
+_QUANTIZED = frozenset(
+    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger "
+    "MatMulInteger QGemm QLinearAdd MatMulNBits ExtendedQuantizeLinear BFPQuantizeDequantize "
+    "MXQuantizeDequantize".split()
+)
+
+
+@not_collecting()
+def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
+    """Return the normal form of ``model``.
+
+    ``sample`` is run once when element types cannot be inferred from the graph alone.
+    """
+    refuse_quantized(model)
+    model = model.clone()
+    common.RemoveInitializersFromInputsPass()(model)
+    model.ir_version = max(model.ir_version, _LOWEST_IR_VERSION)
+    inline_functions(model)
+    name_everything(model)
+    model = require_opset(model, LOWEST_OPSET)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    name_everything(model)
+    single_precision(model)
+    drop_identities(model)
+    fold_constants(model)
+    fold_affine(model)
+    decompose_hardswish(model)
+    drop_duplicates(model)
+    name_everything(model)
+    common.RemoveUnusedNodesPass()(model)
+    explicit_attributes(model)
+    infer_types(model)
+    _know_types(model, sample)
+    return model
+
+
+def refuse_quantized(model: ir.Model) -> None:
+    """Raise for a model that is quantized already."""
+    for node in model.graph.all_nodes():
+        if node.op_type in _QUANTIZED:
+            raise ModelError(
+                f"the model is already quantized (node {node.name!r} is a {node.op_type}); "
+                "start from the float model it was made from"
+            )
+
+
+def _know_types(model: ir.Model, sample: Feed | None) -> None:
+    """Learn missing element types from one run. Changes ``model``."""
+    unknown = [v for node in model.graph for v in node.outputs if v.name and v.dtype is None]
+    if not unknown or sample is None:
+        return
+    names = [tensor_name(v) for v in unknown]
+    with session(model, names, name="the normalized model") as running:
+        for value, array in zip(unknown, running.run(names, sample), strict=True):
+            if hasattr(array, "dtype"):
+                value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+                value.shape = value.shape or ir.Shape([None] * array.ndim)
+    infer_types(model)

@@ -1,0 +1,171 @@
+"""Drop what computes nothing, compute nothing twice, and write out what is implicit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import constant_shape, is_constant
+from lowbit.graph.naming import absorb, answer_to, tensor_name
+
+# Each draws anew, so two of them are not the same.
+_RANDOM = frozenset(
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli "
+    "Dropout".split()
+)
+
+
+def drop_identities(model: ir.Model) -> None:
+    """Remove Identity, and Dropout outside training. Changes ``model``."""
+    for node in tuple(model.graph):
+        if node.domain != "" or node.op_type not in ("Identity", "Dropout"):
+            continue
+        if node.op_type == "Dropout" and not _is_inactive_dropout(node):
+            continue
+        _bypass(model.graph, node)
+
+
+def drop_duplicates(model: ir.Model) -> None:
+    """Merge nodes that compute the same from the same values. Changes ``model``."""
+    seen: dict[tuple[object, ...], ir.Node] = {}
+    for node in tuple(model.graph):
+        key = _signature(node)
+        if key is None:
+            continue
+        first = seen.setdefault(key, node)
+        if first is node or any(v.is_graph_output() for v in node.outputs):
+            continue
+        absorb(first, node)
+        for new, old in zip(first.outputs, node.outputs, strict=True):
+            old.replace_all_uses_with(new)
+        model.graph.remove(node, safe=True)
+
+
+def _is_inactive_dropout(node: ir.Node) -> bool:
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    if training is not None:
+        tensor = training.const_value
+        if tensor is None or bool(tensor.numpy().any()):
+            return False
+    mask = node.outputs[1] if len(node.outputs) > 1 else None
+    return mask is None or (not mask.uses() and not mask.is_graph_output())
+
+
+def _bypass(graph: ir.Graph, node: ir.Node) -> None:
+    source, result = node.inputs[0], node.outputs[0]
+    if source is None:
+        return
+    if not result.is_graph_output():
+        result.replace_all_uses_with(source)
+        graph.remove(node, safe=True)
+        return
+    # The output's name must survive: the producer takes it over, if nobody else knows its own.
+    producer = source.producer()
+    if producer is None or source.is_graph_output() or producer.graph is not graph:
+        return
+    name = result.name
+    answer_to(producer, source.name)
+    ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+    source.type, source.shape = result.type or source.type, result.shape or source.shape
+    graph.remove(node, safe=True)
+    source.name = name
+
+
+def _signature(node: ir.Node) -> tuple[object, ...] | None:
+    # Operators of other domains may keep state or draw random numbers.
+    if node.domain != "" or node.op_type in _RANDOM or node.op_type == "Constant":
+        return None
+    attributes: list[object] = []
+    for name, attribute in sorted(node.attributes.items()):
+        if attribute.type in (
+            ir.AttributeType.GRAPH,
+            ir.AttributeType.GRAPHS,
+            ir.AttributeType.TENSOR,
+            ir.AttributeType.TENSORS,
+        ):
+            return None
+        attributes.append((name, repr(attribute.value)))
+    inputs = tuple(_identity(v) for v in node.inputs)
+    return node.op_type, inputs, tuple(attributes), len(node.outputs)
+
+
+def _identity(value: ir.Value | None) -> object:
+    """Return what makes an input the same as another: itself, or a small constant's content."""
+    if value is None or not is_constant(value) or value.const_value is None:
+        return id(value) if value is not None else None
+    tensor = value.const_value
+    if tensor.size > 64 or tensor.dtype == ir.DataType.STRING:
+        return id(value)
+    return tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes()
+
+
+def decompose_hardswish(model: ir.Model) -> None:
+    """HardSwish(x) becomes x * HardSigmoid(x; 1/6, 1/2). Changes ``model``."""
+    for node in tuple(model.graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "HardSwish" or node.domain != "" or source is None:
+            continue
+        old = node.outputs[0]
+        gate = ir.node(
+            "HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5}, name=f"{node.name}_gate"
+        )
+        gate.outputs[0].name = f"{tensor_name(old)}_gate"
+        product = ir.node("Mul", [source, gate.outputs[0]], name=f"{node.name}")
+        for new in (gate.outputs[0], product.outputs[0]):
+            new.type, new.shape = old.type, old.shape
+        name = old.name
+        model.graph.insert_before(node, [gate, product])
+        ir.convenience.replace_all_uses_with(old, product.outputs[0], replace_graph_outputs=True)
+        absorb(gate, node)
+        model.graph.remove(node, safe=True)
+        product.outputs[0].name = name
+
+
+_WINDOWED = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")
+
+# The operator sets that gave pools dilations; convolutions always had them.
+_DILATIONS_FROM: Mapping[str, int] = MappingProxyType(
+    {"MaxPool": 10, "LpPool": 18, "AveragePool": 19}
+)
+
+
+def explicit_attributes(model: ir.Model) -> None:
+    """Set kernel_shape, strides, pads, dilations and group where left out. Changes ``model``."""
+    for node in model.graph:
+        if node.op_type in _WINDOWED and node.domain == "":
+            _complete(node, model.graph.opset_imports.get("", 1))
+
+
+def _complete(node: ir.Node, opset: int) -> None:
+    kernel = _kernel_shape(node)
+    if kernel is None:
+        return
+    rank = len(kernel)
+    defaults: dict[str, list[int]] = {"kernel_shape": kernel, "strides": [1] * rank}
+    if opset >= _DILATIONS_FROM.get(node.op_type, 1):
+        defaults["dilations"] = [1] * rank
+    auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
+    if "output_shape" not in node.attributes and auto_pad in ("NOTSET", "VALID"):
+        defaults["pads"] = [0] * 2 * rank
+        if auto_pad == "VALID":
+            # VALID overrules pads, so both go before the zeros are written.
+            for name in ("auto_pad", "pads"):
+                node.attributes.pop(name, None)
+    for name, value in defaults.items():
+        if name not in node.attributes:
+            node.attributes[name] = ir.AttrInt64s(name, value)
+    if node.op_type in ("Conv", "ConvTranspose") and "group" not in node.attributes:
+        node.attributes["group"] = ir.AttrInt64("group", 1)
+
+
+def _kernel_shape(node: ir.Node) -> list[int] | None:
+    if "kernel_shape" in node.attributes:
+        return list(node.attributes.get_ints("kernel_shape", ()))
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    if weight is None:
+        return None
+    shape = constant_shape(weight) or weight.shape
+    dims = [] if shape is None else [d for d in tuple(shape)[2:] if isinstance(d, int)]
+    return dims if shape is not None and len(dims) == len(shape) - 2 else None

@@ -1,0 +1,186 @@
+"""What quantization needs to know about each operator: a table, not a class hierarchy.
+
+A row says which inputs are data, weight and bias, along which axis output channels lie, and how
+the output's numbers relate to the input's. Whether an operator is quantized at all, and whether it
+shares parameters, is the target's business (``lowbit.targets``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import constant, scalar
+
+
+class Kind(enum.Enum):
+    """How an operator's output relates to its data inputs."""
+
+    COMPUTES = "computes"
+    MOVES = "moves"
+    """The output holds numbers of the input, so that both can share scale and zero point."""
+    JOINS = "joins"
+    """The output holds numbers of all inputs (Concat)."""
+    CLAMPS = "clamps"
+    """The output only narrows the input's range, so the input need not be quantized too."""
+    AVERAGES = "averages"
+    """The output lies inside the input's range."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpTraits:
+    """The quantization-relevant facts about one operator type."""
+
+    kind: Kind = Kind.COMPUTES
+    data: tuple[int, ...] | None = None
+    """Inputs that carry data; ``None``: every float input."""
+    weight: int | None = None
+    bias: int | None = None
+    constants: tuple[int, ...] = ()
+    """Further inputs that are quantized like weights, per tensor."""
+    channel_axis: Callable[[ir.Node], int] = lambda _: 0
+    outputs: int | None = None
+    """How many leading outputs are quantized; ``None``: all."""
+    applies: Callable[[ir.Node], bool] = lambda _: True
+
+
+def _gemm_channel_axis(node: ir.Node) -> int:
+    return 0 if node.attributes.get_int("transB", 0) else 1
+
+
+def _is_unit_hardsigmoid(node: ir.Node) -> bool:
+    """Whether this is the gate of HardSwish, the only slope NPUs have."""
+    alpha = node.attributes.get_float("alpha", 0.2)
+    return abs(alpha - 1 / 6) < 1e-4 and abs(node.attributes.get_float("beta", 0.5) - 0.5) < 1e-4
+
+
+def _is_nearest(node: ir.Node) -> bool:
+    return node.attributes.get_string("mode", "nearest") == "nearest"
+
+
+_MOVES = OpTraits(kind=Kind.MOVES, data=(0,))
+_UNARY = OpTraits(data=(0,))
+_AVERAGES = OpTraits(kind=Kind.AVERAGES, data=(0,))
+
+OPS: Mapping[str, OpTraits] = MappingProxyType(
+    {
+        "Conv": OpTraits(data=(0,), weight=1, bias=2),
+        "ConvTranspose": OpTraits(data=(0,), weight=1, bias=2, channel_axis=lambda _: 1),
+        "Gemm": OpTraits(data=(0, 1), weight=1, bias=2, channel_axis=_gemm_channel_axis),
+        "MatMul": OpTraits(data=(0, 1), weight=1, channel_axis=lambda _: -1),
+        "Add": OpTraits(),
+        "Sub": OpTraits(),
+        "Mul": OpTraits(),
+        "Div": OpTraits(),
+        "Min": OpTraits(),
+        "Max": OpTraits(),
+        "Where": OpTraits(data=(1, 2)),
+        "Relu": OpTraits(kind=Kind.CLAMPS, data=(0,)),
+        "Clip": OpTraits(kind=Kind.CLAMPS, data=(0,)),
+        "LeakyRelu": _UNARY,
+        "PRelu": OpTraits(data=(0,), constants=(1,)),
+        "Sigmoid": _UNARY,
+        "HardSigmoid": OpTraits(data=(0,), applies=_is_unit_hardsigmoid),
+        "Softmax": _UNARY,
+        "Tanh": _UNARY,
+        "Gelu": _UNARY,
+        "Erf": _UNARY,
+        "ArgMax": OpTraits(data=(0,), outputs=0),
+        "AveragePool": _AVERAGES,
+        "GlobalAveragePool": _AVERAGES,
+        "ReduceMean": _AVERAGES,
+        "LpNormalization": _UNARY,
+        "InstanceNormalization": OpTraits(data=(0,), weight=1, bias=2),
+        "LayerNormalization": OpTraits(data=(0,), constants=(1, 2), outputs=1),
+        "EmbedLayerNormalization": OpTraits(outputs=1),
+        "MaxPool": OpTraits(kind=Kind.MOVES, data=(0,), outputs=1),
+        "Reshape": _MOVES,
+        "Flatten": _MOVES,
+        "Transpose": _MOVES,
+        "Squeeze": _MOVES,
+        "Unsqueeze": _MOVES,
+        "Expand": _MOVES,
+        "Tile": _MOVES,
+        "Resize": _MOVES,
+        "Slice": _MOVES,
+        "Split": _MOVES,
+        "Gather": _MOVES,
+        "Pad": _MOVES,
+        "DepthToSpace": _MOVES,
+        "SpaceToDepth": _MOVES,
+        "Concat": OpTraits(kind=Kind.JOINS),
+    }
+)
+
+_OTHER_DOMAINS = MappingProxyType({"EmbedLayerNormalization": "com.microsoft"})
+
+
+def traits_of(node: ir.Node) -> OpTraits | None:
+    """Return the traits of ``node``, or ``None`` for an operator we leave alone."""
+    traits = OPS.get(node.op_type)
+    if traits is None or node.domain != _OTHER_DOMAINS.get(node.op_type, ""):
+        return None
+    return traits
+
+
+def moves_exactly(node: ir.Node) -> bool:
+    """Whether each output number is an input number, or zero: not so for blended resizing."""
+    if node.op_type == "Resize":
+        return _is_nearest(node)
+    if node.op_type == "Pad":
+        if node.attributes.get_string("mode", "constant") != "constant":
+            return True
+        fill = node.inputs[2] if len(node.inputs) > 2 else None
+        return fill is None or scalar(fill) == 0.0
+    return True
+
+
+def clip_bounds(node: ir.Node) -> tuple[float | None, float | None]:
+    """Return the constant bounds of a Relu or Clip; ``None`` where there is none."""
+    if node.op_type == "Relu":
+        return 0.0, None
+    low = node.inputs[1] if len(node.inputs) > 1 else None
+    high = node.inputs[2] if len(node.inputs) > 2 else None
+    return scalar(low), scalar(high)
+
+
+def has_constant_weight(node: ir.Node, traits: OpTraits) -> bool:
+    """Whether the operator's weight is a constant of at least two dimensions, or a norm's scale."""
+    if traits.weight is None or traits.weight >= len(node.inputs):
+        return False
+    return constant(node.inputs[traits.weight]) is not None
+
+
+def reduced_axes(node: ir.Node) -> list[int] | None:
+    """Return the axes of a reduction, counted from the front, or ``None`` if they are not known."""
+    source = node.inputs[0]
+    if source is None or source.shape is None:
+        return None
+    rank = len(source.shape)
+    given = constant_integers(node, 1)
+    if given is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+        return None
+    axes = node.attributes.get_ints("axes", ()) if given is None else given
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) != 0:
+        return []
+    return sorted(axis % rank for axis in axes) or list(range(rank))
+
+
+def spatial_size(value: ir.Value) -> tuple[int, int] | None:
+    """Return height and width of a 4-D value, if they are known."""
+    if value.shape is None or len(value.shape) != 4:
+        return None
+    height, width = value.shape[2], value.shape[3]
+    if isinstance(height, int) and isinstance(width, int):
+        return height, width
+    return None
+
+
+def constant_integers(node: ir.Node, index: int) -> list[int] | None:
+    """Return a constant input as integers, or ``None`` if it is computed or absent."""
+    data = constant(node.inputs[index]) if index < len(node.inputs) else None
+    return None if data is None else [int(number) for number in data.reshape(-1)]

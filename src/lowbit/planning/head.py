@@ -1,0 +1,97 @@
+"""Find the part of a detector that decodes boxes and scores, which eight bits destroy.
+
+The tail of a graph is what comes behind its last learned layers. In a classifier that is a pool or
+a Softmax and quantizes well. In a detector it is arithmetic on pixel positions: a step of 640/127
+pixels there, or one scale for boxes and probabilities together, and nothing is detected any more.
+Structure gives such a tail away: grids of positions, expectations over a Softmax, exponentials,
+suppression. Where it does not, measured ranges do (``lowbit.scales.conflicts``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import constant, is_constant
+from lowbit.ops.traits import traits_of
+
+_LEARNED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+# A fixed kernel, such as the weights 0..15 of a box's expectation, is not a learned layer.
+_FIXED_KERNEL = 64
+# What targets compute together with the layer before it.
+_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
+_DECODES = frozenset(("Exp", "NonMaxSuppression", "TopK", "GatherND", "ScatterND"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """The nodes of the tail, in graph order, and what says that they decode detections."""
+
+    nodes: tuple[str, ...]
+    evidence: tuple[str, ...]
+
+
+def find_head(graph: ir.Graph) -> Head:
+    """Return the tail of the graph and the structural evidence that it is a detection head."""
+    tail = _tail(graph)
+    evidence = [sign for node in tail if (sign := _sign(node)) is not None]
+    return Head(tuple(node.name or "" for node in tail), tuple(evidence))
+
+
+def _tail(graph: ir.Graph) -> list[ir.Node]:
+    """Return the nodes with no learned layer behind them that are none themselves."""
+    before_learned: set[ir.Node] = set()
+    tail: list[ir.Node] = []
+    for node in reversed(tuple(graph)):
+        if _is_learned(node) or any(n in before_learned for n in node.successors()):
+            before_learned.add(node)
+        elif not _activates_learned(node):
+            tail.append(node)
+    return tail[::-1]
+
+
+def _activates_learned(node: ir.Node) -> bool:
+    producer = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
+    return node.op_type in _ACTIVATIONS and producer is not None and _is_learned(producer)
+
+
+def _is_learned(node: ir.Node) -> bool:
+    if node.op_type not in _LEARNED or node.domain != "":
+        return False
+    weight = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    return weight is not None and weight.size > _FIXED_KERNEL
+
+
+def _sign(node: ir.Node) -> str | None:
+    """Return what about this node of the tail speaks of decoding, if anything."""
+    where = f"{node.op_type} {node.name}"
+    if node.op_type in _DECODES:
+        return where
+    if node.op_type in _LEARNED and _follows_softmax(node):
+        return f"an expectation over a Softmax at {where}"
+    if node.op_type in ("Add", "Sub", "Mul", "Div") and any(_is_grid(v) for v in node.inputs):
+        return f"a grid of positions at {where}"
+    return None
+
+
+def _follows_softmax(node: ir.Node) -> bool:
+    value = node.inputs[0]
+    for _ in range(4):
+        producer = value.producer() if value is not None else None
+        if producer is None:
+            return False
+        if producer.op_type == "Softmax":
+            return True
+        traits = traits_of(producer)
+        if traits is None or producer.op_type not in ("Transpose", "Reshape"):
+            return False
+        value = producer.inputs[0]
+    return False
+
+
+def _is_grid(value: ir.Value | None) -> bool:
+    """Whether a constant varies along two axes: positions, not a scalar or a channel's factor."""
+    if value is None or not is_constant(value) or value.shape is None:
+        return False
+    return sum(isinstance(d, int) and d > 1 for d in value.shape) >= 2

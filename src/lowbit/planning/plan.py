@@ -1,0 +1,222 @@
+"""The plan: every decision about placement, as a value that can be printed, edited and read back."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Literal
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.config.specs import (
+    FloatSpec,
+    IntegerBias,
+    ProductBias,
+    Spec,
+    TensorSpec,
+    describe_format,
+)
+from lowbit.errors import PlanError, did_you_mean
+from lowbit.targets.target import AlignRule
+
+VERSION = 1
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Common settings of the value types below."""
+
+
+class TensorPlan(_Row, frozen=True, kw_only=True):
+    """The decision for one quantized tensor.
+
+    Attributes:
+        name: The tensor.
+        role: Whether it is computed or constant.
+        spec: How it is quantized.
+        axis: Channel axis of a per-channel constant, or the axis that blocks lie along.
+        leader: The tensor whose parameters it uses; itself if it has its own.
+        observe: The tensor whose statistics its range comes from.
+        range: A range fixed beforehand, instead of statistics.
+        why: The reason, for people.
+    """
+
+    name: str
+    role: Literal["activation", "weight"]
+    spec: Spec
+    axis: int | None = None
+    leader: str
+    observe: str
+    range: tuple[float, float] | None = None
+    why: str
+
+    @property
+    def integer(self) -> TensorSpec:
+        """The spec of a tensor that is known to become integers."""
+        if not isinstance(self.spec, TensorSpec):
+            raise TypeError(f"{self.name!r} is {self.spec.describe()}, which is not an integer")
+        return self.spec
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the parameters of an activation follow from data."""
+        spec = self.spec
+        if self.range is not None or self.leader != self.name:
+            return False
+        return isinstance(spec, TensorSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
+
+
+class BiasPlan(_Row, frozen=True, kw_only=True):
+    """The decision for the integer bias of one node: its spec, and the scales it is tied to.
+
+    Biases in other formats are constants like weights.
+
+    ``group`` is how often a per-channel weight scale is repeated along the bias; ``channel_axis``
+    is where the input's channels lie.
+    """
+
+    node: str
+    tensor: str
+    index: int
+    spec: IntegerBias
+    input: str
+    weight: str
+    factor: float = 1.0
+    group: int = 1
+    channel_axis: int = 1
+    why: str
+
+
+class AlignedGroup(_Row, frozen=True, kw_only=True):
+    """Tensors whose parameters must be equal, because of one node."""
+
+    node: str
+    op_type: str
+    rule: AlignRule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class FloatNode(_Row, frozen=True, kw_only=True):
+    """A node that computes in float, and why."""
+
+    node: str
+    op_type: str
+    why: str
+
+
+class Plan(_Row, frozen=True, kw_only=True):
+    """All decisions made before any data is seen."""
+
+    version: int = VERSION
+    preset: str
+    target: str
+    tensors: tuple[TensorPlan, ...]
+    biases: tuple[BiasPlan, ...] = ()
+    groups: tuple[AlignedGroup, ...] = ()
+    float_nodes: tuple[FloatNode, ...] = ()
+
+    def by_name(self) -> dict[str, TensorPlan]:
+        """Return the tensors by their names."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def activations(self) -> tuple[TensorPlan, ...]:
+        """Return the computed tensors, in graph order."""
+        return tuple(t for t in self.tensors if t.role == "activation")
+
+    def weights(self) -> tuple[TensorPlan, ...]:
+        """Return the constants, in graph order."""
+        return tuple(t for t in self.tensors if t.role == "weight")
+
+    def observed(self) -> tuple[str, ...]:
+        """Return the names of the tensors whose statistics are needed."""
+        return tuple(dict.fromkeys(t.observe for t in self.activations() if t.is_calibrated))
+
+    def integers(self) -> Plan:
+        """Return the plan of the integer tensors alone."""
+        tensors = tuple(t for t in self.tensors if isinstance(t.spec, TensorSpec))
+        names = {t.name for t in tensors}
+        groups = tuple(
+            msgspec.structs.replace(
+                group,
+                inputs=tuple(n for n in group.inputs if n in names),
+                outputs=tuple(n for n in group.outputs if n in names),
+            )
+            for group in self.groups
+        )
+        return msgspec.structs.replace(
+            self, tensors=tensors, groups=tuple(g for g in groups if g.inputs and g.outputs)
+        )
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write the plan as JSON that people can edit."""
+    text = msgspec.json.format(msgspec.json.encode(plan), indent=2)
+    pathlib.Path(path).write_bytes(text + b"\n")
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan back; what does not fit the format is named."""
+    try:
+        plan = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=Plan)
+    except OSError as error:
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
+    except msgspec.ValidationError as error:
+        raise PlanError(f"plan {path}: {error}") from error
+    except msgspec.DecodeError as error:
+        raise PlanError(f"plan {path} is not JSON: {error}") from error
+    if plan.version != VERSION:
+        raise PlanError(f"plan {path} is of version {plan.version}; this lowbit reads {VERSION}")
+    return plan
+
+
+def check_fit(plan: Plan, model: ir.Model) -> None:
+    """Raise if the plan names what the model does not have, or contradicts itself."""
+    values = ir.convenience.create_value_mapping(model.graph)
+    planned = plan.by_name()
+    if not plan.tensors:
+        raise PlanError(
+            "nothing would be quantized: every node is excluded or has no rule. "
+            "`lowbit plan` lists the reason for each"
+        )
+    if len(planned) != len(plan.tensors):
+        raise PlanError("the plan lists a tensor twice")
+    for tensor in plan.tensors:
+        if tensor.name not in values:
+            raise PlanError(
+                f"the plan lists tensor {tensor.name!r}, which the model does not have"
+                f"{did_you_mean(tensor.name, values)}"
+            )
+        if tensor.role == "weight" and tensor.name not in model.graph.initializers:
+            raise PlanError(f"the plan lists {tensor.name!r} as a weight, but it is computed")
+        leader = planned.get(tensor.leader)
+        if leader is None or leader.leader != leader.name:
+            raise PlanError(
+                f"tensor {tensor.name!r} uses the parameters of {tensor.leader!r}, "
+                "which has none of its own in this plan"
+            )
+        if describe_format(leader.spec) != describe_format(tensor.spec):
+            raise PlanError(
+                f"tensor {tensor.name!r} is {describe_format(tensor.spec)} but uses the parameters "
+                f"of {leader.name!r}, which is {describe_format(leader.spec)}"
+            )
+    _check_biases(plan, model)
+
+
+def _check_biases(plan: Plan, model: ir.Model) -> None:
+    planned = plan.by_name()
+    nodes = {node.name for node in model.graph}
+    for row in plan.biases:
+        if row.node not in nodes:
+            raise PlanError(
+                f"the plan has a bias for node {row.node!r}, which the model does not have"
+                f"{did_you_mean(row.node, [n for n in nodes if n])}"
+            )
+        if not isinstance(row.spec, ProductBias):
+            continue
+        for name in (row.input, row.weight):
+            if name not in planned:
+                raise PlanError(
+                    f"the bias of {row.node!r} is scaled by {name!r}, which is not in the plan; "
+                    "remove the bias's row too, or put the tensor back"
+                )

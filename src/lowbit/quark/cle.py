@@ -1,0 +1,365 @@
+"""AMD Quark's cross-layer equalization, to the last bit: factors, patterns, and the stem.
+
+After Nagel et al. 2019 (arXiv:1906.04721), equations 9 to 11, with two additions of Quark's: the
+bias counts as one more weight, and small weights are left alone. A pair is two Conv or Gemm with only
+Relu, LeakyRelu, Pad or ReduceMean between them; a triple is Conv, depthwise Conv, Conv with only Relu
+between them. Whatever has a second consumer is left alone. The stem is the first convolution of
+networks that normalize before they activate (DenseNet).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.config.transforms import QuarkCle
+from lowbit.graph.editing import constant
+from lowbit.graph.naming import answer_to
+from lowbit.numerics.formats import Floats
+from lowbit.ops.traits import clip_bounds, moves_exactly, reduced_axes
+from lowbit.transforms._cross_layer_math import input_peaks, output_peaks
+from lowbit.transforms.cross_layer import Equalized
+from lowbit.transforms.layers import Layer, find_layer, give_constant
+
+# Weights smaller than this count as this large when a bias is compared with them.
+_TINY = np.float32(1e-7)
+
+
+def pair_factors(
+    head: Floats, bias: Floats | None, tail: Floats, *, threshold: float | None
+) -> Floats:
+    """Return what the head's channels are multiplied by, and the tail's divided by.
+
+    Args:
+        head: Kernel of the layer that writes the channels.
+        bias: Its bias, if that is to count as a weight.
+        tail: Kernel of the layer that reads them.
+        threshold: Channels whose two largest weights add up to less keep a factor of one.
+    """
+    written, read = output_peaks(head), input_peaks(tail)
+    if bias is not None:
+        written = np.maximum(written, np.abs(bias / np.float32(bias_shrink(head, bias))))
+    root = np.sqrt(written * read)
+    # Two subnormal peaks have a product of zero.
+    factors = np.divide(read, root, out=np.ones_like(read), where=root != 0)
+    if threshold is not None:
+        factors[written + read < threshold] = 1
+    return np.asarray(factors)
+
+
+def bias_shrink(kernel: Floats, bias: Floats) -> float:
+    """Return what a bias is divided by before it counts as one of its channel's weights."""
+    rows = np.abs(kernel.reshape(bias.size, -1))
+    nonzero = np.where(rows > 0, rows, np.inf).min(axis=1, keepdims=True)
+    dead = ~np.isfinite(nonzero)
+    rows = np.maximum(np.where(rows == 0, np.where(dead, _TINY, nonzero), rows), _TINY)
+    sizes = np.where(dead[:, 0], np.float32(0), np.abs(bias))
+    ratios = sizes[:, None] / rows
+    median, mean = float(np.median(ratios)), float(ratios.mean())
+    if sizes.max() < 10 and sizes.max() / rows.max() < 20:
+        return 5 if median > 100 or mean > 1000 else 2
+    if median > 30 or mean > 500:
+        return 20
+    return 10 if median > 15 or mean > 100 else 5
+
+
+def triple_factors(first: Floats, depthwise: Floats, last: Floats) -> tuple[Floats, Floats]:
+    """Return what goes from the first layer to the depthwise one, and from that to the last.
+
+    The first layer is divided by the first factor, the depthwise one multiplied by it and divided
+    by the second, and the last one multiplied by that: afterwards all three have equal peaks.
+    """
+    peaks = output_peaks(first), output_peaks(depthwise), input_peaks(last)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.power(peaks[0] * peaks[1] * peaks[2], np.float32(1 / 3))
+        return _usable(peaks[0] / mean), _usable(mean / peaks[2])
+
+
+def _usable(factors: Floats) -> Floats:
+    return np.where(np.isfinite(factors) & (factors != 0), factors, np.float32(1))
+
+
+def stem_factors(kernel: Floats) -> Floats:
+    """Return what raises each output channel's peak to the largest one's, by 16 at most."""
+    peaks = output_peaks(kernel)
+    alive = peaks >= np.float32(1e-6)
+    ratios = np.divide(peaks.max(initial=0), peaks, out=np.ones_like(peaks), where=alive)
+    return np.asarray(np.clip(ratios, np.float32(1), np.float32(16)))
+
+
+_PASSING = frozenset("Relu MaxPool AveragePool GlobalAveragePool Identity Pad".split())
+_GAMMA, _MEAN = 1, 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Reader:
+    """A BatchNormalization and the first of its channels that comes from the stem."""
+
+    node: ir.Node
+    start: int
+
+
+def equalize_stem(graph: ir.Graph) -> bool:
+    """Equalize the first convolution, if everything that reads it can take it. Changes ``graph``."""
+    stem = next((node for node in graph if _is_stem(node)), None)
+    layer = find_layer(stem) if stem is not None else None
+    if stem is None or layer is None:
+        return False
+    readers = _find_readers(stem.outputs[0], 0)
+    if not readers:
+        return False
+    factors = stem_factors(layer.kernel)
+    layer.scale_outputs(factors)
+    layer.write(graph)
+    for reader in readers:
+        _scale(graph, reader, _GAMMA, np.reciprocal(factors))
+        _scale(graph, reader, _MEAN, factors)
+    return True
+
+
+def _is_stem(node: ir.Node) -> bool:
+    if node.op_type != "Conv" or node.attributes.get_int("group", 1) != 1:
+        return False
+    source = node.inputs[0]
+    return source is not None and source.is_graph_input()
+
+
+def _find_readers(value: ir.Value, start: int) -> list[_Reader] | None:
+    """Return all that read the channels in the end, or ``None`` if one is no normalization."""
+    if value.is_graph_output() or not value.uses():
+        return None
+    readers: list[_Reader] = []
+    for node, index in value.uses():
+        found = _follow(node, index, start)
+        if found is None:
+            return None
+        readers += found
+    return readers
+
+
+def _follow(node: ir.Node, index: int, start: int) -> list[_Reader] | None:
+    if node.op_type == "Concat" and node.attributes.get_int("axis", 0) == 1:
+        before = [_channels(value) for value in node.inputs[:index]]
+        if any(count is None for count in before):
+            return None
+        return _find_readers(node.outputs[0], start + sum(count or 0 for count in before))
+    if index != 0 or node.domain != "":
+        return None
+    if node.op_type == "BatchNormalization":
+        parameters = [constant(node.inputs[k]) for k in (_GAMMA, _MEAN)]
+        training = node.attributes.get_int("training_mode", 0)
+        return None if training or any(p is None for p in parameters) else [_Reader(node, start)]
+    if node.op_type in _PASSING and len(node.outputs) == 1 and _fills_with_zero(node):
+        return _find_readers(node.outputs[0], start)
+    return None
+
+
+def _fills_with_zero(node: ir.Node) -> bool:
+    return node.op_type != "Pad" or moves_exactly(node)
+
+
+def _channels(value: ir.Value | None) -> int | None:
+    if value is None or value.shape is None or len(value.shape) < 2:
+        return None
+    count = value.shape[1]
+    return count if isinstance(count, int) else None
+
+
+def _scale(graph: ir.Graph, reader: _Reader, index: int, factors: Floats) -> None:
+    data = np.array(constant(reader.node.inputs[index]))
+    data[reader.start : reader.start + len(factors)] *= factors
+    give_constant(graph, reader.node, index, data)
+
+
+Pattern = tuple[Layer, ...]
+
+_BETWEEN_PAIRS = frozenset("Relu LeakyRelu Pad ReduceMean".split())
+_BETWEEN_TRIPLES = frozenset({"Relu"})
+# Adaptive steps end when the change has been the same this often.
+_PATIENCE = 20
+
+
+def equalize_like_quark(model: ir.Model, config: QuarkCle, keep: Container[str] = ()) -> Equalized:
+    """Return a copy of ``model`` with Quark's equalization done.
+
+    Nodes whose names are in ``keep`` are not quantized, and so not equalized.
+    """
+    model = model.clone()
+    notes = []
+    if config.replace_relu6 and (clips := _replace_relu6(model.graph)):
+        notes.append(
+            f"{clips} Clip(0, 6) became Relu, as asked for: the float model computes something "
+            "else now, by as much as its activations exceed 6"
+        )
+    stem = equalize_stem(model.graph)
+    layers = _find_layers(model.graph, keep)
+    patterns = find_patterns(layers)
+    steps = _equalize(patterns, list(layers.values()), config)
+    for layer in layers.values():
+        if any(layer in pattern for pattern in patterns):
+            layer.write(model.graph)
+    notes.insert(0, _summary(patterns, steps, stem=stem))
+    return Equalized(model, notes=tuple(notes))
+
+
+def find_patterns(layers: dict[ir.Node, Layer]) -> list[Pattern]:
+    """Return pairs and triples in Quark's order, in which the first also comes last."""
+    patterns: list[Pattern] = []
+    for head in layers.values():
+        for pattern in (_find_pair(head, layers), _find_triple(head, layers)):
+            if pattern is None:
+                continue
+            if not patterns:
+                patterns.append(pattern)
+            longer = len(patterns[-1]) > len(pattern)
+            patterns.insert(len(patterns) if longer else -1, pattern)
+    return patterns
+
+
+def _find_layers(graph: ir.Graph, keep: Container[str]) -> dict[ir.Node, Layer]:
+    layers = {}
+    for node in graph:
+        if node.op_type not in ("Conv", "Gemm") or node.name in keep:
+            continue
+        layer = find_layer(node)
+        if layer is not None and (_is_dense(layer) or _is_depthwise(layer)):
+            layers[node] = layer
+    return layers
+
+
+def _is_dense(layer: Layer) -> bool:
+    return int(layer.kernel.shape[0]) == 1
+
+
+def _is_depthwise(layer: Layer) -> bool:
+    return tuple(layer.kernel.shape[1:3]) == (1, 1)
+
+
+def _find_pair(head: Layer, layers: dict[ir.Node, Layer]) -> Pattern | None:
+    tail = _next_layer(head, layers, _BETWEEN_PAIRS)
+    return None if tail is None else (head, tail)
+
+
+def _find_triple(head: Layer, layers: dict[ir.Node, Layer]) -> Pattern | None:
+    middle = _next_layer(head, layers, _BETWEEN_TRIPLES)
+    if middle is None or _is_dense(middle) or not _is_dense(head):
+        return None
+    last = _next_layer(middle, layers, _BETWEEN_TRIPLES)
+    if last is None or not _is_dense(last):
+        return None
+    pattern = (head, middle, last)
+    return pattern if all(layer.node.op_type == "Conv" for layer in pattern) else None
+
+
+def _next_layer(
+    layer: Layer, layers: dict[ir.Node, Layer], between: frozenset[str]
+) -> Layer | None:
+    """Return the one layer that reads this one's channels, if nothing else does."""
+    value = layer.node.outputs[0]
+    while (node := _sole_reader(value)) is not None and node not in layers:
+        if node.op_type not in between or not _keeps_channels(node):
+            return None
+        value = node.outputs[0]
+    found = layers.get(node) if node is not None else None
+    return found if found is not None and found.inputs == layer.outputs else None
+
+
+def _sole_reader(value: ir.Value) -> ir.Node | None:
+    """Return the node that reads the value as its data, if there is just this one."""
+    uses = value.uses()
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    ((node, index),) = uses
+    return node if index == 0 and node.domain == "" else None
+
+
+def _keeps_channels(node: ir.Node) -> bool:
+    """Whether factors on channels pass the node unchanged; Quark does not ask."""
+    if node.op_type == "Pad":
+        return moves_exactly(node)
+    if node.op_type == "ReduceMean":
+        axes = reduced_axes(node)
+        return axes is not None and not {0, 1} & set(axes)
+    return True
+
+
+def _equalize(patterns: list[Pattern], layers: list[Layer], config: QuarkCle) -> int:
+    """Go through all patterns as often as asked for; return how often. Changes ``layers``."""
+    if not patterns:
+        return 0
+    if config.steps >= 0:
+        for _ in range(config.steps):
+            _step(patterns, config)
+        return config.steps
+    steps, same, last = 0, 0, np.inf
+    while same < _PATIENCE and last > config.total_layer_diff_threshold:
+        before = [layer.weight.copy() for layer in layers]
+        _step(patterns, config)
+        pairs = zip(layers, before, strict=True)
+        change = sum(float(np.abs(layer.weight - old).mean()) for layer, old in pairs)
+        same = same + 1 if change == last else 0
+        last, steps = change, steps + 1
+    return steps
+
+
+def _step(patterns: list[Pattern], config: QuarkCle) -> None:
+    for pattern in patterns:
+        if len(pattern) == 2:
+            _equalize_pair(*pattern, config)
+        else:
+            _equalize_triple(*pattern)
+
+
+def _equalize_pair(head: Layer, tail: Layer, config: QuarkCle) -> None:
+    factors = pair_factors(
+        head.kernel,
+        head.bias if config.append_bias else None,
+        tail.kernel,
+        threshold=config.weight_threshold if config.use_threshold else None,
+    )
+    head.scale_outputs(factors)
+    tail.scale_inputs(_inverse(factors))
+
+
+def _equalize_triple(first: Layer, depthwise: Layer, last: Layer) -> None:
+    before, after = triple_factors(first.kernel, depthwise.kernel, last.kernel)
+    first.scale_outputs(_inverse(before))
+    depthwise.scale_inputs(before)
+    depthwise.scale_outputs(_inverse(after))
+    last.scale_inputs(after)
+
+
+def _inverse(factors: Floats) -> Floats:
+    return np.reciprocal(factors)
+
+
+def _replace_relu6(graph: ir.Graph) -> int:
+    """Turn Clip(0, 6) into Relu; return how many. Changes ``graph``."""
+    clips = [
+        node
+        for node in graph
+        if node.op_type == "Clip" and node.domain == "" and clip_bounds(node) == (0.0, 6.0)
+    ]
+    for clip in clips:
+        relu = ir.node("Relu", [clip.inputs[0]], name=clip.name)
+        old, new = clip.outputs[0], relu.outputs[0]
+        name, new.type, new.shape = old.name, old.type, old.shape
+        graph.insert_before(clip, relu)
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        graph.remove(clip, safe=True)
+        new.name = name
+        answer_to(relu, clip.name)
+    return len(clips)
+
+
+def _summary(patterns: list[Pattern], steps: int, *, stem: bool) -> str:
+    distinct = {tuple(id(layer) for layer in pattern): len(pattern) for pattern in patterns}
+    sizes = list(distinct.values())
+    text = (
+        f"equalized like Quark: {sizes.count(2)} pairs and {sizes.count(3)} triples of layers, "
+        f"{steps} {'step' if steps == 1 else 'steps'}"
+    )
+    return f"{text}; and the first convolution" if stem else text

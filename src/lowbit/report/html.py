@@ -1,0 +1,97 @@
+"""Put a report, its style, its script and the plotting library into one page.
+
+The page asks for nothing from anywhere, and its policy forbids it to. All text of a model is data
+in JSON, put into the document as text by the script: no name of a tensor can become markup.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.metadata
+import importlib.resources
+import json
+import os
+import pathlib
+import platform
+import re
+import shlex
+import sys
+import tempfile
+
+from lowbit.errors import OutputError
+from lowbit.report.values import Report
+from lowbit.version import __version__
+
+_LIBRARY = "uPlot-1.6.32.min"
+_PACKAGES = ("onnxruntime", "onnx", "onnx-ir", "numpy")
+
+
+def write_report(
+    report: Report,
+    path: str | os.PathLike[str],
+    *,
+    title: str = "Quantization report",
+    command: str | None = None,
+) -> None:
+    """Write the report as a page; it appears complete or not at all."""
+    path = pathlib.Path(path)
+    text = render_report(report, title=title, command=command)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
+            file = pathlib.Path(folder, path.name)
+            file.write_text(text, encoding="utf-8")
+            os.replace(file, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def render_report(report: Report, *, title: str, command: str | None = None) -> str:
+    """Return the page; ``command`` is what to run to get it again, the running one if not given."""
+    data = {
+        "title": title,
+        "command": command or shlex.join(["lowbit", *sys.argv[1:]]),
+        "versions": _versions(),
+        "memory": _peak_memory(),
+        "report": json.loads(report.to_json()),
+    }
+    parts = {
+        "@TITLE@": html.escape(title),
+        "@STYLE@": f"{_asset(f'{_LIBRARY}.css')}\n{_asset('report.css')}",
+        # Inside a script only this sequence is special.
+        "@DATA@": json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        ),
+        "@LICENCE@": _asset("uPlot-LICENSE.txt"),
+        "@LIBRARY@": _asset(f"{_LIBRARY}.js"),
+        "@SCRIPT@": _asset("report.js"),
+    }
+    pieces = re.split("(@[A-Z]+@)", _asset("page.html"))
+    return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def _asset(name: str) -> str:
+    return (
+        importlib.resources.files("lowbit.report").joinpath("assets", name).read_text("utf-8")
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {
+        "lowbit": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+    return found | {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _peak_memory() -> int:
+    """Return the most memory this process has had, in bytes; 0 where it cannot be asked."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)
+
+
+__all__ = ["render_report", "write_report"]

@@ -1,0 +1,262 @@
+"""The result of a run and of a comparison, as compact tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lowbit.report.tables import (
+    Name,
+    cosine,
+    counted,
+    decibels,
+    make_facts,
+    make_table,
+    number,
+    reasons_table,
+    seconds,
+    show,
+    size,
+)
+from lowbit.report.values import Budget, Report, Score, Step, Together
+from lowbit.scales.parameters import Adjustment
+
+_SHOWN = 8
+# Noise that is no listed tensor's, as a share of all, from which on it is spoken of.
+_MUCH = 0.05
+
+
+def show_budget(console: Console, budget: Budget) -> None:
+    """Print the tensors that add most to the error, why, and what was tried on them."""
+    show(console, _rows(budget))
+    show(console, _mends(budget))
+    console.print(Text(_how(budget), style="dim"))
+    if budget.together is not None:
+        console.print(_together(budget))
+    console.print()
+
+
+def _rows(budget: Budget) -> Table:
+    title = f"error budget, on {counted(budget.samples, 'sample')} at {decibels(budget.snr_db)} dB"
+    table = make_table(title, "tensor, and why", "own dB", "alone", "left out", figures=3)
+    for row in budget.rows[:_SHOWN]:
+        lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
+        lines += [Text(f"  {c.name}: {c.detail}", style="dim") for c in row.causes]
+        kept = "" if row.kept is None else f"{-row.kept:+.1%}"
+        alone = f"{row.alone:.1%}" if row.samples else f"~{row.alone:.1%}"
+        table.add_row(Group(*lines), decibels(row.own_snr_db), alone, kept)
+    return table
+
+
+def _mends(budget: Budget) -> Table:
+    table = make_table(
+        "tried on them, one at a time", "change, and how to ask for it", "dB", figures=1
+    )
+    for row in budget.rows[:_SHOWN]:
+        for mend in row.mends:
+            what = Name(f"{row.tensor}: {mend.what}")
+            table.add_row(
+                Group(what, Text(f"  {mend.config}", style="dim", overflow="fold")),
+                f"{mend.gain_db:+.2f}",
+            )
+    return table
+
+
+def _how(budget: Budget) -> str:
+    again = sum(row.samples > 1 for row in budget.rows)
+    return (
+        f"alone: noise of the outputs with only this tensor quantized, as a share of all; left out: "
+        f"what becomes of the noise with this tensor in float. {budget.measured} tensors are "
+        f"measured ({again} of them on {counted(budget.samples, 'sample')}, the others on one), "
+        f"{budget.estimated} estimated."
+    )
+
+
+def _together(budget: Budget) -> Text:
+    together = budget.together
+    if together is None:
+        return Text()
+    count = counted(len(together.tensors), "worst tensor")
+    return Text.assemble(
+        (f"the {count} at 16 bits, measured together: ", "bold"),
+        f"{decibels(budget.snr_db)} -> {decibels(together.snr_db)} dB, "
+        f"{together.noise_won_back:.0%} of the noise won back{_of_known(budget)}\n",
+        _retried(together),
+        (f"  {together.config}", "dim"),
+    )
+
+
+def _of_known(budget: Budget) -> str:
+    """Return the share won back of what can be told apart, where there is much that cannot."""
+    if budget.together is None:
+        return ""
+    noise = [
+        10 ** (-db / 10) for db in (budget.snr_db, budget.together.snr_db, budget.float_snr_db)
+    ]
+    now, after, rest = noise
+    if rest < _MUCH * now or rest >= now:
+        return ""
+    return f", {(now - after) / (now - rest):.0%} of what the tensors listed here add"
+
+
+def _retried(together: Together) -> str:
+    if together.retried_snr_db is None:
+        return ""
+    return f"quantized again with them at 16 bits: {decibels(together.retried_snr_db)} dB\n"
+
+
+_FEW = 5
+
+
+def show_result(console: Console, report: Report, output: str) -> None:
+    """Print what was done, how good it is and what it took."""
+    facts = make_facts()
+    facts.add_row("preset", f"{report.preset} for {report.target}")
+    facts.add_row("output", Name(output))
+    facts.add_row("quantized", _listed(report.quantized))
+    facts.add_row("calibrated", f"on {counted(report.calibration_samples, 'sample')}")
+    facts.add_row("verified", f"on {counted(report.verification_samples, 'sample')}{_held(report)}")
+    facts.add_row("data", report.data)
+    facts.add_row("constants", _sizes(report))
+    facts.add_row("time", _times(report.seconds))
+    show(console, facts)
+    nodes = counted(len(report.float_nodes), "node stays", "nodes stay")
+    show(console, reasons_table(report.float_nodes, f"{nodes} in float", most=_FEW))
+    show(console, _steps(report.steps))
+    show(console, _adjustments(report.adjustments))
+    _show_scores(console, report)
+    _show_notes(console, report.notes)
+
+
+def show_comparison(console: Console, report: Report) -> None:
+    """Print how close two models are."""
+    facts = make_facts()
+    facts.add_row("preset", f"{report.preset} for {report.target}")
+    facts.add_row("compared", f"on {counted(report.verification_samples, 'sample')}")
+    facts.add_row("data", report.data)
+    facts.add_row("constants", _sizes(report))
+    facts.add_row("time", _times(report.seconds))
+    show(console, facts)
+    show(console, _accuracy(report))
+    if report.accuracy:
+        console.print(_needed(report))
+    _show_scores(console, report)
+    if report.latency is not None:
+        console.print(Text(report.latency.verdict, style="bold"))
+        console.print()
+    if report.budget is not None:
+        show_budget(console, report.budget)
+    _show_notes(console, report.notes)
+
+
+def _show_scores(console: Console, report: Report) -> None:
+    show(console, _scores("outputs, against the float model", report.outputs))
+    show(console, _scores("parts of outputs", report.parts))
+    show(console, _scores("outputs through fused kernels", report.fused))
+    show(console, _drops(report))
+    show(console, _scores("worst layers", report.worst_layers(_FEW)))
+
+
+def _accuracy(report: Report) -> Table:
+    table = make_table(
+        "accuracy", "figure", "float", "quantized", "fused", "gap", "95 % interval", figures=5
+    )
+    for row in report.accuracy:
+        fused = "" if row.fused_score is None else f"{row.fused_score:.2f}"
+        scores = (f"{row.float_score:.2f}", f"{row.quantized_score:.2f}", fused)
+        between = f"{row.low:.2f} to {row.high:.2f}"
+        table.add_row(f"{row.name} {row.unit}", *scores, f"{row.gap:.2f}", between)
+    return table
+
+
+def _needed(report: Report) -> Text:
+    parts = [
+        f"{row.name} {row.samples_needed} samples for {row.tolerance:g} {row.unit}".rstrip()
+        for row in report.accuracy
+    ]
+    return Text(
+        f"to know the gap better than on {report.verification_samples}: {', '.join(parts)}\n"
+    )
+
+
+def _show_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+
+
+def _scores(title: str, scores: Iterable[Score]) -> Table:
+    table = make_table(title, "tensor", "SNR dB", "cosine", "max error", figures=3)
+    for score in scores:
+        table.add_row(
+            Name(score.tensor),
+            decibels(score.snr_db),
+            cosine(score.cosine),
+            number(score.max_error),
+        )
+    return table
+
+
+def _drops(report: Report) -> Table:
+    """Return the layers at which the ratio falls most, with what it was before and after."""
+    table = make_table("SNR falls most at", "tensor", "from dB", "to dB", "fall", figures=3)
+    before = dict(zip((s.tensor for s in report.layers[1:]), report.layers, strict=False))
+    for score in report.steepest_drops(_FEW):
+        last = before[score.tensor].snr_db
+        if score.snr_db < last:
+            fall = last - score.snr_db
+            table.add_row(Name(score.tensor), decibels(last), decibels(score.snr_db), f"{fall:.2f}")
+    return table
+
+
+def _adjustments(moved: Sequence[Adjustment]) -> Table:
+    title = f"{counted(len(moved), 'scale')} moved by the target's constraints"
+    if len(moved) > _FEW:
+        title += f", the {_FEW} costliest"
+    table = make_table(title, "tensor, and why", "from", "to", "cost dB", figures=3)
+    for row in sorted(moved, key=_cost, reverse=True)[:_FEW]:
+        cost = "" if row.cost_db is None else f"{row.cost_db:.2f}"
+        reason = Group(Name(row.tensor), Name(f"  {row.why}", style="dim"))
+        table.add_row(reason, number(row.before), number(row.after), cost)
+    return table
+
+
+def _steps(steps: Sequence[Step]) -> Table:
+    """Return what was tried on samples held back, and whether it stayed."""
+    title = "steps tried on samples held back: error relative to the outputs' power"
+    table = make_table(title, "step", "without", "with", "kept", figures=3)
+    for step in steps:
+        name = Group(Name(step.name), Name(f"  {step.note}", style="dim"))
+        table.add_row(
+            name, number(step.before), number(step.after), "kept" if step.kept else "dropped"
+        )
+    return table
+
+
+def _cost(moved: Adjustment) -> float:
+    return -math.inf if moved.cost_db is None else moved.cost_db
+
+
+def _listed(counts: dict[str, int]) -> str:
+    """Return one line a kind of tensor: ``53 activation int8 sym mse``."""
+    width = max((len(str(count)) for count in counts.values()), default=0)
+    ranked = sorted(counts.items(), key=lambda pair: -pair[1])
+    return "\n".join(f"{count:>{width}} x {kind}" for kind, count in ranked) or "nothing"
+
+
+def _held(report: Report) -> str:
+    return " not calibrated on" if report.held_out else ", also calibrated on"
+
+
+def _sizes(report: Report) -> str:
+    ratio = report.size_before / report.size_after if report.size_after else math.nan
+    change = f" ({ratio:.2f} times smaller)" if ratio > 1 else ""
+    return f"{size(report.size_before)} -> {size(report.size_after)}{change}"
+
+
+def _times(stages: dict[str, float]) -> str:
+    parts = ", ".join(f"{name} {seconds(value)}" for name, value in stages.items() if value > 0.005)
+    return f"{seconds(sum(stages.values()))}" + (f" ({parts})" if len(stages) > 1 else "")

@@ -1,0 +1,189 @@
+"""The parts that all terminal tables are made of: consoles, layout, names and numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+
+def stdout() -> Console:
+    """Return a console on stdout; it leaves out colour when piped."""
+    return _plain(stderr=False)
+
+
+def stderr() -> Console:
+    """Return a console on stderr."""
+    return _plain(stderr=True)
+
+
+def _plain(*, stderr: bool) -> Console:
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def make_table(title: str, *names: str, figures: int = 0) -> Table:
+    """Return an empty table; the last ``figures`` columns hold numbers and are never cut."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=Text(title, style="bold"),
+        title_justify="left",
+        title_style="",
+        show_edge=False,
+        pad_edge=False,
+        header_style="dim",
+    )
+    for index, name in enumerate(names):
+        is_figure = index >= len(names) - figures
+        table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure)
+    return table
+
+
+def make_facts() -> Table:
+    """Return an empty grid of labels and what they say."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    return grid
+
+
+def show(console: Console, table: Table) -> None:
+    """Print a table that has rows, and an empty line after it."""
+    if table.row_count:
+        console.print(table)
+        console.print()
+
+
+_ELLIPSIS = "..."
+_NARROWEST = 14
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Name:
+    """A text that takes one line, however narrow the column."""
+
+    text: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the text, shortened to what there is room for."""
+        short = shorten(self.text, options.max_width)
+        yield Text(short, style=self.style, no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return how narrow it can be made, and how wide it would like to be."""
+        width = len(self.text)
+        most = max(1, min(width, options.max_width))
+        return Measurement(min(most, _NARROWEST), most)
+
+
+def shorten(text: str, width: int) -> str:
+    """Return the text in at most ``width`` characters, without its middle where it is longer."""
+    if len(text) <= width:
+        return text
+    kept = width - len(_ELLIPSIS)
+    if kept < 2:
+        return text[: max(width, 0)]
+    # The end of a tensor's name says more than its beginning: it gets the odd character.
+    front = kept // 2
+    return f"{text[:front]}{_ELLIPSIS}{text[front - kept :]}"
+
+
+_UNITS = ("kB", "MB", "GB", "TB")
+
+
+def decibels(value: float) -> str:
+    """Return a signal-to-noise ratio; two equal tensors are ``exact``."""
+    if math.isnan(value):
+        return "unknown"
+    if math.isinf(value):
+        return "exact" if value > 0 else "no signal"
+    return f"{value:.2f}"
+
+
+def cosine(value: float) -> str:
+    """Return a cosine with as many digits as tell good from perfect."""
+    return "1" if value == 1 else f"{value:.6f}"
+
+
+def number(value: float) -> str:
+    """Return a number of any magnitude in few digits."""
+    return f"{value:.3g}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes: ``14.0 MB``."""
+    if count < 1000:
+        return f"{count} B"
+    power = 1
+    # 999.95 would be shown as 1000.0.
+    while count / 1000**power >= 999.95 and power < len(_UNITS):
+        power += 1
+    return f"{count / 1000**power:.1f} {_UNITS[power - 1]}"
+
+
+def seconds(value: float) -> str:
+    """Return a time: ``0.05 s``, ``3.2 s``, ``2 min 05 s``."""
+    if value < 1:
+        return f"{value:.2f} s"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def counted(count: int, word: str, plural: str | None = None) -> str:
+    """Return ``1 node``, ``2 nodes``."""
+    return f"{count} {word if count == 1 else plural or word + 's'}"
+
+
+class InFloat(Protocol):
+    """What a plan's and a report's rows have in common."""
+
+    @property
+    def node(self) -> str:
+        """The node."""
+
+    @property
+    def op_type(self) -> str:
+        """Its operator."""
+
+    @property
+    def why(self) -> str:
+        """The reason."""
+
+
+def reasons_table(nodes: Sequence[InFloat], title: str, *, most: int | None = None) -> Table:
+    """Return how many nodes stay in float for which reason, the commonest first."""
+    table = make_table(title, "nodes", "why", "operators")
+    table.columns[0].justify = "right"
+    counts = Counter(node.why for node in nodes)
+    ranked = counts.most_common(most)
+    for why, count in ranked:
+        operators = _listed(node.op_type for node in nodes if node.why == why)
+        table.add_row(str(count), why, operators)
+    left = counts.total() - sum(count for _, count in ranked)
+    if left:
+        table.add_row(str(left), f"{len(counts) - len(ranked)} more reasons (--json lists all)", "")
+    return table
+
+
+def nodes_table(nodes: Sequence[InFloat], title: str) -> Table:
+    """Return every node that stays in float, with its reason."""
+    table = make_table(title, "node", "operator", "why")
+    for node in nodes:
+        table.add_row(Name(node.node), node.op_type, Name(node.why))
+    return table
+
+
+def _listed(words: Iterable[str], most: int = 4) -> str:
+    ranked = Counter(words).most_common()
+    shown = [word if count == 1 else f"{word} x{count}" for word, count in ranked[:most]]
+    return ", ".join([*shown, *(["..."] if len(ranked) > most else [])])

@@ -1,0 +1,272 @@
+"""What a run or a comparison found out, as values that print and save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from lowbit.numerics.metrics import Closeness
+from lowbit.planning.plan import FloatNode
+from lowbit.scales.parameters import Adjustment
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Common settings of the value types below."""
+
+
+class Mend(_Value, frozen=True, kw_only=True):
+    """A change that was tried, and what the worst output would then have.
+
+    ``config`` is a line for a configuration file, or the option to give.
+    """
+
+    what: str
+    config: str
+    snr_db: float
+    gain_db: float
+
+
+class Cause(_Value, frozen=True, kw_only=True):
+    """Why a tensor loses what it loses."""
+
+    name: str
+    detail: str
+
+
+class BudgetRow(_Value, frozen=True, kw_only=True):
+    """What one quantized tensor adds to the error of the outputs.
+
+    Attributes:
+        own_snr_db: Signal to noise of the tensor itself, quantized from exact values.
+        alone: Noise of the outputs if only this tensor is quantized, as a share of all there is.
+        kept: Share of the noise that goes if only this tensor is left in float. Below zero where
+            its error makes up for another's.
+        samples: How many samples ``alone`` was measured on; 0 where it is an estimate.
+    """
+
+    tensor: str
+    kind: Literal["activation", "weight"]
+    op_type: str
+    format: str
+    own_snr_db: float
+    alone: float
+    kept: float | None = None
+    samples: int = 0
+    causes: tuple[Cause, ...] = ()
+    mends: tuple[Mend, ...] = ()
+
+
+class Together(_Value, frozen=True, kw_only=True):
+    """The worst tensors put to 16 bits at once: measured, not added up.
+
+    ``retried_snr_db`` is what a whole new run with them at 16 bits gives, where one was asked for.
+    """
+
+    tensors: tuple[str, ...]
+    snr_db: float
+    gain_db: float
+    noise_won_back: float
+    config: str
+    retried_snr_db: float | None = None
+
+
+class Budget(_Value, frozen=True, kw_only=True):
+    """How the error of the outputs divides among the quantized tensors, the worst first."""
+
+    snr_db: float
+    samples: int
+    measured: int
+    estimated: int
+    float_snr_db: float
+    rows: tuple[BudgetRow, ...]
+    together: Together | None = None
+
+
+class Histogram(_Value, frozen=True, kw_only=True):
+    """Counts of values in equal bins between two ends."""
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+class TensorView(_Value, frozen=True, kw_only=True):
+    """What a quantized tensor holds, for plots: distribution, limits, ranges of channels."""
+
+    tensor: str
+    kind: Literal["activation", "weight"]
+    op_type: str
+    format: str
+    scale: float
+    limits: tuple[float, float]
+    range: tuple[float, float]
+    clipped: float
+    histogram: Histogram | None = None
+    channel_low: tuple[float, ...] = ()
+    channel_high: tuple[float, ...] = ()
+
+
+class Accuracy(_Value, frozen=True, kw_only=True):
+    """One figure of merit of both models on labelled samples, and how sure the gap is.
+
+    ``gap`` is float less quantized; ``low`` and ``high`` are its 95 % interval, paired by sample.
+    ``samples_needed`` would narrow that interval to the tolerance on either side.
+    """
+
+    name: str
+    unit: str
+    samples: int
+    float_score: float
+    quantized_score: float
+    fused_score: float | None
+    gap: float
+    low: float
+    high: float
+    tolerance: float
+    samples_needed: int
+
+
+class Unfused(_Value, frozen=True, kw_only=True):
+    """Operators that run in float between Q/DQ that onnxruntime did not fuse."""
+
+    op_type: str
+    count: int
+    why: str
+    nodes: tuple[str, ...]
+
+
+class Latency(_Value, frozen=True, kw_only=True):
+    """Milliseconds of both models, run in turn; medians over ``runs``."""
+
+    float_ms: float
+    quantized_ms: float
+    runs: int
+    threads: int
+    conversion_share: float
+    unfused: tuple[Unfused, ...]
+    verdict: str
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How close one tensor of the quantized model is to the float one."""
+
+    tensor: str
+    snr_db: float
+    cosine: float
+    max_error: float
+
+    @classmethod
+    def of(cls, tensor: str, closeness: Closeness) -> Score:
+        """Return the figures of a closeness."""
+        return cls(
+            tensor=tensor,
+            snr_db=closeness.snr_db,
+            cosine=closeness.cosine,
+            max_error=closeness.max_error,
+        )
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that may help or harm, and what it did on samples held out of calibration.
+
+    ``before`` and ``after`` are the error of the outputs, relative to their power; ``note`` says
+    what the step did, or why it was dropped.
+    """
+
+    name: str
+    before: float
+    after: float
+    kept: bool
+    note: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a run; ``outputs`` are against the model as it was loaded.
+
+    ``parts`` are runs of channels of outputs that mix values of unlike size; ``fused`` are the
+    outputs through onnxruntime's int8 kernels, where all else is exact.
+    """
+
+    preset: str
+    target: str
+    version: str
+    data: str
+    calibration_samples: int
+    verification_samples: int
+    held_out: bool
+    outputs: tuple[Score, ...]
+    layers: tuple[Score, ...] = ()
+    quantized: dict[str, int] = {}
+    float_nodes: tuple[FloatNode, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
+    steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
+    size_before: int = 0
+    size_after: int = 0
+    seconds: dict[str, float] = {}
+    parts: tuple[Score, ...] = ()
+    fused: tuple[Score, ...] = ()
+    accuracy: tuple[Accuracy, ...] = ()
+    budget: Budget | None = None
+    latency: Latency | None = None
+    tensors: tuple[TensorView, ...] = ()
+
+    @property
+    def snr_db(self) -> float:
+        """The signal-to-noise ratio of the worst output."""
+        return min((score.snr_db for score in self.outputs), default=math.nan)
+
+    @property
+    def worst_part_db(self) -> float:
+        """The same, where an output mixes values of unlike size that of its worst part."""
+        return min((score.snr_db for score in (*self.outputs, *self.parts)), default=math.nan)
+
+    def worst_layers(self, count: int = 5) -> tuple[Score, ...]:
+        """Return the layers with the lowest signal-to-noise ratio."""
+        return tuple(sorted(self.layers, key=lambda score: score.snr_db)[:count])
+
+    def steepest_drops(self, count: int = 5) -> tuple[Score, ...]:
+        """Return the layers at which the signal-to-noise ratio falls most from the one before."""
+        falls = [
+            (_fall(before, after), after)
+            for before, after in zip(self.layers, self.layers[1:], strict=False)
+        ]
+        steep = sorted((f for f in falls if f[0] > 0), key=lambda pair: -pair[0])
+        return tuple(score for _, score in steep[:count])
+
+    def to_json(self) -> bytes:
+        """Return the report as JSON; an infinite ratio is null."""
+        return msgspec.json.encode(_finite(msgspec.to_builtins(self)))
+
+
+def _fall(before: Score, after: Score) -> float:
+    """Return by how much the ratio falls; 0 where both are exact."""
+    if before.snr_db == after.snr_db:
+        return 0.0
+    return before.snr_db - after.snr_db
+
+
+def scores(closenesses: dict[str, Closeness]) -> tuple[Score, ...]:
+    """Return the figures of many tensors, in their order."""
+    return tuple(Score.of(name, closeness) for name, closeness in closenesses.items())
+
+
+def count_formats(formats: Iterable[str]) -> dict[str, int]:
+    """Return how often each word comes."""
+    counts: dict[str, int] = {}
+    for word in formats:
+        counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,5 +1,0 @@
-"""From statistics to parameters.
-
-Scales and zero points are solved on numbers before anything is quantized, so that stored integers
-always match their scale.
-"""

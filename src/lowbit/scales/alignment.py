@@ -1,0 +1,130 @@
+"""One set of parameters for tensors that must agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from lowbit.calibrate.statistics import Stats, TensorStats
+from lowbit.config.methods import MinMse
+from lowbit.config.specs import TensorSpec
+from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
+from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.scales.density import Density, Doubles
+from lowbit.scales.ranges import params_of, params_of_range
+from lowbit.scales.search import power_of_two_candidates, power_of_two_errors
+
+_ROUNDS = 5
+_RATIOS = np.linspace(0.1, 1.0, 46)
+
+OwnParams = dict[str, QParams]
+"""Parameters of the leaders, by name."""
+
+
+def align(plan: Plan, own: Mapping[str, QParams], stats: Stats) -> OwnParams:
+    """Return the parameters of all leaders, made equal where the plan wants them equal."""
+    aligned = dict(own)
+    tensors = plan.by_name()
+    for members in components(plan, "merged"):
+        shared = merged([tensors[name] for name in members], stats)
+        aligned.update(dict.fromkeys(members, shared))
+    _copy_along_nodes(plan, aligned)
+    lower_to_common(plan, aligned)
+    return aligned
+
+
+def components(plan: Plan, rule: str) -> list[tuple[str, ...]]:
+    """Return the sets of leaders that groups of this rule tie together."""
+    tensors = plan.by_name()
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            name = parent[name]
+        return name
+
+    for group in plan.groups:
+        if group.rule == rule:
+            names = [tensors[n].leader for n in (*group.inputs, *group.outputs) if n in tensors]
+            for name in names[1:]:
+                parent[root(name)] = root(names[0])
+    found: dict[str, list[str]] = {}
+    for name in parent:
+        found.setdefault(root(name), []).append(name)
+    return [tuple(names) for names in found.values() if len(names) > 1]
+
+
+def lower_to_common(plan: Plan, params: OwnParams) -> None:
+    """Give every group of the rule ``lowest`` the coarsest scale in it. Changes ``params``."""
+    for members in components(plan, "lowest"):
+        coarsest = max((params[name] for name in members), key=lambda p: float(p.scale))
+        params.update(dict.fromkeys(members, coarsest))
+
+
+def _copy_along_nodes(plan: Plan, params: OwnParams) -> None:
+    """Copy parameters from outputs to inputs (or the reverse), node after node."""
+    leader = {t.name: t.leader for t in plan.tensors}
+    groups = [g for g in plan.groups if g.rule in ("output", "input")]
+    for _ in range(_ROUNDS):
+        before = dict(params)
+        for group in groups:
+            first, rest = (group.outputs, group.inputs)
+            if group.rule == "input":
+                first, rest = rest, first
+            for name in rest:
+                params[leader[name]] = params[leader[first[0]]]
+        if all(params[name] is before[name] for name in params):
+            break
+
+
+def merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
+    """Return the one set of parameters that serves all these tensors best."""
+    members = list(members)
+    spec = members[0].integer
+    fixed = [m.range for m in members if m.range is not None]
+    if fixed:
+        # A range somebody asked for holds for all that must agree with it.
+        return params_of_range((min(r[0] for r in fixed), max(r[1] for r in fixed)), spec)
+    measured = [stats[m.observe] for m in members]
+    if isinstance(spec.method, MinMse) and spec.symmetric and spec.method.histogram == "log":
+        return _least_relative_error(measured, spec)
+    # Channel means are a tensor's own: those of different tensors have nothing in common.
+    measured = [dataclasses.replace(s, channels=None, positions=0) for s in measured]
+    return params_of(functools.reduce(operator.or_, measured), spec, members[0].name)
+
+
+def _least_relative_error(measured: list[TensorStats], spec: TensorSpec) -> QParams:
+    """Return the scale with the least sum of noise-to-signal ratios.
+
+    Ratios, not errors: a pooled tensor of few values counts as much as the large one before it.
+    """
+    low, high = min(s.low for s in measured), max(s.high for s in measured)
+    densities = [Density.of(s) for s in measured if s.count]
+    top = max(abs(low), abs(high))
+    if not any(d.weight.any() for d in densities):
+        return params_of_range((low, high), spec)
+    if spec.power_of_two:
+        positions = power_of_two_candidates(low, high, spec)
+        errors = _relative(densities, lambda d: power_of_two_errors(d, positions, spec))
+        return power_of_two_qparams(positions[int(np.argmin(errors))], spec.format)
+    tried = [
+        choose_qparams(
+            -top * r, top * r, spec.format, symmetric=True, reduce_range=spec.reduce_range
+        )
+        for r in _RATIOS
+    ]
+    qmin, qmax = spec.format.limits(symmetric=True, reduce_range=spec.reduce_range)
+    scale = np.array([float(p.scale) for p in tried])
+    zero = int(tried[0].zero_point)
+    errors = _relative(
+        densities, lambda d: d.squared_error(scale, scale * (qmin - zero), scale * (qmax - zero))
+    )
+    return tried[int(np.argmin(errors))]
+
+
+def _relative(densities: list[Density], errors: Callable[[Density], Doubles]) -> Doubles:
+    return np.asarray(sum(errors(d) / max(d.power(), 1e-30) for d in densities))

@@ -1,0 +1,84 @@
+"""Find the nodes whose positions a datapath limits, in terms of planned tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import onnx_ir as ir
+
+from lowbit.config.specs import TensorSpec
+from lowbit.graph.editing import ARITHMETIC
+from lowbit.planning.placement import effective_output, only_consumer
+from lowbit.planning.plan import Plan
+from lowbit.scales.shift_limits import Limited
+
+_LIMITED = ("Conv", "Gemm", "Add", "Sub", "Mul", "HardSigmoid")
+_GATES = ("Sigmoid", "HardSigmoid")
+
+
+def find_limited(model: ir.Model, plan: Plan) -> list[Limited]:
+    """Return the limited nodes whose tensors are all planned, in graph order."""
+    planned = {t.name for t in plan.tensors}
+    biases = {row.node for row in plan.biases if isinstance(row.spec, TensorSpec)}
+    found = []
+    for node in model.graph:
+        if node.op_type not in _LIMITED or node.meta.get(ARITHMETIC):
+            continue
+        output = planned_output(node, planned)
+        limited = _describe(node, output, planned, biases) if output is not None else None
+        if limited is not None:
+            found.append(limited)
+    return found
+
+
+def planned_output(node: ir.Node, planned: Container[str]) -> str | None:
+    """Return the planned tensor behind a node: its output, or that of a relu fused to it."""
+    value = effective_output(node)
+    if value.name in planned:
+        return value.name
+    consumer = only_consumer(value)
+    if consumer is None:
+        return None
+    result = effective_output(consumer)
+    return result.name if result.name in planned else None
+
+
+def _describe(node: ir.Node, output: str, planned: set[str], biases: set[str]) -> Limited | None:
+    name = node.name or ""
+    if node.op_type in ("Conv", "Gemm"):
+        source, weight = _planned_names(node.inputs[:2], planned)
+        if source is None or weight is None:
+            return None
+        follower = only_consumer(node.outputs[0])
+        return Limited(
+            name,
+            node.op_type,
+            (source,),
+            output,
+            weight,
+            has_bias=name in biases,
+            before_leaky_relu=follower is not None and follower.op_type == "LeakyRelu",
+        )
+    inputs = [n for n in _planned_names(node.inputs, planned) if n is not None]
+    if len(inputs) < len(node.inputs):
+        return None
+    return Limited(name, node.op_type, tuple(inputs), output, is_swish=_is_swish(node))
+
+
+def _planned_names(values: Sequence[ir.Value | None], planned: set[str]) -> list[str | None]:
+    return [v.name if v is not None and v.name in planned else None for v in values]
+
+
+def _is_swish(node: ir.Node) -> bool:
+    """Whether this multiplies a value by its own (hard) sigmoid."""
+    if node.op_type != "Mul" or len(node.inputs) != 2:
+        return False
+    for gate, value in (node.inputs, tuple(reversed(node.inputs))):
+        if gate is None or value is None:
+            continue
+        producer = gate.producer()
+        while producer is not None and producer.op_type == "Mul" and producer.inputs[0] is not None:
+            producer = producer.inputs[0].producer()
+        if producer is not None and producer.op_type in _GATES and producer.inputs[0] is value:
+            return True
+    return False

@@ -1,0 +1,260 @@
+"""The parameters of one activation from its statistics, by the method its spec names.
+
+Entropy is TensorRT's method, as onnxruntime has it: for every symmetric window around zero, merge its
+bins into the quantizer's levels, spread them out again over the occupied bins, and take the window of
+least Kullback-Leibler divergence.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.calibrate.growing import GrowingHistogram
+from lowbit.calibrate.statistics import TensorStats
+from lowbit.config.methods import (
+    Distribution,
+    Entropy,
+    LayerwisePercentile,
+    MinMax,
+    MinMse,
+    NonOverflow,
+    Percentile,
+)
+from lowbit.config.specs import FloatSpec, TensorSpec
+from lowbit.errors import CalibrationError
+from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
+from lowbit.numerics.formats import Floats
+from lowbit.scales.density import Density
+from lowbit.scales.search import best_params, error_of
+
+_EPSILON = 1e-4
+
+
+def entropy_window(counts: NDArray[np.int64], levels: int, stride: int = 1) -> tuple[int, int]:
+    """Return the first and last edge (as indices) of the best window of a signed histogram.
+
+    ``stride`` tries only every so many windows.
+    """
+    middle, half = len(counts) // 2, levels // 2
+    best, window = np.inf, (0, len(counts))
+    for reach in range(half, middle + 1, stride):
+        start, end = middle - reach, min(middle + reach + 1, len(counts))
+        divergence = _divergence(counts, start, end, levels)
+        if divergence < best:
+            best, window = divergence, (start, end)
+    return window
+
+
+def _divergence(counts: NDArray[np.int64], start: int, end: int, levels: int) -> float:
+    inside = counts[start:end]
+    reference = inside.copy()
+    reference[0] += counts[:start].sum()
+    reference[-1] += counts[end:].sum()
+    quantized = _requantized(inside, reference != 0, levels)
+    p, q = _smooth(reference), _smooth(quantized)
+    if p is None or q is None:
+        return np.inf
+    # In single precision, as onnxruntime does: the choice between near ties depends on it.
+    p, q = p / p.sum(), q / q.sum()
+    return float((p * np.log(p / q)).sum())
+
+
+def _requantized(
+    inside: NDArray[np.int64], occupied: NDArray[np.bool_], levels: int
+) -> NDArray[np.int64]:
+    """Merge bins into levels, then spread each level evenly over its occupied bins."""
+    merged = len(inside) // levels
+    body = levels * merged
+    sums = inside[:body].reshape(levels, merged).sum(axis=1)
+    sums[-1] += inside[body:].sum()
+    filled = occupied[:body].reshape(levels, merged).sum(axis=1)
+    share = np.divide(sums, filled, out=np.zeros(levels), where=filled != 0).astype(np.int64)
+    spread = np.zeros(len(inside), np.int64)
+    spread[:body] = np.repeat(share, merged)
+    return spread
+
+
+def _smooth(counts: NDArray[np.int64]) -> Floats | None:
+    """Give empty bins a little weight, taken from the others; ``None`` if that is impossible."""
+    empty = counts == 0
+    occupied = len(counts) - int(empty.sum())
+    if occupied == 0:
+        return None
+    taken = _EPSILON * float(empty.sum()) / occupied
+    if taken >= 1.0:
+        return None
+    smoothed = counts.astype(np.float32)
+    smoothed += np.where(empty, np.float32(_EPSILON), np.float32(-taken))
+    return smoothed if (smoothed > 0).all() else None
+
+
+Range = tuple[float, float]
+
+
+def params_of(stats: TensorStats, spec: TensorSpec, name: str) -> QParams:
+    """Return the parameters that the spec's method chooses for these statistics."""
+    if stats.count == 0:
+        return params_of_range((0.0, 0.0), spec)
+    match spec.method:
+        case MinMse(histogram="growing"):
+            return _best_at_centres(_growing(stats, name), spec)
+        case MinMse():
+            return best_params(Density.of(stats, name), stats.low, stats.high, spec)
+        case NonOverflow(nearest=nearest):
+            return power_of_two_of_range((stats.low, stats.high), spec, nearest=nearest)
+        case LayerwisePercentile():
+            return _layerwise(stats, spec, spec.method, name)
+    return params_of_range(range_of(stats, spec, name), spec)
+
+
+def params_of_range(limits: Range, spec: TensorSpec) -> QParams:
+    """Return the parameters that hold a range; rounded up to a power of two where asked for."""
+    if spec.power_of_two:
+        nearest = getattr(spec.method, "histogram", "") == "growing"
+        return power_of_two_of_range(limits, spec, nearest=nearest)
+    return choose_qparams(
+        *limits, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
+    )
+
+
+def power_of_two_of_range(limits: Range, spec: TensorSpec, *, nearest: bool) -> QParams:
+    """Return the power-of-two scale that holds a range, or the one nearest to its float scale."""
+    exact = choose_qparams(*limits, spec.format, symmetric=True, reduce_range=spec.reduce_range)
+    position = -math.log2(float(exact.scale))
+    # A scale of exactly 2**-p must not be pushed to the next power by the last bit of its log.
+    rounded = round(position) if nearest else math.floor(position + 1e-6)
+    return power_of_two_qparams(int(rounded), spec.format)
+
+
+def range_of(stats: TensorStats, spec: TensorSpec | FloatSpec, name: str) -> Range:
+    """Return the range that the spec's method chooses for these statistics."""
+    symmetric = isinstance(spec, FloatSpec) or spec.symmetric
+    match spec.method:
+        case MinMax(moving_average=None):
+            return stats.low, stats.high
+        case MinMax():
+            return stats.average or (stats.low, stats.high)
+        case Percentile(histogram="growing", percentile=percent, symmetric_range=both):
+            return _growing_percentile(_growing(stats, name), percent, symmetric=both)
+        case Percentile(percentile=percent):
+            return percentile_range(stats, percent, symmetric=symmetric, name=name)
+        case Entropy(histogram="growing", levels=levels):
+            return _growing_entropy(_growing(stats, name), levels)
+        case Entropy(bins=bins, levels=levels):
+            return _entropy(stats, bins, levels, name)
+        case Distribution(deviations=deviations):
+            return _distribution(stats, deviations, name)
+    raise TypeError(f"{spec.method!r} does not give a range")
+
+
+def percentile_range(stats: TensorStats, percent: float, *, symmetric: bool, name: str) -> Range:
+    """Return the range that holds ``percent`` percent of the values."""
+    if symmetric:
+        top = Density.of(stats, name, absolute=True).quantile(percent / 100)
+        return _not_empty(stats, max(-top, stats.low), min(top, stats.high))
+    density, cut = Density.of(stats, name), (100 - percent) / 200
+    return _not_empty(stats, density.quantile(cut), density.quantile(1 - cut))
+
+
+def _not_empty(stats: TensorStats, low: float, high: float) -> Range:
+    """Return the range, or all that was seen if it holds nothing but zero.
+
+    That happens where more than the percentile is zero, or all of it too small for the histogram.
+    """
+    return (stats.low, stats.high) if low == high == 0.0 else (low, high)
+
+
+def _layerwise(
+    stats: TensorStats, spec: TensorSpec, method: LayerwisePercentile, name: str
+) -> QParams:
+    """Return the candidate percentile's parameters with the least error on this tensor."""
+    if method.histogram == "growing":
+        histogram = _growing(stats, name)
+        ranges = [_growing_percentile(histogram, p, symmetric=True) for p in method.candidates]
+        centres = (histogram.edges[1:] + histogram.edges[:-1]) / 2
+        weights = histogram.counts.astype(np.float64)
+    else:
+        ranges = [
+            percentile_range(stats, p, symmetric=spec.symmetric, name=name)
+            for p in method.candidates
+        ]
+        density = Density.of(stats, name)
+        centres, weights = (density.start + density.end) / 2, density.weight
+    tried = [params_of_range(limits, spec) for limits in ranges]
+    if method.metric == "mse" and method.histogram == "log":
+        errors = [error_of(Density.of(stats, name), params, spec) for params in tried]
+    else:
+        power = 1 if method.metric == "mae" else 2
+        errors = [_centre_error(centres, weights, p, spec, power) for p in tried]
+    return tried[int(np.argmin(errors))]
+
+
+def _distribution(stats: TensorStats, deviations: float, name: str) -> Range:
+    density = Density.of(stats, name)
+    total = max(density.total, 1.0)
+    mean = float((density.weight * (density.start + density.end) / 2).sum()) / total
+    spread = math.sqrt(max(density.power() - mean * mean, 0.0))
+    reach = deviations * spread
+    return _not_empty(stats, max(stats.low, mean - reach), min(stats.high, mean + reach))
+
+
+def _entropy(stats: TensorStats, bins: int, levels: int, name: str) -> Range:
+    top, density = max(abs(stats.low), abs(stats.high)), Density.of(stats, name)
+    if not density.weight.any():
+        return stats.low, stats.high
+    edges = np.linspace(-top, top, bins + 1)
+    counts = np.rint(density.linear(edges)).astype(np.int64)
+    start, end = entropy_window(counts, levels, stride=max(1, bins // 256))
+    return max(float(edges[start]), stats.low), min(float(edges[end]), stats.high)
+
+
+def _growing(stats: TensorStats, name: str) -> GrowingHistogram:
+    if stats.growing is None:
+        raise CalibrationError(
+            f"the statistics of {name!r} lack the histogram this method reads; collect them again"
+        )
+    return stats.growing
+
+
+def _growing_percentile(h: GrowingHistogram, percent: float, *, symmetric: bool) -> Range:
+    reached = np.cumsum(h.counts / h.counts.sum())
+    last = len(h.edges) - 1
+    if symmetric:
+        edge = float(h.edges[min(int(np.searchsorted(reached, percent / 100)), last)])
+        low, high = -edge, edge
+    else:
+        cut = (100 - percent) / 200
+        low = float(h.edges[int(np.searchsorted(reached, cut))])
+        high = float(h.edges[min(int(np.searchsorted(reached, 1 - cut)), last)])
+    return max(low, h.low), min(high, h.high)
+
+
+def _growing_entropy(h: GrowingHistogram, levels: int) -> Range:
+    start, end = entropy_window(h.counts, levels)
+    return max(float(h.edges[start]), h.low), min(float(h.edges[end]), h.high)
+
+
+def _best_at_centres(h: GrowingHistogram, spec: TensorSpec) -> QParams:
+    """Return the best of five power-of-two scales, errors taken at bin centres."""
+    centres = (h.edges[:-1] + h.edges[1:]) / 2
+    start = power_of_two_of_range((h.low, h.high), spec, nearest=True).position
+    tried = [power_of_two_qparams(start + i - 1, spec.format) for i in range(5)]
+    errors = [_centre_error(centres, h.counts, params, spec, 2) for params in tried]
+    return tried[int(np.argmin(errors))]
+
+
+def _centre_error(
+    centres: NDArray[np.floating],
+    weights: NDArray[Any],
+    params: QParams,
+    spec: TensorSpec,
+    power: int,
+) -> float:
+    low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    scale, zero = float(params.scale), int(params.zero_point)
+    codes = np.clip(np.rint(centres / scale) + zero, low, high)
+    return float((weights * np.abs(centres - (codes - zero) * scale) ** power).sum())

@@ -1,0 +1,108 @@
+"""The scale with the least squared error, searched on a density."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lowbit.config.specs import TensorSpec
+from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
+from lowbit.scales.density import Density, Doubles
+
+_COARSE = np.geomspace(0.01, 1.0, 43)
+_OCTAVES = 6
+_TOGETHER = 4
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+def code_range(params: QParams, spec: TensorSpec) -> tuple[float, float]:
+    """Return the values of the smallest and the largest code."""
+    low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    scale, zero = float(params.scale), int(params.zero_point)
+    return scale * (low - zero), scale * (high - zero)
+
+
+def error_of(density: Density, params: QParams, spec: TensorSpec) -> float:
+    """Return the mean squared error of quantizing the density with these parameters."""
+    low, high = code_range(params, spec)
+    return float(
+        density.squared_error(np.array([float(params.scale)]), np.array([low]), np.array([high]))[0]
+    )
+
+
+def best_params(density: Density, low: float, high: float, spec: TensorSpec) -> QParams:
+    """Return the parameters of least squared error for values between ``low`` and ``high``."""
+    if spec.power_of_two:
+        return _best_power_of_two(density, low, high, spec)
+    if not density.weight.any():
+        # Nothing but values too small for the histogram, which cannot price a smaller range.
+        return _params(low, high, spec)
+    if spec.symmetric:
+        top = max(abs(low), abs(high))
+        ratio = _best_ratio(density, lambda d, r: _symmetric_errors(d, top * r, spec))
+        return _params(-top * ratio, top * ratio, spec)
+    return _best_asymmetric(density, low, high, spec)
+
+
+def power_of_two_candidates(low: float, high: float, spec: TensorSpec) -> list[int]:
+    """Return the positions worth trying: from holding all of the range to 2**-5 of it."""
+    qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    top = max(abs(low), abs(high))
+    if top < _TINY:
+        return [0]
+    first = int(np.floor(np.log2((qmax - qmin) / 2 / top)))
+    return list(range(first, first + _OCTAVES))
+
+
+def power_of_two_errors(density: Density, positions: list[int], spec: TensorSpec) -> Doubles:
+    """Return the mean squared error at each position."""
+    scale = np.exp2(-np.asarray(positions, np.float64))
+    zero = int(power_of_two_qparams(0, spec.format).zero_point)
+    low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    return density.squared_error(scale, scale * (low - zero), scale * (high - zero))
+
+
+def _best_power_of_two(density: Density, low: float, high: float, spec: TensorSpec) -> QParams:
+    positions = power_of_two_candidates(low, high, spec)
+    errors = power_of_two_errors(density, positions, spec)
+    return power_of_two_qparams(positions[int(np.argmin(errors))], spec.format)
+
+
+def _symmetric_errors(density: Density, top: Doubles, spec: TensorSpec) -> Doubles:
+    qmin, qmax = spec.format.limits(symmetric=True, reduce_range=spec.reduce_range)
+    scale = 2 * top / (qmax - qmin)
+    zero = 0 if spec.format.signed else (qmax + qmin + 1) // 2
+    return density.squared_error(scale, scale * (qmin - zero), scale * (qmax - zero))
+
+
+def _best_ratio(density: Density, errors: Callable[[Density, Doubles], Doubles]) -> float:
+    """Return the ratio (of at most 1) of least error: a coarse search, then a fine one."""
+    coarse = int(np.argmin(errors(density.coarser(_TOGETHER), _COARSE)))
+    low, high = _COARSE[max(coarse - 1, 0)], _COARSE[min(coarse + 1, len(_COARSE) - 1)]
+    fine = np.linspace(low, high, 11)
+    return float(fine[int(np.argmin(errors(density, fine)))])
+
+
+def _best_asymmetric(density: Density, low: float, high: float, spec: TensorSpec) -> QParams:
+    """Shrink both ends together, then each alone."""
+
+    def errors(priced: Density, lows: Doubles, highs: Doubles) -> Doubles:
+        tried = [_params(a, b, spec) for a, b in zip(lows, highs, strict=True)]
+        ranges = np.array([code_range(p, spec) for p in tried])
+        scale = np.array([float(p.scale) for p in tried])
+        return priced.squared_error(scale, ranges[:, 0], ranges[:, 1])
+
+    both = _best_ratio(density, lambda d, r: errors(d, low * r, high * r))
+    low, high = low * both, high * both
+    if high > 0:
+        high *= _best_ratio(density, lambda d, r: errors(d, np.full(len(r), low), high * r))
+    if low < 0:
+        low *= _best_ratio(density, lambda d, r: errors(d, low * r, np.full(len(r), high)))
+    return _params(low, high, spec)
+
+
+def _params(low: float, high: float, spec: TensorSpec) -> QParams:
+    return choose_qparams(
+        low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
+    )

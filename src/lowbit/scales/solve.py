@@ -1,0 +1,208 @@
+"""Solve for the parameters of every planned tensor.
+
+Order matters and is all here: each activation on its own, alignment, constants, the datapath's
+limits on positions, then biases, which depend on all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from lowbit.calibrate.statistics import Stats
+from lowbit.config.specs import ProductBias
+from lowbit.graph.memory import not_collecting
+from lowbit.numerics.affine import QParams, power_of_two_qparams
+from lowbit.numerics.formats import Floats
+from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.scales.alignment import align, components
+from lowbit.scales.bias import bias_params, repaired_weight
+from lowbit.scales.density import Density
+from lowbit.scales.floats import float_scales
+from lowbit.scales.importance import weight_importance
+from lowbit.scales.limited_nodes import find_limited
+from lowbit.scales.parameters import Adjustment, Params, bias_values, constant_values
+from lowbit.scales.ranges import params_of, params_of_range
+from lowbit.scales.search import error_of
+from lowbit.scales.shift_limits import Limited, Moved, bounded_bias, satisfy
+from lowbit.scales.weights import weight_params
+from lowbit.targets.target import ShiftLimits, Target
+
+
+@not_collecting()
+def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
+    """Return the parameters of every planned tensor and bias."""
+    scales = float_scales(model, plan, stats)
+    plan = plan.integers()
+    own = _own(plan, stats)
+    leaders = align(plan, own, stats)
+    adjustments = _alignment_costs(plan, stats, own, leaders)
+    importance = weight_importance(model, plan, stats)
+    weights = {
+        t.name: weight_params(
+            constant_values(model, t.name), t.integer, t.axis, importance.get(t.name)
+        )
+        for t in plan.weights()
+    }
+    moved = _apply_limits(model, plan, target, leaders, weights)
+    planned = plan.by_name()
+    adjustments += [_adjustment(m, planned[m.tensor], stats) for m in moved]
+    adjustments += _repair(model, plan, leaders, weights)
+    tensors = {t.name: leaders[t.leader] for t in plan.activations()} | weights
+    unaligned = {t.name: own[t.leader] for t in plan.activations()} | weights
+    before = {
+        row.node: bias_params(bias_values(model, row), row, unaligned)
+        for row in plan.biases
+        if isinstance(row.spec, ProductBias)
+    }
+    params = Params(tensors, {}, tuple(adjustments), biases_before=before, scales=scales)
+    return settle_biases(model, plan, params, target, {})
+
+
+def settle_biases(
+    model: ir.Model, plan: Plan, params: Params, target: Target, values: Mapping[str, Floats]
+) -> Params:
+    """Return ``params`` with the parameters of all biases.
+
+    ``values`` are float biases, by node, that replace the model's own (``bias_values``).
+    """
+    biases = {
+        row.node: bias_params(values.get(row.node, bias_values(model, row)), row, params.tensors)
+        for row in plan.biases
+    }
+    adjustments = [a for a in params.adjustments if not a.tensor.startswith(_BIAS_OF)]
+    if target.limits is not None:
+        for node in find_limited(model, plan):
+            if node.node in biases:
+                adjustments += _limit_bias(node, params, biases, target.limits)
+    return dataclasses.replace(
+        params, biases=biases, adjustments=tuple(adjustments), bias_values=dict(values)
+    )
+
+
+_BIAS_OF = "bias of "
+
+
+def _limit_bias(
+    node: Limited, params: Params, biases: dict[str, QParams], limits: ShiftLimits
+) -> list[Adjustment]:
+    """Bring the position of one bias into its bounds. Changes ``biases``."""
+    if not node.has_bias:
+        return []
+    positions = {name: params.tensors[name].position for name in node.tensors()}
+    bias = biases[node.node]
+    bounded = bounded_bias(node, positions, bias.position, limits)
+    if bounded == bias.position:
+        return []
+    biases[node.node] = power_of_two_qparams(bounded, bias.format)
+    why = f"shift bias of {node.op_type} {node.node}"
+    return [Adjustment(f"{_BIAS_OF}{node.node}", float(bias.scale), 2.0**-bounded, why)]
+
+
+def _own(plan: Plan, stats: Stats) -> dict[str, QParams]:
+    own = {}
+    for tensor in plan.activations():
+        if tensor.leader != tensor.name:
+            continue
+        if tensor.range is not None:
+            own[tensor.name] = params_of_range(tensor.range, tensor.integer)
+        else:
+            own[tensor.name] = params_of(stats[tensor.observe], tensor.integer, tensor.name)
+    return own
+
+
+def _repair(
+    model: ir.Model, plan: Plan, leaders: dict[str, QParams], weights: dict[str, QParams]
+) -> list[Adjustment]:
+    """Enlarge weight scales where a bias would overflow. Changes ``weights``."""
+    leader = {t.name: t.leader for t in plan.tensors}
+    specs = plan.by_name()
+    adjustments = []
+    for row in plan.biases:
+        if not isinstance(row.spec, ProductBias):
+            continue
+        source, weight = leaders[leader[row.input]], weights[row.weight]
+        grown = repaired_weight(
+            bias_values(model, row),
+            row,
+            {row.input: source, row.weight: weight},
+            power_of_two=specs[row.weight].integer.power_of_two,
+        )
+        if grown is not None:
+            weights[row.weight] = grown
+            adjustments.append(
+                Adjustment(
+                    row.weight,
+                    float(weight.scale.max()),
+                    float(grown.scale.max()),
+                    f"the bias of {row.node} would overflow {row.spec.format.value}",
+                )
+            )
+    return adjustments
+
+
+def _apply_limits(
+    model: ir.Model,
+    plan: Plan,
+    target: Target,
+    leaders: dict[str, QParams],
+    weights: dict[str, QParams],
+) -> list[Moved]:
+    """Move positions until the datapath's limits hold. Changes the two dicts."""
+    if target.limits is None:
+        return []
+    leader = {t.name: t.leader for t in plan.tensors}
+    nodes = [node.renamed(leader) for node in find_limited(model, plan)]
+    params = leaders | weights
+    positions = {name: p.position for name, p in params.items()}
+    groups = [*components(plan, "lowest"), *components(plan, "merged")]
+    solved, moved = satisfy(
+        nodes, positions, groups, target.limits, prefer_lowering=target.calibrate_arithmetic
+    )
+    for name, position in solved.items():
+        if positions[name] != position:
+            table = weights if name in weights else leaders
+            table[name] = power_of_two_qparams(position, table[name].format)
+    return moved
+
+
+def _alignment_costs(
+    plan: Plan, stats: Stats, own: dict[str, QParams], aligned: dict[str, QParams]
+) -> list[Adjustment]:
+    tensors = plan.by_name()
+    return [
+        Adjustment(
+            name,
+            float(own[name].scale),
+            float(aligned[name].scale),
+            "kept equal with the tensors it is joined to",
+            _cost(tensors[name], stats, own[name], aligned[name]),
+        )
+        for name in own
+        if float(own[name].scale) != float(aligned[name].scale) and name in tensors
+    ]
+
+
+def _adjustment(moved: Moved, tensor: TensorPlan, stats: Stats) -> Adjustment:
+    cost = None
+    if tensor.role == "activation":
+        before, after = (
+            power_of_two_qparams(position, tensor.integer.format)
+            for position in (moved.before, moved.after)
+        )
+        cost = _cost(tensor, stats, before, after)
+    return Adjustment(moved.tensor, 2.0**-moved.before, 2.0**-moved.after, moved.why, cost)
+
+
+def _cost(tensor: TensorPlan, stats: Stats, before: QParams, after: QParams) -> float | None:
+    """Return how many decibels of its own signal-to-noise ratio a tensor loses."""
+    if tensor.range is not None or stats[tensor.observe].counts is None:
+        return None
+    density = Density.of(stats[tensor.observe], tensor.name)
+    errors = [error_of(density, params, tensor.integer) for params in (before, after)]
+    if min(errors) <= 0:
+        return None
+    return 10 * math.log10(errors[1] / errors[0])

@@ -1,0 +1,1 @@
+"""What sits above the stages: which steps, formats and layers, decided by measuring."""

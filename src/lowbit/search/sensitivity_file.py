@@ -1,0 +1,144 @@
+"""What mixed precision measured and decided: values, and a JSON file laid out as AMD Quark's.
+
+People set ``enabled`` to false there for layers that are to stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+
+import msgspec
+
+from lowbit.config.mixed_precision import Mixing
+from lowbit.errors import ConfigError
+from lowbit.pipeline.building import Built
+from lowbit.version import __version__
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer, or several that change together.
+
+    Attributes:
+        name: The layer or subgraph.
+        nodes: Its layers.
+        option: The number of the option that is best for it.
+        score: The distance of the output with these layers alone in that option.
+        scores: The same of every option it has.
+        enabled: Whether it may change at all.
+        taken: Whether it does.
+        after: The distance with it and all layers taken before, where that was measured.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    option: int
+    score: float
+    scores: tuple[float, ...]
+    enabled: bool = True
+    taken: bool = False
+    after: float | None = None
+
+
+class Mix(msgspec.Struct, frozen=True, kw_only=True):
+    """All layers, the one that does least harm first, and the distances before and after."""
+
+    metric: str
+    baseline: float
+    score: float
+    layers: tuple[Measured, ...] = ()
+    note: str = ""
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The layers in other formats."""
+        return tuple(node for row in self.layers if row.taken for node in row.nodes)
+
+    def describe(self) -> str:
+        """Return a sentence for the report."""
+        every = sum(len(row.nodes) for row in self.layers)
+        words = f"mixed precision: {len(self.taken)} of {every} layers in another format, "
+        words += f"{self.metric} {self.baseline:.4g} -> {self.score:.4g}"
+        return f"{words} ({self.note})" if self.note else words
+
+
+class _Row(msgspec.Struct, kw_only=True):
+    name: str
+    candidate_nodes: tuple[str, ...]
+    score: float
+    all_config_scores: tuple[float, ...]
+    best_config_index: int
+    enabled: bool = True
+
+
+class _File(msgspec.Struct, kw_only=True):
+    version: str
+    cache_key: str
+    results: tuple[_Row, ...]
+
+
+def read_measured(path: str, base: Built, mixing: Mixing) -> tuple[Measured, ...] | None:
+    """Return what the file holds, or nothing if there is none or it is of another search."""
+    file = pathlib.Path(path)
+    if not file.exists():
+        return None
+    try:
+        known = msgspec.json.decode(file.read_bytes(), type=_File)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"mix.cache {path} holds no measurements: {error}") from error
+    if known.cache_key != _key(base, mixing):
+        return None
+    return tuple(
+        Measured(
+            name=row.name,
+            nodes=row.candidate_nodes,
+            option=row.best_config_index,
+            score=row.score,
+            scores=row.all_config_scores,
+            enabled=row.enabled,
+        )
+        for row in known.results
+    )
+
+
+def write_measured(path: str, rows: tuple[Measured, ...], base: Built, mixing: Mixing) -> None:
+    """Write what was measured."""
+    results = tuple(
+        _Row(
+            name=row.name,
+            candidate_nodes=row.nodes,
+            score=row.score,
+            all_config_scores=row.scores,
+            best_config_index=row.option,
+            enabled=row.enabled,
+        )
+        for row in rows
+    )
+    made = _File(version=__version__, cache_key=_key(base, mixing), results=results)
+    text = msgspec.json.format(msgspec.json.encode(made), indent=2)
+    file = pathlib.Path(path)
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(text + b"\n")
+    partial.replace(file)
+
+
+def _key(base: Built, mixing: Mixing) -> str:
+    """Return a word for all that scores depend on but the numbers of weights and data."""
+    lasting = msgspec.structs.replace(
+        mixing,
+        threshold=None,
+        goal="speed",
+        most=None,
+        ranks=(),
+        not_ranks=(),
+        cache=None,
+        workers=1,
+        dual=False,
+    )
+    graph = base.ready.adapted.graph
+    nodes = [
+        (n.name, n.op_type, [v.name if v else "" for v in n.inputs], [v.name for v in n.outputs])
+        for n in graph
+    ]
+    plan = msgspec.json.encode(base.plan)
+    return hashlib.sha256(msgspec.json.encode((nodes, lasting)) + plan).hexdigest()

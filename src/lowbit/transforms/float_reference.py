@@ -1,0 +1,116 @@
+"""The device's arithmetic beside the float one, each fed by the float network's own layers.
+
+Replacing a sigmoid by a hard sigmoid changes what the layers behind it see, and theirs in turn. To
+measure what each replacement does by itself, every learned layer here reads the *float* values,
+while the replaced operators read the same layer outputs and are measured next to them. The mean
+difference at a layer's input is then what that layer's bias has to make up for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import is_constant
+from lowbit.graph.naming import tensor_name
+
+_LEARNED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
+_SUFFIX = "__float"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SideBySide:
+    """The joint model, and for each tensor that differs the name of its float twin."""
+
+    model: ir.Model
+    twins: Mapping[str, str]
+
+
+def side_by_side(shaped: ir.Model, adapted: ir.Model) -> SideBySide:
+    """Return ``adapted`` with its learned layers fed as in ``shaped``."""
+    model = adapted.clone()
+    graph = model.graph
+    original = {v.name: node for node in shaped.graph for v in node.outputs}
+    differing = _differing(graph, original)
+    if not differing:
+        return SideBySide(model, {})
+    values = ir.convenience.create_value_mapping(graph)
+    twins: dict[str, ir.Value] = {}
+    for node in shaped.graph:
+        names = [tensor_name(v) for v in node.outputs if v.name in differing]
+        if names:
+            _copy(graph, node, values, twins)
+    for node in tuple(graph):
+        if _is_learned(node):
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.name in twins:
+                    node.replace_input_with(index, twins[value.name])
+    graph.sort()
+    return SideBySide(model, {name: tensor_name(value) for name, value in twins.items()})
+
+
+def _differing(graph: ir.Graph, original: Mapping[str | None, ir.Node]) -> set[str]:
+    """Return the values that differ from the float model's, up to the next learned layer."""
+    found: set[str] = set()
+    for node in graph:
+        if _is_learned(node):
+            continue
+        behind = any(v is not None and v.name in found for v in node.inputs)
+        if behind or not _same(node, original.get(node.outputs[0].name)):
+            found.update(tensor_name(v) for v in node.outputs if v.name)
+    return found
+
+
+def _same(node: ir.Node, other: ir.Node | None) -> bool:
+    if other is None or node.op_type != other.op_type:
+        return False
+    inputs = [v.name if v is not None else None for v in node.inputs]
+    if inputs != [v.name if v is not None else None for v in other.inputs]:
+        return False
+    return {k: repr(a.value) for k, a in node.attributes.items()} == {
+        k: repr(a.value) for k, a in other.attributes.items()
+    }
+
+
+def _copy(
+    graph: ir.Graph, node: ir.Node, values: Mapping[str, ir.Value], twins: dict[str, ir.Value]
+) -> None:
+    """Add a node of the float model, reading twins where there are any. Changes both."""
+    inputs: list[ir.Value | None] = []
+    for value in node.inputs:
+        if value is None:
+            inputs.append(None)
+        elif value.name in twins:
+            inputs.append(twins[value.name])
+        else:
+            inputs.append(_constant_or_value(graph, value, values))
+    copy = ir.node(
+        node.op_type,
+        inputs,
+        dict(node.attributes),
+        domain=node.domain,
+        num_outputs=len(node.outputs),
+        name=f"{node.name}{_SUFFIX}",
+    )
+    for old, new in zip(node.outputs, copy.outputs, strict=True):
+        new.name, new.type, new.shape = f"{old.name}{_SUFFIX}", old.type, old.shape
+        twins[tensor_name(old)] = new
+    graph.append(copy)
+
+
+def _constant_or_value(
+    graph: ir.Graph, value: ir.Value, values: Mapping[str, ir.Value]
+) -> ir.Value:
+    """Return the value of that name, or the float model's constant, made known to the graph."""
+    name = tensor_name(value)
+    if name in values:
+        return values[name]
+    if name not in graph.initializers:
+        graph.register_initializer(ir.val(name, const_value=value.const_value))
+    return graph.initializers[name]
+
+
+def _is_learned(node: ir.Node) -> bool:
+    return node.op_type in _LEARNED and len(node.inputs) > 1 and is_constant(node.inputs[1])

@@ -1,0 +1,45 @@
+"""Where operators of two formats meet: some read a tensor under a second name, in their own format.
+
+An Identity stands between the two names until the model is emitted, where the second pair of Q/DQ
+follows the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from lowbit.config.specs import Handover
+from lowbit.errors import PlanError, did_you_mean
+from lowbit.graph.editing import HANDOVER
+
+
+def hand_over(model: ir.Model, rows: Sequence[Handover]) -> ir.Model:
+    """Return the model in which the readers of each row read its tensor under the new name."""
+    if not rows:
+        return model
+    model = model.clone()
+    graph = model.graph
+    values = ir.convenience.create_value_mapping(graph)
+    for row in rows:
+        value = values.get(row.tensor)
+        if value is None:
+            near = did_you_mean(row.tensor, values)
+            raise PlanError(f"no tensor is called {row.tensor!r}, to be handed over{near}")
+        node = ir.node("Identity", [value], name=row.name)
+        node.meta[HANDOVER] = True
+        again = node.outputs[0]
+        again.name, again.type, again.shape = row.name, value.type, value.shape
+        if row.before:
+            value.name, again.name = row.name, row.tensor
+            graph.outputs[:] = [again if output is value else output for output in graph.outputs]
+        uses = [use for use in value.uses() if use.node.name in row.readers]
+        producer = value.producer()
+        if producer is None:
+            graph.insert_before(graph[0], node)
+        else:
+            graph.insert_after(producer, node)
+        for reader, index in uses:
+            reader.replace_input_with(index, again)
+    return model

@@ -1,0 +1,190 @@
+"""Rewrites that keep the function and suit an NPU's operators better. Each changes its graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.errors import ConfigError, did_you_mean
+from lowbit.graph.editing import KEPT, add_constant, candidates, constant, replace_node, take_over
+from lowbit.graph.memory import not_collecting
+from lowbit.graph.naming import answer_to, names_of, tensor_name
+from lowbit.normalize.fold_affine import normalization
+from lowbit.ops.traits import reduced_axes, spatial_size
+from lowbit.transforms.arithmetic import (
+    average_pool_factor,
+    clip_to_relu,
+    hardsigmoid_factor,
+    leaky_relu_slope,
+    reduce_mean_factor,
+    sigmoid_to_hardsigmoid,
+)
+
+# Average pools of more elements than this do not fit the accumulator.
+_LARGEST_POOL = 512
+
+
+def reduce_mean_to_pool(graph: ir.Graph) -> None:
+    """ReduceMean over height and width, dimensions kept, becomes GlobalAveragePool."""
+    for node in candidates(graph):
+        if node.op_type != "ReduceMean" or not node.attributes.get_int("keepdims", 1):
+            continue
+        source, axes = node.inputs[0], reduced_axes(node)
+        if source is None or source.shape is None or len(source.shape) != 4 or axes is None:
+            continue
+        if source.dtype == ir.DataType.FLOAT and sorted(axis % 4 for axis in axes) == [2, 3]:
+            replace_node(graph, node, [ir.node("GlobalAveragePool", [source])])
+
+
+def split_large_pool(graph: ir.Graph) -> None:
+    """GlobalAveragePool over more than 512 elements is done in two steps."""
+    for node in candidates(graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "GlobalAveragePool" or source is None:
+            continue
+        size = spatial_size(source)
+        if size is None or size[0] * size[1] <= _LARGEST_POOL:
+            continue
+        first = [_divisor_below_root(n) for n in size]
+        rest = [n // f for n, f in zip(size, first, strict=True)]
+        if math.prod(first) > _LARGEST_POOL or math.prod(rest) > _LARGEST_POOL:
+            continue
+        name = f"{tensor_name(node.outputs[0])}_part"
+        pool = ir.node(
+            "AveragePool",
+            [source],
+            {"kernel_shape": first, "strides": first, "pads": [0, 0, 0, 0]},
+            name=name,
+        )
+        pool.outputs[0].name = name
+        pool.outputs[0].type = source.type
+        dims = list(source.shape)[:2] if source.shape is not None else []
+        pool.outputs[0].shape = ir.Shape([*dims, *rest])
+        graph.insert_before(node, pool)
+        node.replace_input_with(0, pool.outputs[0])
+
+
+def split_to_slice(graph: ir.Graph) -> None:
+    """Split becomes one Slice for each part."""
+    for node in candidates(graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "Split" or source is None:
+            continue
+        sizes = _split_sizes(node, source)
+        if sizes is None or len(sizes) != len(node.outputs) or min(sizes) < 0:
+            continue
+        ends = np.cumsum(sizes)
+        for index, output in enumerate(node.outputs):
+            if output.uses() or output.is_graph_output():
+                part = _slice(graph, node, index, (ends[index] - sizes[index], ends[index]))
+                take_over(output, part.outputs[0])
+        graph.remove(node, safe=True)
+
+
+def batchnorm_to_conv(graph: ir.Graph) -> None:
+    """A BatchNormalization nothing could absorb becomes a depthwise convolution."""
+    for node in candidates(graph):
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "BatchNormalization" or source is None or source.shape is None:
+            continue
+        parameters = normalization(node)
+        if len(source.shape) != 4 or len(node.outputs) != 1 or parameters is None:
+            continue
+        mean, factor, offset = parameters
+        name = tensor_name(node.outputs[0])
+        conv = ir.node(
+            "Conv",
+            [
+                source,
+                add_constant(graph, f"{name}_weight", factor.reshape(-1, 1, 1, 1)),
+                add_constant(graph, f"{name}_bias", offset - mean * factor),
+            ],
+            {
+                "kernel_shape": [1, 1],
+                "strides": [1, 1],
+                "pads": [0, 0, 0, 0],
+                "dilations": [1, 1],
+                "group": len(factor),
+            },
+        )
+        replace_node(graph, node, [conv])
+
+
+def _divisor_below_root(n: int) -> int:
+    return next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
+
+
+def _slice(graph: ir.Graph, node: ir.Node, index: int, bounds: tuple[int, int]) -> ir.Node:
+    """Insert the Slice that gives one part of a Split, and return it."""
+    name, axis = tensor_name(node.outputs[index]), node.attributes.get_int("axis", 0)
+    numbers = {"starts": bounds[0], "ends": bounds[1], "axes": axis, "steps": 1}
+    inputs = [
+        add_constant(graph, f"{name}_{what}", np.array([number], np.int64))
+        for what, number in numbers.items()
+    ]
+    part = ir.node("Slice", [node.inputs[0], *inputs], name=f"{node.name}_{index}")
+    answer_to(part, *names_of(node)[:1])
+    graph.insert_before(node, part)
+    return part
+
+
+def _split_sizes(node: ir.Node, source: ir.Value) -> list[int] | None:
+    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if given is not None:
+        return [int(n) for n in given.reshape(-1)]
+    axis = node.attributes.get_int("axis", 0)
+    total = source.shape[axis] if source.shape is not None else None
+    parts = len(node.outputs)
+    if not isinstance(total, int):
+        return None
+    chunk = -(-total // parts)
+    return [min(chunk, total - chunk * k) for k in range(parts)]
+
+
+Rewrite = Callable[[ir.Graph], None]
+
+REWRITES: Mapping[str, Rewrite] = MappingProxyType(
+    {
+        "reduce_mean_to_pool": reduce_mean_to_pool,
+        "split_large_pool": split_large_pool,
+        "split_to_slice": split_to_slice,
+        "batchnorm_to_conv": batchnorm_to_conv,
+        "leaky_relu_slope": leaky_relu_slope,
+        "sigmoid_to_hardsigmoid": sigmoid_to_hardsigmoid,
+        "hardsigmoid_factor": hardsigmoid_factor,
+        "average_pool_factor": average_pool_factor,
+        "reduce_mean_factor": reduce_mean_factor,
+        "clip_to_relu": clip_to_relu,
+    }
+)
+
+
+@not_collecting()
+def adapt(
+    model: ir.Model,
+    names: Sequence[str],
+    without: Sequence[str] = (),
+    keep: Container[str] = (),
+) -> ir.Model:
+    """Return a copy of ``model`` with the named rewrites done, except those in ``without``.
+
+    Nodes whose names are in ``keep`` stay as they are: what computes in float does not run on
+    the device, so it does not get the device's arithmetic.
+    """
+    model = model.clone()
+    for node in model.graph:
+        node.meta[KEPT] = node.name in keep
+    for name in (*names, *without):
+        if name not in REWRITES:
+            raise ConfigError(
+                f"unknown rewrite {name!r}{did_you_mean(name, REWRITES)} "
+                f"(known: {', '.join(REWRITES)})"
+            )
+    for name in names:
+        if name not in without:
+            REWRITES[name](model.graph)
+    return model

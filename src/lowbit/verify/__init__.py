@@ -1,1 +1,0 @@
-"""Is the result well formed, and how far is it from the original? Repairs nothing."""
