@@ -35,7 +35,7 @@ CONFIGS: Mapping[str, lowbit.QuantConfig] = {
     "A8W8 of Quark, Percentile": QUARK_PRESETS["A8W8"].with_method(quark_percentile()),
     "XINT8 of Quark": QUARK_PRESETS["XINT8"],
     "XINT8, calibration alone": msgspec.structs.replace(
-        find_preset("XINT8"), refine=None, choose=False
+        find_preset("XINT8"), refinement=None, keep_only_if_better=False
     ),
     "XINT8": find_preset("XINT8"),
     "BF16": find_preset("BF16"),

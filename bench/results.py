@@ -132,7 +132,7 @@ def _scores(results: Results, model: str, jobs: Iterable[Job]) -> str:
     top1 = found[FLOAT, LOWBIT]["top1"]
     note = (
         f"Float: top-1 {top1:.1f}. Cells: top-1, its gap to float with the standard error of that "
-        "gap (same images), SNR of the outputs.\n\n"
+        "gap (same images), SQNR of the outputs.\n\n"
     )
     return note + table(["job", *(TITLES[t] for t in (LOWBIT, *RIVALS))], rows)
 
@@ -143,7 +143,7 @@ def _score(score: Mapping[str, Any] | None) -> str:
     if score["error"]:
         return "does not run"
     text = f"{score['top1']:.1f} ({score['gap']:+.1f} ± {score['gap_error']:.1f})"
-    return text + (f", {score['snr_db']:.1f} dB" if score["snr_db"] is not None else "")
+    return text + (f", {score['sqnr_db']:.1f} dB" if score["sqnr_db"] is not None else "")
 
 
 def _phases(runs: Sequence[Mapping[str, Any]], model: str, jobs: Iterable[Job]) -> str:

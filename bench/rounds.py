@@ -73,7 +73,7 @@ class Bench:
         run, answer = self.run("score_job.py", tool, asked)
         if run.error and "quark" in self.pythons:
             run, answer = self.run("score_job.py", "quark", asked)
-        kept = {key: answer.get(key) for key in ("images", "top1", "gap", "gap_error", "snr_db")}
+        kept = {key: answer.get(key) for key in ("images", "top1", "gap", "gap_error", "sqnr_db")}
         return {"model": subject.name, "job": job, "tool": tool, "error": run.error, **kept}
 
     def output(self, subject: Subject, job: str, tool: str) -> pathlib.Path:

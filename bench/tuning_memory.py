@@ -23,7 +23,7 @@ from lowbit.config.quark import QUARK_PRESETS
 from lowbit.config.refinement import AdaRound
 model, samples, level = sys.argv[1:]
 refine = None if level == "none" else AdaRound(num_iterations=2, batch_size=2, mem_opt_level=int(level))
-config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refine=refine)
+config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refinement=refine)
 lowbit.quantize(model, "out.onnx", data=samples, config=config)
 """
 

@@ -21,7 +21,7 @@ def _exact(model: onnx.ModelProto, level: str = "ORT_ENABLE_ALL") -> ort.Inferen
     return ort.InferenceSession(model.SerializeToString(), options)
 
 
-def _snr(want: np.ndarray, got: np.ndarray) -> float:
+def _sqnr(want: np.ndarray, got: np.ndarray) -> float:
     return float(10 * np.log10((want**2).sum() / ((want - got) ** 2).sum()))
 
 
@@ -40,7 +40,7 @@ def test_every_preset_gives_a_valid_model_close_to_float(preset: str) -> None:
     for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"):
         session = _exact(result.model, level)
         got = np.concatenate([session.run(None, feed)[0] for feed in unseen])
-        assert _snr(want, got) > lowest
+        assert _sqnr(want, got) > lowest
 
 
 def test_the_report_measures_the_written_model_against_the_loaded_one(
@@ -58,7 +58,7 @@ def test_the_report_measures_the_written_model_against_the_loaded_one(
     want = np.concatenate([reference.run(None, feed)[0] for feed in held])
     got = np.concatenate([written.run(None, feed)[0] for feed in held])
     assert result.report.held_out
-    assert result.report.snr_db == pytest.approx(_snr(want, got), abs=0.01)
+    assert result.report.sqnr_db == pytest.approx(_sqnr(want, got), abs=0.01)
     assert result.report.outputs[0].max_error == pytest.approx(np.abs(want - got).max(), rel=1e-3)
     assert result.report.calibration_samples == 8
 
@@ -120,15 +120,15 @@ def test_bias_correction_brings_channel_means_back() -> None:
     reference = ort.InferenceSession(model.SerializeToString())
     want = np.concatenate([reference.run(None, f)[0] for f in feeds]).mean(axis=0)
 
-    def bias(correct: bool) -> float:
+    def bias(bias_correction: bool) -> float:
         import msgspec
 
-        chosen = msgspec.structs.replace(config, correct=correct, refine=None)
+        chosen = msgspec.structs.replace(config, bias_correction=bias_correction, refinement=None)
         session = _exact(lowbit.quantize(model, data=feeds, config=chosen).model)
         got = np.concatenate([session.run(None, f)[0] for f in feeds]).mean(axis=0)
         return float(np.abs(got - want).mean())
 
-    assert bias(correct=True) < bias(correct=False)
+    assert bias(bias_correction=True) < bias(bias_correction=False)
 
 
 def test_an_excluded_node_is_found_by_the_name_of_what_was_fused_into_it() -> None:
@@ -169,7 +169,7 @@ def test_too_low_a_ratio_raises_and_keeps_an_existing_output(tmp_path: pathlib.P
     output.write_bytes(b"precious")
 
     with pytest.raises(lowbit.VerificationError, match="less than the 200 dB asked for"):
-        lowbit.quantize(small_cnn(), output, data=small_feeds(4), min_snr=200)
+        lowbit.quantize(small_cnn(), output, data=small_feeds(4), min_sqnr=200)
 
     assert output.read_bytes() == b"precious"
     assert [path.name for path in tmp_path.iterdir()] == ["q.onnx"]
@@ -207,7 +207,7 @@ def test_compare_finds_the_layers_of_a_quantized_file(tmp_path: pathlib.Path) ->
     report = lowbit.compare(small_cnn(), tmp_path / "q.onnx", feeds)
 
     assert report.preset == "A16W8"
-    assert report.snr_db > 30
+    assert report.sqnr_db > 30
     assert {"r1", "a1"} <= {score.tensor for score in report.layers}
 
 
@@ -236,4 +236,4 @@ def test_real_models_quantize(assets: pathlib.Path, model: str, preset: str, low
     result = lowbit.quantize(images.MODELS[model]["path"], data=feeds, preset=preset, limit=16)
 
     assert result.report.held_out
-    assert result.report.snr_db > lowest
+    assert result.report.sqnr_db > lowest

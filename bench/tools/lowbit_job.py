@@ -22,15 +22,15 @@ def configuration():
         config = find_preset(settings["preset"])
         if settings["refine"]:
             return config
-        return msgspec.structs.replace(config, refine=None, choose=False)
+        return msgspec.structs.replace(config, refinement=None, keep_only_if_better=False)
     config = QUARK_PRESETS[settings["preset"]]
     if "percentile" in settings:
         config = config.with_method(quark_percentile(settings["percentile"]))
     if settings.get("cle"):
         config = with_cle(config)
     if "iterations" in settings:
-        refine = msgspec.structs.replace(config.refine, num_iterations=settings["iterations"])
-        config = msgspec.structs.replace(config, refine=refine)
+        refine = msgspec.structs.replace(config.refinement, num_iterations=settings["iterations"])
+        config = msgspec.structs.replace(config, refinement=refine)
     return config
 
 

@@ -37,7 +37,7 @@ if not reference.exists():
     np.save(reference, logits)
 floats = np.load(reference)
 noise = float(((logits - floats) ** 2).sum())
-snr = 10 * np.log10(float((floats**2).sum()) / noise) if noise else None
+sqnr = 10 * np.log10(float((floats**2).sum()) / noise) if noise else None
 right, was_right = logits.argmax(1) == labels, floats.argmax(1) == labels
 gap = right.astype(float) - was_right
 answer(
@@ -47,5 +47,5 @@ answer(
     top1=100 * float(right.mean()),
     gap=100 * float(gap.mean()),
     gap_error=100 * float(gap.std() / len(gap) ** 0.5),
-    snr_db=snr,
+    sqnr_db=sqnr,
 )

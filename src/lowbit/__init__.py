@@ -2,7 +2,7 @@
 
     import lowbit
     result = lowbit.quantize("model.onnx", "quantized.onnx", data="pictures/", preset="XINT8")
-    print(result.report.snr_db)
+    print(result.report.sqnr_db)
 
 Everything heavy is imported when it is first used.
 """
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from lowbit.config.specs import (
         BfpSpec,
         FloatSpec,
+        IntegerSpec,
         MxSpec,
         ProductBias,
         Rule,
         TensorOverride,
-        TensorSpec,
     )
     from lowbit.data import Preprocessing
-    from lowbit.numerics.formats import Format
+    from lowbit.numerics.formats import IntegerFormat
     from lowbit.planning.plan import Plan, load_plan, save_plan
     from lowbit.report.values import Report
 
@@ -47,7 +47,7 @@ _LAZY = {
     "BfpSpec": "lowbit.config.specs",
     "FloatSpec": "lowbit.config.specs",
     "MxSpec": "lowbit.config.specs",
-    "Format": "lowbit.numerics.formats",
+    "IntegerFormat": "lowbit.numerics.formats",
     "Plan": "lowbit.planning.plan",
     "Preprocessing": "lowbit.data",
     "ProductBias": "lowbit.config.specs",
@@ -56,7 +56,7 @@ _LAZY = {
     "Result": "lowbit.api",
     "Rule": "lowbit.config.specs",
     "TensorOverride": "lowbit.config.specs",
-    "TensorSpec": "lowbit.config.specs",
+    "IntegerSpec": "lowbit.config.specs",
     "convert": "lowbit.api",
     "compare": "lowbit.api",
     "load_plan": "lowbit.planning.plan",
@@ -71,7 +71,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "FloatSpec",
-    "Format",
+    "IntegerFormat",
     "LowbitError",
     "ModelError",
     "MxSpec",
@@ -85,7 +85,7 @@ __all__ = [
     "Result",
     "Rule",
     "TensorOverride",
-    "TensorSpec",
+    "IntegerSpec",
     "VerificationError",
     "__version__",
     "compare",

@@ -62,7 +62,7 @@ def test_the_given_model_is_left_as_it_was(everything) -> None:
     ],
 )
 def test_a_rewrite_can_be_left_out(everything, name: str, op: str) -> None:
-    assert op in ops(adapt(everything, list(REWRITES), without=[name]))
+    assert op in ops(adapt(everything, list(REWRITES), skip_rewrites=[name]))
 
 
 def test_no_rewrites_change_nothing(everything) -> None:
@@ -70,7 +70,7 @@ def test_no_rewrites_change_nothing(everything) -> None:
 
 
 def test_leaving_out_what_was_not_asked_for_is_fine(everything) -> None:
-    assert "Sigmoid" in ops(adapt(everything, ["split_to_slice"], without=["clip_to_relu"]))
+    assert "Sigmoid" in ops(adapt(everything, ["split_to_slice"], skip_rewrites=["clip_to_relu"]))
 
 
 def test_nodes_to_keep_stay_as_they_are(everything) -> None:
@@ -82,7 +82,7 @@ def test_nodes_to_keep_stay_as_they_are(everything) -> None:
 
 @pytest.mark.parametrize("where", ["names", "without"])
 def test_an_unknown_rewrite_names_the_nearest(everything, where: str) -> None:
-    given = {"names": ["split_to_slice"], "without": [], where: ["split_to_slices"]}
+    given = {"names": ["split_to_slice"], "skip_rewrites": [], where: ["split_to_slices"]}
 
     with pytest.raises(
         ConfigError, match="unknown rewrite 'split_to_slices'; did you mean 'split_to_slice'"

@@ -37,8 +37,8 @@ def _results() -> dict:
             record("native-xint8", "lowbit", wall=1.0, phases={"calibrate": 1.0}),
         ],
         "scores": [
-            {**score, "job": "float", "tool": "lowbit", "top1": 70.0, "gap": 0.0, "snr_db": None},
-            {**score, "job": "xint8", "tool": "quark", "top1": 60.2, "gap": -9.8, "snr_db": 11.0},
+            {**score, "job": "float", "tool": "lowbit", "top1": 70.0, "gap": 0.0, "sqnr_db": None},
+            {**score, "job": "xint8", "tool": "quark", "top1": 60.2, "gap": -9.8, "sqnr_db": 11.0},
         ],
         "growth": [
             {"axis": "samples", "value": n, "job": "native-xint8", "tool": "lowbit", "error": ""}

@@ -20,10 +20,10 @@ from lowbit.config.methods import (
     MinMse,
     Percentile,
 )
-from lowbit.config.specs import ProductBias, TensorOverride, TensorSpec
+from lowbit.config.specs import IntegerSpec, ProductBias, TensorOverride
 from lowbit.errors import CalibrationError
 from lowbit.normalize.normalize import normalize
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.parallel import ordered_map
 from lowbit.planning import Plan, make_plan
 from lowbit.scales.density import Density
@@ -47,8 +47,8 @@ def _model() -> ir.Model:
 
 def _config(method: Method, *overrides: TensorOverride) -> QuantConfig:
     return QuantConfig(
-        activation=TensorSpec(format=Format.INT8, method=method),
-        weight=TensorSpec(format=Format.INT8),
+        activation=IntegerSpec(format=IntegerFormat.INT8, method=method),
+        weight=IntegerSpec(format=IntegerFormat.INT8),
         bias=ProductBias(),
         head="int8",
         tensors=overrides,
@@ -192,7 +192,7 @@ def test_rows_without_a_finite_value_leave_the_range_to_decide() -> None:
     measure.add("t", x)
 
     stats = measure.result()["t"]
-    spec = TensorSpec(format=Format.INT8, method=MinMse())
+    spec = IntegerSpec(format=IntegerFormat.INT8, method=MinMse())
     assert (stats.high, stats.count) == (3.0, 1)
     assert float(params_of(stats, spec, "t").scale) == pytest.approx(3 / 127)
 

@@ -9,10 +9,10 @@ from lowbit.calibrate.observers import Need
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
-from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.config.specs import IntegerSpec, ProductBias
 from lowbit.graph.session import session
 from lowbit.normalize.normalize import normalize
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import Plan, make_plan
 from lowbit.targets import find_target
 
@@ -35,8 +35,8 @@ def _model(size: str = "8") -> ir.Model:
 
 def _plan(model: ir.Model, method: MinMax | MinMse) -> Plan:
     config = QuantConfig(
-        activation=TensorSpec(format=Format.INT8, method=method),
-        weight=TensorSpec(format=Format.INT8),
+        activation=IntegerSpec(format=IntegerFormat.INT8, method=method),
+        weight=IntegerSpec(format=IntegerFormat.INT8),
         bias=ProductBias(),
         head="int8",
     )

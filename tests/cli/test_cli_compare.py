@@ -77,8 +77,8 @@ def test_a_page_and_junit_are_written_and_a_failed_gate_is_an_exit_code(
     (folder / "labels.txt").write_text(" ".join("01234" * 3)[:23])
     words = ("compare", model, quantized, "--data", data, "--labels", "labels.txt")
 
-    good = run(*words, "--fail-if", "snr<1", "--junit", "j.xml", "--report", "r.html", "--time")
-    bad = run(*words, "--fail-if", "snr<100", "--fail-if", "top1<0", "--junit", "k.xml")
+    good = run(*words, "--fail-if", "sqnr<1", "--junit", "j.xml", "--report", "r.html", "--time")
+    bad = run(*words, "--fail-if", "sqnr<100", "--fail-if", "top1<0", "--junit", "k.xml")
 
     assert (good.code, good.err) == (0, "")
     assert "top1 %" in good.out
@@ -86,14 +86,14 @@ def test_a_page_and_junit_are_written_and_a_failed_gate_is_an_exit_code(
     assert "<!doctype html>" in (folder / "r.html").read_text()
     assert 'failures="0"' in (folder / "j.xml").read_text()
     assert bad.code == 3
-    assert "1 of 2 gates failed: snr<100" in bad.err
+    assert "1 of 2 gates failed: sqnr<100" in bad.err
     assert 'failures="1"' in (folder / "k.xml").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--fail-if", "snr=3"), "not of the form"),
+        (("--fail-if", "sqnr=3"), "not of the form"),
         (("--fail-if", "top1_drop>1"), "accuracy needs"),
         (("--junit", "j.xml"), "at least one --fail-if"),
         (("--metric", "m:f"), "no labels"),

@@ -69,7 +69,7 @@ def test_json_is_one_complete_document(run, model, data) -> None:
     assert report["model"] == str(model)
     assert report["preset"] == "A8W8"
     assert {score["tensor"] for score in report["outputs"]} == {"logits", "angle"}
-    assert report["snr_db"] == min(score["snr_db"] for score in report["outputs"])
+    assert report["sqnr_db"] == min(score["sqnr_db"] for score in report["outputs"])
     assert report["calibration_samples"] == 8
     assert report["held_out"] is True
     assert [part["node"] for part in report["float_nodes"]] == ["cosine"]
@@ -215,7 +215,7 @@ def kept(folder: Path) -> Path:
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_too_low_a_ratio_names_tensors_and_writes_nothing(run, model, data, kept, options) -> None:
     ran = run(
-        *("quantize", model, kept, "--data", data, "--min-snr", 90, "--report", "r.json", *options)
+        *("quantize", model, kept, "--data", data, "--min-sqnr", 90, "--report", "r.json", *options)
     )
 
     fails(ran, "less than the 90 dB asked for", "r1", "--exclude")
@@ -228,7 +228,7 @@ def test_too_low_a_ratio_names_tensors_and_writes_nothing(run, model, data, kept
 
 
 def test_a_high_enough_ratio_passes(run, model, data) -> None:
-    assert run("quantize", model, "int8.onnx", "--data", data, "--min-snr", 10).code == 0
+    assert run("quantize", model, "int8.onnx", "--data", data, "--min-sqnr", 10).code == 0
 
 
 @pytest.mark.usefixtures("model")
@@ -280,7 +280,7 @@ def test_a_quantized_model_is_refused(run, model, data, kept) -> None:
         (("--limit", "many"), ("--limit", "'many'")),
         (("--percentile", "0.99"), ("--percentile", "above 50")),
         (("--percentile", "99", "--calibration", "mse"), ("--percentile 99", "not mse")),
-        (("--min-snr", "high"), ("--min-snr", "'high'")),
+        (("--min-sqnr", "high"), ("--min-sqnr", "'high'")),
         (("--std", "0"), ("std", "above 0")),
         (("--mean", "1,2"), ("mean", "3 in the order R, G, B")),
         (("--resize", "1,2,3"), ("--resize", "height,width")),

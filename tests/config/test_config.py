@@ -5,11 +5,11 @@ import pytest
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import Entropy, MinMax, MinMse, OutputMse
-from lowbit.config.specs import TensorSpec
-from lowbit.numerics.formats import Format
+from lowbit.config.specs import IntegerSpec
+from lowbit.numerics.formats import IntegerFormat
 
 _CONFIG = QuantConfig(
-    activation=TensorSpec(format=Format.INT8), weight=TensorSpec(format=Format.INT8)
+    activation=IntegerSpec(format=IntegerFormat.INT8), weight=IntegerSpec(format=IntegerFormat.INT8)
 )
 
 
@@ -30,21 +30,21 @@ def test_weights_only_configurations_have_no_method_to_change() -> None:
 @pytest.mark.parametrize(
     ("weight", "expected"),
     [
-        (TensorSpec(format=Format.INT8, method=MinMse()), OutputMse()),
-        (TensorSpec(format=Format.INT8, method=MinMse(), power_of_two=True), MinMse()),
-        (TensorSpec(format=Format.INT8, method=MinMax()), MinMax()),
-        (TensorSpec(format=Format.INT8, method=MinMse(histogram="growing")), None),
+        (IntegerSpec(format=IntegerFormat.INT8, method=MinMse()), OutputMse()),
+        (IntegerSpec(format=IntegerFormat.INT8, method=MinMse(), power_of_two=True), MinMse()),
+        (IntegerSpec(format=IntegerFormat.INT8, method=MinMax()), MinMax()),
+        (IntegerSpec(format=IntegerFormat.INT8, method=MinMse(histogram="growing")), None),
     ],
 )
 def test_without_correction_weights_are_chosen_by_the_output(
-    weight: TensorSpec, expected: object
+    weight: IntegerSpec, expected: object
 ) -> None:
-    config = msgspec.structs.replace(_CONFIG, weight=weight, correct=True)
+    config = msgspec.structs.replace(_CONFIG, weight=weight, bias_correction=True)
 
     changed = config.without_correction()
 
-    assert not changed.correct
-    assert isinstance(changed.weight, TensorSpec)
+    assert not changed.bias_correction
+    assert isinstance(changed.weight, IntegerSpec)
     assert changed.weight.method == (weight.method if expected is None else expected)
 
 

@@ -22,17 +22,19 @@ def test_every_preset_survives_a_file(config: QuantConfig, tmp_path: Path) -> No
 
 def test_a_file_may_hold_only_what_differs_from_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"preset": "XINT8", "correct": false, "exclude": ["head*"]}')
+    path.write_text('{"preset": "XINT8", "bias_correction": false, "exclude": ["head*"]}')
 
     config = read_config(path)
 
-    expected = msgspec.structs.replace(find_preset("XINT8"), correct=False, exclude=("head*",))
+    expected = msgspec.structs.replace(
+        find_preset("XINT8"), bias_correction=False, exclude=("head*",)
+    )
     assert config == expected
 
 
 def test_the_preset_may_come_from_outside(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"correct": false}')
+    path.write_text('{"bias_correction": false}')
 
     assert read_config(path, "A16W8").name == "A16W8"
     path.write_text('{"preset": "A8W8"}')
@@ -59,7 +61,7 @@ def test_toml_is_read_too(tmp_path: Path) -> None:
     [
         ('{"preset": "A8W8", "corect": false}', "unknown option 'corect'; did you mean 'correct'"),
         ('{"preset": "A9W9"}', "unknown preset 'A9W9'; did you mean"),
-        ('{"preset": "A8W8", "correct": "no"}', "correct"),
+        ('{"preset": "A8W8", "bias_correction": "no"}', "correct"),
         ('{"preset": "A8W8", "activation": {"type": "tensor", "format": "int9"}}', "int9"),
         ("{", "cannot be parsed"),
         ("[1]", "holds list, not options"),

@@ -50,7 +50,7 @@ def test_unknown_presets_get_the_nearest_and_all_names() -> None:
 def test_an_accurate_variant_differs_by_its_refinement_only(name: str) -> None:
     plain, accurate = find_preset(name), find_preset(f"{name}_ACCURATE")
 
-    assert accurate.refine != plain.refine
+    assert accurate.refinement != plain.refinement
     assert accurate == msgspec.structs.replace(
-        plain, name=f"{name}_ACCURATE", refine=accurate.refine
+        plain, name=f"{name}_ACCURATE", refinement=accurate.refinement
     )

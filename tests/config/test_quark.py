@@ -15,7 +15,7 @@ def test_every_preset_places_where_quark_does(name: str) -> None:
     assert config.name == name
     assert find_target(config.target).name.startswith("quark-")
     assert config.head == "int8"
-    assert not config.correct
+    assert not config.bias_correction
 
 
 def test_xint8_is_unsigned_as_quarks_is() -> None:

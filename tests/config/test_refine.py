@@ -3,13 +3,15 @@ import pytest
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
-from lowbit.config.refinement import AdaQuant, AdaRound, Reconstruct
+from lowbit.config.refinement import AdaQuant, AdaRound, LayerReconstruction
 from lowbit.errors import ConfigError
 
 
-@pytest.mark.parametrize("refine", [Reconstruct(), AdaRound(), AdaQuant(update_bias=True), None])
+@pytest.mark.parametrize(
+    "refine", [LayerReconstruction(), AdaRound(), AdaQuant(update_bias=True), None]
+)
 def test_a_configuration_with_refinement_survives_json(refine):
-    config = msgspec.structs.replace(find_preset("A8W8"), refine=refine)
+    config = msgspec.structs.replace(find_preset("A8W8"), refinement=refine)
     assert msgspec.json.decode(msgspec.json.encode(config), type=QuantConfig) == config
 
 
@@ -22,9 +24,9 @@ def test_defaults_are_amd_quarks():
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
     [
-        (Reconstruct, "positions", 0),
-        (Reconstruct, "ridge", -0.1),
-        (Reconstruct, "held_out", 0.9),
+        (LayerReconstruction, "positions", 0),
+        (LayerReconstruction, "ridge", -0.1),
+        (LayerReconstruction, "held_out", 0.9),
         (AdaRound, "batch_size", 0),
         (AdaRound, "warm_start", 1.5),
         (AdaRound, "beta_range", (0.0, 2.0)),
@@ -40,6 +42,6 @@ def test_a_value_that_cannot_be_is_named(kind, field, value):
 
 
 def test_only_one_method_at_a_time():
-    text = b'{"activation": null, "weight": null, "refine": [{"type": "adaround"}]}'
+    text = b'{"activation": null, "weight": null, "refinement": [{"type": "adaround"}]}'
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text, type=QuantConfig)

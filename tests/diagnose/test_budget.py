@@ -106,7 +106,9 @@ def test_mends_are_lines_that_quantize_takes(quantized) -> None:
     report = compare(small_cnn(), quantized, feeds, budget="full")
     start = msgspec.to_builtins(find_preset("A8W8"))
 
-    lines = [m.config for row in report.budget.rows for m in row.mends if m.config[0] == "{"]
+    lines = [
+        m.config for row in report.budget.rows for m in row.suggested_fixes if m.config[0] == "{"
+    ]
     for line in (*lines, report.budget.together.config):
         config = msgspec.convert({**start, **json.loads(line)}, QuantConfig)
         lowbit.quantize(small_cnn(), data=feeds, config=config)
@@ -118,7 +120,7 @@ def test_the_worst_tensors_at_16_bits_win_back_noise(quantized) -> None:
     budget = compare(small_cnn(), quantized, small_feeds(8), budget="full").budget
 
     assert budget.together.noise_won_back > 0.5
-    assert budget.together.snr_db == pytest.approx(budget.snr_db + budget.together.gain_db)
+    assert budget.together.sqnr_db == pytest.approx(budget.sqnr_db + budget.together.gain_db)
 
 
 def outlier_model() -> onnx.ModelProto:
@@ -153,14 +155,14 @@ def test_an_outlier_channel_and_dead_ones_are_named() -> None:
     causes = {cause.name: cause.detail for cause in row.causes}
     assert "channel 5" in causes["outlier channel"]
     assert "first 6" in causes["dead channel"]
-    assert any(m.what == "a scale for each channel" for m in row.mends)
+    assert any(m.what == "a scale for each channel" for m in row.suggested_fixes)
 
 
 def test_a_clipped_range_is_named_and_mended() -> None:
     feeds = small_feeds(4)
     override = lowbit.TensorOverride(tensor="a1", range=(-1.0, 1.0))
     # Correction and reconstruction would make up for the clipped mean.
-    plain = msgspec.structs.replace(find_preset("A8W8"), correct=False, refine=None)
+    plain = msgspec.structs.replace(find_preset("A8W8"), bias_correction=False, refinement=None)
     config = msgspec.structs.replace(plain, tensors=(override,))
     quantized = lowbit.quantize(small_cnn(), data=feeds, config=config).quantized
 
@@ -168,7 +170,7 @@ def test_a_clipped_range_is_named_and_mended() -> None:
 
     row = budget.rows[0]
     assert (row.tensor, row.causes[0].name) == ("a1", "clipped range")
-    mend = row.mends[0]
+    mend = row.suggested_fixes[0]
     assert mend.gain_db > 6
     assert row.alone > 0.8
 
@@ -197,5 +199,5 @@ def test_a_new_run_with_what_is_advised_is_measured(quantized) -> None:
     again = lowbit.quantize(small_cnn(), data=feeds, config=config, limit=64)
     # On the two of eight samples that a quick budget looks at.
     looked_at = [feeds[i] for i in (2, 5)]
-    want = compare(small_cnn(), again.quantized, looked_at, budget="none").snr_db
-    assert together.retried_snr_db == pytest.approx(want, abs=0.01)
+    want = compare(small_cnn(), again.quantized, looked_at, budget="none").sqnr_db
+    assert together.retried_sqnr_db == pytest.approx(want, abs=0.01)

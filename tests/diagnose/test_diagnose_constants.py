@@ -17,7 +17,9 @@ from lowbit.normalize.normalize import normalize
 
 def _known(factor: float) -> list[bool]:
     """Return of each weight whether its float values are found, some channels scaled in between."""
-    plain = msgspec.structs.replace(find_preset("A8W8"), refine=None, choose=False, equalize=None)
+    plain = msgspec.structs.replace(
+        find_preset("A8W8"), refinement=None, keep_only_if_better=False, equalization=None
+    )
     model = small_cnn()
     quantized = lowbit.quantize(model, data=small_feeds(8), config=plain).quantized
     floats = normalize(io.load(model))

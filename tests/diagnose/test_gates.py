@@ -23,7 +23,7 @@ def report() -> Report:
         tolerance=1,
         samples_needed=900,
     )
-    score = Score(tensor="y", snr_db=18.0, cosine=0.99, max_error=0.5)
+    score = Score(tensor="y", sqnr_db=18.0, cosine=0.99, max_error=0.5)
     return Report(
         preset="A8W8",
         target="t",
@@ -43,8 +43,8 @@ def report() -> Report:
         ("top1_drop>1", True),
         ("top1_drop > 1.5", False),
         ("top1_drop>=1.5", True),
-        ("snr<20", True),
-        ("snr<=17.9", False),
+        ("sqnr<20", True),
+        ("sqnr<=17.9", False),
         ("cosine < 9.9e-1", False),
         ("top1<70", False),
         ("top1_drop_high>2", True),
@@ -57,10 +57,12 @@ def test_a_gate_fails_when_its_condition_holds(report, text, failed) -> None:
 
 
 def test_what_is_no_number_fails() -> None:
-    assert read_gate("snr<3").fails(math.nan)
+    assert read_gate("sqnr<3").fails(math.nan)
 
 
-@pytest.mark.parametrize("text", ["", "snr", "snr=3", "snr<x", "3>snr", "snr<1e", "snr<3 or 1"])
+@pytest.mark.parametrize(
+    "text", ["", "sqnr", "sqnr=3", "sqnr<x", "3>sqnr", "sqnr<1e", "sqnr<3 or 1"]
+)
 def test_other_forms_are_refused(text) -> None:
     with pytest.raises(ConfigError, match="not of the form"):
         read_gate(text)
@@ -73,15 +75,15 @@ def test_a_figure_that_was_not_measured_is_an_error(report) -> None:
 
 def test_all_failed_gates_are_named(report) -> None:
     outcomes = try_gates(
-        [read_gate("top1_drop>1"), read_gate("snr<20"), read_gate("snr<1")], report
+        [read_gate("top1_drop>1"), read_gate("sqnr<20"), read_gate("sqnr<1")], report
     )
 
-    with pytest.raises(GateError, match=r"2 of 3 gates failed: top1_drop>1 .*1\.5.*snr<20 .*18"):
+    with pytest.raises(GateError, match=r"2 of 3 gates failed: top1_drop>1 .*1\.5.*sqnr<20 .*18"):
         refuse_failed(outcomes)
 
 
 def test_junit_has_a_case_for_each_gate(report) -> None:
-    outcomes = try_gates([read_gate("top1_drop>1"), read_gate("snr<1")], report)
+    outcomes = try_gates([read_gate("top1_drop>1"), read_gate("sqnr<1")], report)
 
     suite = ET.fromstring(to_junit(outcomes, "int8.onnx", 2.5))  # noqa: S314
 

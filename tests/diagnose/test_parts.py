@@ -32,9 +32,9 @@ def test_noise_in_scores_is_not_drowned_by_boxes() -> None:
 
     distance.add({"out": want}, {"out": got})
 
-    figures = distance.closenesses()
+    figures = distance.by_name()
     assert figures["out[:, 0:4]"].noise == 0
-    assert figures["out[:, 4:24]"].snr_db == pytest.approx(0)
+    assert figures["out[:, 4:24]"].sqnr_db == pytest.approx(0)
     # The mean of nothing lost in one part and everything in the other.
     assert distance.noise == pytest.approx(0.5)
 

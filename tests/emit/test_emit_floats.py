@@ -88,7 +88,7 @@ def test_formats_mix_in_one_file() -> None:
     assert sum(name == "ExtendedQuantizeLinear" for name, _ in names) == 2
     assert sum(name == "BFPQuantizeDequantize" for name, _ in names) >= 2
     ort.InferenceSession(model.SerializeToString())
-    assert result.report.snr_db > 20
+    assert result.report.sqnr_db > 20
 
 
 @pytest.mark.parametrize(("casts", "stored"), [*itertools.product([False, True], repeat=2)])

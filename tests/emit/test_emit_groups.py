@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import lowbit
-from lowbit import Format, QuantConfig, TensorSpec
+from lowbit import IntegerFormat, IntegerSpec, QuantConfig
 from lowbit.errors import ConfigError
 from lowbit.graph.session import session
 
@@ -43,10 +43,10 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("depth", [48, 50])
-@pytest.mark.parametrize("fmt", [Format.INT4, Format.UINT4, Format.INT8])
-def test_each_group_has_its_own_scale(depth: int, fmt: Format, *, trans_b: bool) -> None:
+@pytest.mark.parametrize("fmt", [IntegerFormat.INT4, IntegerFormat.UINT4, IntegerFormat.INT8])
+def test_each_group_has_its_own_scale(depth: int, fmt: IntegerFormat, *, trans_b: bool) -> None:
     model = _model(depth, trans_b=trans_b)
-    spec = TensorSpec(format=fmt, symmetric=fmt.signed, group=16)
+    spec = IntegerSpec(format=fmt, symmetric=fmt.signed, group=16)
     config = QuantConfig(activation=None, weight=spec)
 
     result = lowbit.quantize(model, data=_feeds(depth), config=config)
@@ -78,22 +78,22 @@ def test_each_group_has_its_own_scale(depth: int, fmt: Format, *, trans_b: bool)
 def test_more_scales_leave_less_error() -> None:
     model, feeds = _model(64, trans_b=False), _feeds(64)
     specs = [
-        TensorSpec(format=Format.INT4),
-        TensorSpec(format=Format.INT4, per_channel=True),
-        TensorSpec(format=Format.INT4, group=16),
+        IntegerSpec(format=IntegerFormat.INT4),
+        IntegerSpec(format=IntegerFormat.INT4, per_channel=True),
+        IntegerSpec(format=IntegerFormat.INT4, group=16),
     ]
-    snr = [
+    sqnr = [
         lowbit.quantize(model, data=feeds, config=QuantConfig(activation=None, weight=s)).report
         for s in specs
     ]
-    assert snr[0].snr_db < snr[1].snr_db < snr[2].snr_db
+    assert sqnr[0].sqnr_db < sqnr[1].sqnr_db < sqnr[2].sqnr_db
 
 
 def test_a_bias_beside_groups_stays_in_float() -> None:
     """There is no one scale that its layer accumulates in."""
-    spec = TensorSpec(format=Format.INT8, group=16)
+    spec = IntegerSpec(format=IntegerFormat.INT8, group=16)
     config = QuantConfig(
-        activation=TensorSpec(format=Format.INT8), weight=spec, bias=lowbit.ProductBias()
+        activation=IntegerSpec(format=IntegerFormat.INT8), weight=spec, bias=lowbit.ProductBias()
     )
     result = lowbit.quantize(_model(48, trans_b=True), data=_feeds(48), config=config)
     assert not result.plan.biases
@@ -101,14 +101,14 @@ def test_a_bias_beside_groups_stays_in_float() -> None:
 
 
 def test_layers_with_no_more_inputs_than_a_group_have_a_scale_a_channel() -> None:
-    config = QuantConfig(activation=None, weight=TensorSpec(format=Format.INT8, group=64))
+    config = QuantConfig(activation=None, weight=IntegerSpec(format=IntegerFormat.INT8, group=64))
     result = lowbit.quantize(_model(48, trans_b=False), data=_feeds(48), config=config)
     (row,) = result.plan.weights()
-    assert (row.spec, row.axis) == (TensorSpec(format=Format.INT8, per_channel=True), 1)
+    assert (row.spec, row.axis) == (IntegerSpec(format=IntegerFormat.INT8, per_channel=True), 1)
 
 
 def test_what_groups_cannot_be_is_said() -> None:
     with pytest.raises(ConfigError, match="group is 1"):
-        TensorSpec(format=Format.INT8, group=1)
+        IntegerSpec(format=IntegerFormat.INT8, group=1)
     with pytest.raises(ConfigError, match="not powers of two"):
-        TensorSpec(format=Format.INT8, group=16, power_of_two=True)
+        IntegerSpec(format=IntegerFormat.INT8, group=16, power_of_two=True)

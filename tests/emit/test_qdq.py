@@ -18,10 +18,10 @@ from lowbit.api import prepare
 from lowbit.calibrate.collect import collect
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
-from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.config.specs import IntegerSpec, ProductBias
 from lowbit.emit.emit import emit_qdq
 from lowbit.graph import io
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import make_plan
 from lowbit.scales.solve import resolve
 from lowbit.scales.stored import nearest
@@ -36,12 +36,14 @@ _RNG = np.random.default_rng(0)
 
 
 def _config(
-    activation: Format = Format.INT8, weight: Format = Format.INT8, **options: Any
+    activation: IntegerFormat = IntegerFormat.INT8,
+    weight: IntegerFormat = IntegerFormat.INT8,
+    **options: Any,
 ) -> QuantConfig:
     per_channel = options.pop("per_channel", False)
     fields = {
-        "activation": TensorSpec(format=activation),
-        "weight": TensorSpec(format=weight, per_channel=per_channel),
+        "activation": IntegerSpec(format=activation),
+        "weight": IntegerSpec(format=weight, per_channel=per_channel),
         "bias": ProductBias(),
         "target": "onnxruntime",
         "head": "int8",
@@ -176,17 +178,17 @@ def test_every_stored_constant_is_an_integer_behind_a_dequantizer() -> None:
 @pytest.mark.parametrize(
     ("activation", "opset", "domain", "expected"),
     [
-        (Format.INT8, 17, "auto", ""),
-        (Format.INT16, 17, "auto", "com.microsoft"),
-        (Format.UINT16, 17, "auto", "com.microsoft"),
-        (Format.INT16, 21, "auto", ""),
-        (Format.INT8, 17, "com.microsoft", "com.microsoft"),
-        (Format.INT16, 21, "com.microsoft", "com.microsoft"),
-        (Format.INT8, 17, "ai.onnx", ""),
+        (IntegerFormat.INT8, 17, "auto", ""),
+        (IntegerFormat.INT16, 17, "auto", "com.microsoft"),
+        (IntegerFormat.UINT16, 17, "auto", "com.microsoft"),
+        (IntegerFormat.INT16, 21, "auto", ""),
+        (IntegerFormat.INT8, 17, "com.microsoft", "com.microsoft"),
+        (IntegerFormat.INT16, 21, "com.microsoft", "com.microsoft"),
+        (IntegerFormat.INT8, 17, "ai.onnx", ""),
     ],
 )
 def test_16_bit_pairs_are_microsofts_below_operator_set_21(
-    activation: Format, opset: int, domain: str, expected: str
+    activation: IntegerFormat, opset: int, domain: str, expected: str
 ) -> None:
     model = _chain(opset)
 
@@ -211,9 +213,9 @@ def test_per_channel_weights_name_their_axis() -> None:
     _assert_close(model, emitted)
 
 
-@pytest.mark.parametrize("fmt", [Format.INT4, Format.UINT4])
+@pytest.mark.parametrize("fmt", [IntegerFormat.INT4, IntegerFormat.UINT4])
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_four_bit_weights_are_packed_and_run(fmt: Format, per_channel: bool) -> None:
+def test_four_bit_weights_are_packed_and_run(fmt: IntegerFormat, per_channel: bool) -> None:
     model = _chain(21)
 
     emitted = _emit(model, _config(weight=fmt, per_channel=per_channel))

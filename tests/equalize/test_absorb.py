@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from chains import chain, node
 
-from lowbit.config.transforms import Equalize
+from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.graph.session import session
 from lowbit.transforms import Equalized, equalize
 
@@ -34,7 +34,7 @@ def run(model: ir.Model, name: str) -> np.ndarray:
 
 
 def absorbed(model: ir.Model, **changes: object) -> Equalized:
-    return equalize(model, Equalize(absorb=True, largest=1.0, **changes), samples())
+    return equalize(model, CrossLayerEqualization(absorb=True, largest=1.0, **changes), samples())
 
 
 @pytest.mark.parametrize(
@@ -114,5 +114,9 @@ def test_headroom_leaves_part_of_the_bias() -> None:
 def test_not_unless_asked_for_and_not_without_data() -> None:
     model = make(*_FIRST, node("Conv", "r w2 b2", "y"))
 
-    assert not any("absorbed" in note for note in equalize(model, Equalize(), samples()).notes)
-    assert not any("absorbed" in note for note in equalize(model, Equalize(absorb=True)).notes)
+    assert not any(
+        "absorbed" in note for note in equalize(model, CrossLayerEqualization(), samples()).notes
+    )
+    assert not any(
+        "absorbed" in note for note in equalize(model, CrossLayerEqualization(absorb=True)).notes
+    )

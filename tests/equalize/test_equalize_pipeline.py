@@ -12,7 +12,7 @@ from lowbit.api import prepare
 from lowbit.config.files import config_json
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.quark import QUARK_PRESETS, with_cle
-from lowbit.config.transforms import Equalize, QuarkCle, SmoothQuant
+from lowbit.config.transforms import CrossLayerEqualization, QuarkCle, SmoothQuant
 from lowbit.graph import io
 
 
@@ -33,16 +33,16 @@ def data() -> list[dict[str, np.ndarray]]:
 
 
 def test_the_report_says_what_was_equalized() -> None:
-    config = msgspec.structs.replace(find_preset("A8W8"), equalize=Equalize())
+    config = msgspec.structs.replace(find_preset("A8W8"), equalization=CrossLayerEqualization())
 
     result = lowbit.quantize(model(), data=data(), config=config)
 
     assert any(note.startswith("equalized") for note in result.report.notes)
-    assert result.report.snr_db > 20
+    assert result.report.sqnr_db > 20
 
 
 def test_layers_before_a_clip_are_free_only_with_data() -> None:
-    config = msgspec.structs.replace(find_preset("A8W8"), equalize=Equalize())
+    config = msgspec.structs.replace(find_preset("A8W8"), equalization=CrossLayerEqualization())
 
     without = prepare(io.load(model()), config).equalized
     seen = prepare(io.load(model()), config, data=data()).equalized
@@ -60,9 +60,11 @@ def test_excluded_layers_are_not_equalized_like_quark() -> None:
     assert "0 pairs" in prepare(io.load(model()), excluding).equalized.notes[0]
 
 
-@pytest.mark.parametrize("value", [None, Equalize(rounds=2), QuarkCle(steps=-1)])
-def test_a_configuration_keeps_it_in_a_file(value: Equalize | QuarkCle | None) -> None:
-    config = msgspec.structs.replace(find_preset("A8W8"), equalize=value)
+@pytest.mark.parametrize("value", [None, CrossLayerEqualization(rounds=2), QuarkCle(steps=-1)])
+def test_a_configuration_keeps_it_in_a_file(
+    value: CrossLayerEqualization | QuarkCle | None,
+) -> None:
+    config = msgspec.structs.replace(find_preset("A8W8"), equalization=value)
 
     again = msgspec.json.decode(config_json(config), type=lowbit.QuantConfig)
 
@@ -73,6 +75,8 @@ def test_a_configuration_keeps_it_in_a_file(value: Equalize | QuarkCle | None) -
 def test_presets_equalize_only_where_they_try_whether_it_helps(name: str) -> None:
     config = find_preset(name)
 
-    assert config.equalize in (None, Equalize())
-    assert config.smooth in (None, SmoothQuant())
-    assert config.choose or (config.equalize is None and config.smooth is None)
+    assert config.equalization in (None, CrossLayerEqualization())
+    assert config.smooth_quant in (None, SmoothQuant())
+    assert config.keep_only_if_better or (
+        config.equalization is None and config.smooth_quant is None
+    )

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from chains import chain, node, outputs
 
-from lowbit.config.transforms import Equalize
+from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.errors import ConfigError
 from lowbit.graph.session import session
 from lowbit.transforms import Equalized, equalize
@@ -66,7 +66,7 @@ def test_what_channels_pass_through(between: onnx.NodeProto) -> None:
         pads=[0, 0, 1, 1, 0, 0, 1, 1], none=np.float32([]), scales=np.float32([1, 1, 2, 2]),
     )  # fmt: skip
 
-    result = equalize(model, Equalize(rounds=2))
+    result = equalize(model, CrossLayerEqualization(rounds=2))
 
     (group,) = result.groups
     assert (group.channels, group.free, group.frozen, group.capped) == (6, 6, 0, 0)
@@ -97,7 +97,7 @@ def test_what_channels_do_not_pass_through(between: onnx.NodeProto, why: str | N
         pads=[0, 0, 1, 1, 0, 0, 1, 1], one=np.float32(1),
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     check_same(model, result)
     if why is not None:
@@ -114,7 +114,7 @@ def test_residual_sums_tie_their_layers() -> None:
         w1=(6, 3, 1, 1), b1=(6,), w2=(6, 6, 1, 1), w3=(5, 6, 3, 3),
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     (group,) = result.groups
     assert set(group.writers) == {"a_node", "b_node"}
@@ -134,7 +134,7 @@ def test_grouped_depthwise_and_transposed_convolutions() -> None:
         w4=(9, 2, 2, 2), b4=(6,), w5=(2, 6, 1, 1),
     )  # fmt: skip
 
-    result = equalize(model, Equalize(rounds=10))
+    result = equalize(model, CrossLayerEqualization(rounds=10))
 
     assert [group.channels for group in result.groups] == [6, 12, 9, 6]
     check_same(model, result)
@@ -148,7 +148,7 @@ def test_flattened_channels_are_scaled_together() -> None:
         w1=(4, 3, 1, 1), b1=(4,), w2=(7, 256), b2=(7,), w3=(7, 5), b3=(1,),
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     assert [group.channels for group in result.groups] == [4, 7]
     check_same(model, result)
@@ -164,7 +164,7 @@ def test_a_reshape_that_flattens_and_a_squeeze_pass() -> None:
         shape=[1, -1], axes=[2, 3],
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     assert [group.tensor for group in result.groups] == ["a", "c"]
     check_same(model, result)
@@ -178,7 +178,7 @@ def test_matrices_with_an_added_bias_along_the_last_axis() -> None:
         w1=(3, 5), b1=(5,), w2=(5, 6), w3=(2, 6, 1, 1),
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     assert [group.tensor for group in result.groups] == ["a", "c"]
     check_same(model, result)
@@ -197,7 +197,7 @@ def relu6(size: float = 1.0) -> ir.Model:
 def test_channels_below_a_clip_are_free_up_to_it() -> None:
     model = relu6()
 
-    result = equalize(model, Equalize(), samples())
+    result = equalize(model, CrossLayerEqualization(), samples())
 
     (group,) = result.groups
     assert 0 < group.frozen < 6
@@ -214,7 +214,7 @@ def test_channels_below_a_clip_are_free_up_to_it() -> None:
 def test_headroom_leaves_room_above_what_was_seen() -> None:
     model = relu6()
 
-    result = equalize(model, Equalize(headroom=2.0), samples())
+    result = equalize(model, CrossLayerEqualization(headroom=2.0), samples())
 
     with session(model, ["a"]) as before, session(result.model, ["a"]) as after:
         for feed in samples():
@@ -226,7 +226,7 @@ def test_headroom_leaves_room_above_what_was_seen() -> None:
 def test_without_data_channels_before_a_clip_stay() -> None:
     model = relu6()
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     assert result.groups[0].free == 0
     np.testing.assert_array_equal(outputs(result.model), outputs(model))
@@ -238,7 +238,7 @@ def test_shared_weights_are_left_out() -> None:
         node("Relu", "a", "ar"), node("Conv", "ar w1", "y"), w0=(5, 3, 1, 1), w1=(5, 5, 1, 1),
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     assert result.groups == ()
     assert all("shares its weights" in left.why for left in result.left_out)
@@ -251,7 +251,7 @@ def test_a_shared_bias_is_scaled_for_one_reader_only() -> None:
         w1=(6, 3, 1, 1), w2=(6, 6, 1, 1), b=(6,),
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     assert len(result.groups) == 1
     check_same(model, result)
@@ -263,7 +263,7 @@ def test_sums_of_different_layouts_and_of_inputs_are_left_out() -> None:
         w1=(3, 3, 1, 1), w2=(2, 3, 1, 1),
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     assert "Add of something that cannot be scaled" in result.left_out[0].why
     check_same(model, result)
@@ -275,7 +275,7 @@ def test_broadcast_sums_of_other_channel_counts_are_left_out() -> None:
         node("Conv", "s w3", "y"), w1=(4, 3, 1, 1), w2=(1, 3, 1, 1), w3=(2, 4, 1, 1),
     )  # fmt: skip
 
-    result = equalize(model, Equalize())
+    result = equalize(model, CrossLayerEqualization())
 
     assert "added to 1 channels" in result.left_out[0].why
     check_same(model, result)
@@ -296,7 +296,7 @@ def test_the_factor_is_bounded() -> None:
         w1=np.float32([[1, 1, 1], [1e-6, 0, 0]]).reshape(2, 3, 1, 1), w2=np.ones((2, 2, 1, 1), "f"),
     )  # fmt: skip
 
-    result = equalize(model, Equalize(largest=4.0))
+    result = equalize(model, CrossLayerEqualization(largest=4.0))
 
     np.testing.assert_allclose(peaks(result, "a")[1], 4e-6, rtol=1e-6)
     assert result.groups[0].capped == 1
@@ -305,4 +305,4 @@ def test_the_factor_is_bounded() -> None:
 @pytest.mark.parametrize(("field", "value"), [("rounds", 0), ("largest", 0.5), ("headroom", 0.9)])
 def test_impossible_settings_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"equalize.{field} is {value}"):
-        Equalize(**{field: value})
+        CrossLayerEqualization(**{field: value})

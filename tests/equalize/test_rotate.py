@@ -94,14 +94,18 @@ def test_the_seed_decides_the_signs():
 
 def test_a_quantized_model_comes_nearer_to_float():
     config = msgspec.structs.replace(
-        find_preset("A8W8"), equalize=None, smooth=None, refine=None, choose=False
+        find_preset("A8W8"),
+        equalization=None,
+        smooth_quant=None,
+        refinement=None,
+        keep_only_if_better=False,
     )
     feeds = tokens(16)
     plain = lowbit.quantize(transformer("rms"), data=feeds, config=config)
     turned = lowbit.quantize(
-        transformer("rms"), data=feeds, config=msgspec.structs.replace(config, rotate=_config())
+        transformer("rms"), data=feeds, config=msgspec.structs.replace(config, rotation=_config())
     )
-    assert turned.report.snr_db > plain.report.snr_db + 1
+    assert turned.report.sqnr_db > plain.report.sqnr_db + 1
     assert any(note.startswith("rotated 24 channels") for note in turned.report.notes)
 
 

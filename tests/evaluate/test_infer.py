@@ -59,7 +59,7 @@ def test_folders_of_two_models_evaluate_to_the_report_of_compare(tmp_path) -> No
     report = lowbit.compare(small_cnn(), quantized, feeds)
     noise = sum(row.l2**2 for row in found.files)
     signal = sum((np.load(tmp_path / "float" / f"{i}.npy") ** 2).sum() for i in range(4))
-    assert 10 * np.log10(signal / noise) == pytest.approx(report.snr_db, abs=0.01)
+    assert 10 * np.log10(signal / noise) == pytest.approx(report.sqnr_db, abs=0.01)
 
 
 def test_results_of_two_runs_are_not_mixed(tmp_path) -> None:

@@ -74,4 +74,4 @@ def test_parameters_integers_and_outputs_are_quarks(case: str) -> None:
 
 @pytest.mark.parametrize("name", QUARK_PRESETS)
 def test_presets_are_not_equalized_unless_asked(name: str) -> None:
-    assert QUARK_PRESETS[name].equalize is None
+    assert QUARK_PRESETS[name].equalization is None

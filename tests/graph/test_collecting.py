@@ -6,11 +6,11 @@ import gc
 
 import pytest
 
-from lowbit.graph.memory import not_collecting
+from lowbit.graph.memory import garbage_collection_paused
 
 
 def test_the_collector_comes_back_even_after_an_error() -> None:
-    @not_collecting()
+    @garbage_collection_paused()
     def fail() -> None:
         raise KeyError(gc.isenabled())
 
@@ -21,8 +21,8 @@ def test_the_collector_comes_back_even_after_an_error() -> None:
 
 
 def test_inside_another_or_where_it_was_off_it_stays_off() -> None:
-    with not_collecting():
-        with not_collecting():
+    with garbage_collection_paused():
+        with garbage_collection_paused():
             pass
         assert not gc.isenabled()
 

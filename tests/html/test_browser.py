@@ -80,7 +80,7 @@ def test_plots_are_drawn(page) -> None:
 def test_the_table_sorts_both_ways_by_a_click_and_by_the_keyboard(page) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    button = page.find_element("css selector", "th[data-key=snr] button")
+    button = page.find_element("css selector", "th[data-key=sqnr] button")
     button.click()
     up = [float(text) for text in cells(page, 4) if text not in {"-", "exact"}]
     button.send_keys(Keys.ENTER)
@@ -89,7 +89,7 @@ def test_the_table_sorts_both_ways_by_a_click_and_by_the_keyboard(page) -> None:
     assert len(up) > 5
     assert up == sorted(up)
     assert down == sorted(up, reverse=True)
-    head = page.find_element("css selector", "th[data-key=snr]")
+    head = page.find_element("css selector", "th[data-key=sqnr]")
     assert head.get_attribute("aria-sort") == "descending"
 
 

@@ -36,7 +36,7 @@ def test_the_page_holds_everything_and_asks_for_nothing(report) -> None:
 
 def test_names_cannot_become_markup(report) -> None:
     name = "</script><script>alert(1)</script>@STYLE@<!--"
-    score = Score(tensor=name, snr_db=1.0, cosine=1.0, max_error=0.0)
+    score = Score(tensor=name, sqnr_db=1.0, cosine=1.0, max_error=0.0)
     hostile = Report(
         **{f: getattr(report, f) for f in report.__struct_fields__ if f != "layers"},
         layers=(score,),
@@ -64,6 +64,6 @@ def test_a_run_is_examined_on_its_verification_samples() -> None:
 
     # Equalized weights are known here, where comparing files cannot tell them.
     assert report.budget is not None
-    assert report.budget.float_snr_db > 60
+    assert report.budget.float_sqnr_db > 60
     assert (report.verification_samples, report.calibration_samples) == (2, 6)
     assert report.quantized == result.report.quantized

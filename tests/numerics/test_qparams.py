@@ -12,9 +12,9 @@ from lowbit.numerics.affine import (
     power_of_two_qparams,
     quantize,
 )
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 
-_FORMATS = [f for f in Format if f is not Format.INT32]
+_FORMATS = [f for f in IntegerFormat if f is not IntegerFormat.INT32]
 _ENDS = st.floats(-(2.0**100), 2.0**100, width=32)
 _CALM = settings(max_examples=200, deadline=None, derandomize=True)
 _TINY = float(np.finfo(np.float32).tiny)
@@ -35,7 +35,7 @@ def _code_range(params: QParams, *, symmetric: bool, reduced: bool) -> tuple[flo
     where=st.lists(st.floats(0, 1), min_size=1, max_size=30),
 )
 def test_values_in_range_come_back_within_half_a_step_and_zero_exactly(
-    ends: list[float], fmt: Format, symmetric: bool, reduced: bool, where: list[float]
+    ends: list[float], fmt: IntegerFormat, symmetric: bool, reduced: bool, where: list[float]
 ) -> None:
     low, high = ends
     params = choose_qparams(low, high, fmt, symmetric=symmetric, reduce_range=reduced)
@@ -61,7 +61,9 @@ def test_values_in_range_come_back_within_half_a_step_and_zero_exactly(
 @given(
     ends=st.tuples(_ENDS, _ENDS).map(sorted), fmt=st.sampled_from(_FORMATS), factor=st.floats(1, 9)
 )
-def test_values_beyond_the_range_saturate(ends: list[float], fmt: Format, factor: float) -> None:
+def test_values_beyond_the_range_saturate(
+    ends: list[float], fmt: IntegerFormat, factor: float
+) -> None:
     params = choose_qparams(*ends, fmt, symmetric=False)
     far = np.array([-1e38 * factor / 9, 1e38 * factor / 9], np.float32)
 
@@ -71,7 +73,7 @@ def test_values_beyond_the_range_saturate(ends: list[float], fmt: Format, factor
 @_CALM
 @given(top=st.floats(1e-30, 1e30), fmt=st.sampled_from([f for f in _FORMATS if f.signed]))
 def test_symmetric_signed_parameters_are_centred_and_exact_at_the_ends(
-    top: float, fmt: Format
+    top: float, fmt: IntegerFormat
 ) -> None:
     params = choose_qparams(-top / 3, top, fmt, symmetric=True)
 
@@ -82,7 +84,7 @@ def test_symmetric_signed_parameters_are_centred_and_exact_at_the_ends(
 
 
 def test_scale_and_zero_point_are_onnxs() -> None:
-    params = choose_qparams(-1.0, 3.0, Format.UINT8, symmetric=False)
+    params = choose_qparams(-1.0, 3.0, IntegerFormat.UINT8, symmetric=False)
 
     assert float(params.scale) == np.float32(4 / 255)
     assert int(params.zero_point) == round(255 / 4)
@@ -90,7 +92,7 @@ def test_scale_and_zero_point_are_onnxs() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 5.0), (-5.0, -2.0)])
 def test_ranges_are_widened_to_contain_zero(low: float, high: float) -> None:
-    params = choose_qparams(low, high, Format.INT8, symmetric=False)
+    params = choose_qparams(low, high, IntegerFormat.INT8, symmetric=False)
 
     assert float(params.scale) == np.float32(5 / 255)
 
@@ -98,7 +100,7 @@ def test_ranges_are_widened_to_contain_zero(low: float, high: float) -> None:
 @pytest.mark.parametrize("top", [0.0, 1e-45, 1e-39, 5e-37])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_ranges_too_narrow_for_a_normal_scale_get_scale_one(top: float, symmetric: bool) -> None:
-    params = choose_qparams(-top / 2, top / 2, Format.INT8, symmetric=symmetric)
+    params = choose_qparams(-top / 2, top / 2, IntegerFormat.INT8, symmetric=symmetric)
 
     assert float(params.scale) == 1.0
     assert int(params.zero_point) == 0
@@ -106,7 +108,9 @@ def test_ranges_too_narrow_for_a_normal_scale_get_scale_one(top: float, symmetri
 
 @pytest.mark.parametrize(("low", "high"), [(-np.inf, np.inf), (0.0, np.inf), (-3.4e38, 3.4e38)])
 @pytest.mark.parametrize("fmt", _FORMATS)
-def test_ranges_wider_than_floats_give_finite_scales(low: float, high: float, fmt: Format) -> None:
+def test_ranges_wider_than_floats_give_finite_scales(
+    low: float, high: float, fmt: IntegerFormat
+) -> None:
     params = choose_qparams(low, high, fmt, symmetric=False)
 
     assert np.isfinite(params.scale)
@@ -114,26 +118,28 @@ def test_ranges_wider_than_floats_give_finite_scales(low: float, high: float, fm
 
 
 def test_symmetric_unsigned_formats_have_the_zero_point_in_the_middle() -> None:
-    assert int(choose_qparams(-1, 1, Format.UINT8, symmetric=True).zero_point) == 128
-    assert int(choose_qparams(-1, 1, Format.UINT4, symmetric=True).zero_point) == 8
+    assert int(choose_qparams(-1, 1, IntegerFormat.UINT8, symmetric=True).zero_point) == 128
+    assert int(choose_qparams(-1, 1, IntegerFormat.UINT4, symmetric=True).zero_point) == 8
 
 
 def test_arrays_of_ranges_give_parameters_of_the_same_shape() -> None:
-    params = choose_qparams(np.array([-1, 0, 0]), np.array([1, 4, 0]), Format.INT8, symmetric=False)
+    params = choose_qparams(
+        np.array([-1, 0, 0]), np.array([1, 4, 0]), IntegerFormat.INT8, symmetric=False
+    )
 
     assert params.scale.shape == params.zero_point.shape == (3,)
     assert params.scale.dtype == np.float32
 
 
 def test_ties_are_rounded_to_even() -> None:
-    params = QParams(np.float32(2.0), np.int8(0), Format.INT8)
+    params = QParams(np.float32(2.0), np.int8(0), IntegerFormat.INT8)
 
     assert quantize(np.array([1, 3, 5, -1, -3], np.float32), params).tolist() == [0, 2, 2, 0, -2]
 
 
 def test_32_bits_saturate_at_their_own_limits() -> None:
     """The largest 32-bit integer is not a single-precision number."""
-    params = QParams(np.asarray(1e-3, np.float32), np.asarray(0, np.int32), Format.INT32)
+    params = QParams(np.asarray(1e-3, np.float32), np.asarray(0, np.int32), IntegerFormat.INT32)
 
     codes = quantize(np.array([1e9, -1e9], np.float32), params)
 
@@ -142,7 +148,7 @@ def test_32_bits_saturate_at_their_own_limits() -> None:
 
 def test_per_channel_parameters_apply_along_their_axis() -> None:
     scale = np.array([1.0, 0.5], np.float32)
-    params = QParams(scale, np.zeros(2, np.int8), Format.INT8, axis=1)
+    params = QParams(scale, np.zeros(2, np.int8), IntegerFormat.INT8, axis=1)
     x = np.ones((3, 2, 4), np.float32)
 
     codes = quantize(x, params)
@@ -154,16 +160,16 @@ def test_per_channel_parameters_apply_along_their_axis() -> None:
 
 @pytest.mark.parametrize("position", [-20, 0, 7, 31])
 def test_power_of_two_parameters_know_their_position(position: int) -> None:
-    params = power_of_two_qparams(position, Format.INT8)
+    params = power_of_two_qparams(position, IntegerFormat.INT8)
 
     assert float(params.scale) == 2.0**-position
     assert params.position == position
-    assert int(power_of_two_qparams(position, Format.UINT8).zero_point) == 128
+    assert int(power_of_two_qparams(position, IntegerFormat.UINT8).zero_point) == 128
 
 
 @pytest.mark.parametrize("position", [-400, -128, 127, 400])
 def test_positions_outside_single_precision_are_brought_back(position: int) -> None:
-    params = power_of_two_qparams(position, Format.INT8)
+    params = power_of_two_qparams(position, IntegerFormat.INT8)
 
     assert np.float32(_TINY) <= params.scale
     assert np.isfinite(params.scale * np.float32(127))

@@ -45,7 +45,9 @@ def test_an_average_at_the_end_is_kept_from_the_scale_of_its_peaks() -> None:
     rng = np.random.default_rng(1)
     feeds = [{"x": rng.normal(0, 1.5, (1, 8, 16, 16)).astype(np.float32)} for _ in range(16)]
     model = _classifier()
-    plain = msgspec.structs.replace(find_preset("XINT8"), refine=None, choose=False, equalize=None)
+    plain = msgspec.structs.replace(
+        find_preset("XINT8"), refinement=None, keep_only_if_better=False, equalization=None
+    )
 
     auto = lowbit.quantize(model, data=feeds, config=plain)
     forced = lowbit.quantize(model, data=feeds, config=msgspec.structs.replace(plain, head="int8"))

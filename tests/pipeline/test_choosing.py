@@ -13,7 +13,7 @@ from small_models import small_cnn, small_feeds
 import lowbit
 from lowbit.api import model_inputs
 from lowbit.config.presets import find_preset
-from lowbit.config.transforms import Equalize, SmoothQuant
+from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.data import open_data
 from lowbit.data.split import split
 
@@ -22,7 +22,12 @@ _STEPS = ("bias correction", "equalization")
 
 
 def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
-    given = {"refine": None, "choose": True, "equalize": Equalize(), "smooth": None}
+    given = {
+        "refinement": None,
+        "keep_only_if_better": True,
+        "equalization": CrossLayerEqualization(),
+        "smooth_quant": None,
+    }
     return msgspec.structs.replace(find_preset(preset), **{**given, **changes})
 
 
@@ -60,13 +65,15 @@ def test_what_is_chosen_is_no_worse_than_no_step_on_the_judges(preset: str, seed
 
     chosen = lowbit.quantize(model, data=_FEEDS, config=_config(preset))
     none = lowbit.quantize(
-        model, data=fitting, config=_config(preset, choose=False, correct=False, equalize=None)
+        model,
+        data=fitting,
+        config=_config(preset, keep_only_if_better=False, bias_correction=False, equalization=None),
     )
 
     steps = chosen.report.steps
     assert tuple(step.name for step in steps) == _STEPS
-    assert chosen.config.correct == steps[0].kept
-    assert (chosen.config.equalize is not None) == steps[1].kept
+    assert chosen.config.bias_correction == steps[0].kept
+    assert (chosen.config.equalization is not None) == steps[1].kept
     gain = _decibels(model, chosen.model, judging) - _decibels(model, none.model, judging)
     told = [10 * np.log10(step.before / step.after) for step in steps if step.kept]
     assert gain == pytest.approx(sum(told), abs=1e-3)
@@ -81,19 +88,19 @@ def test_calibration_does_not_see_the_judges() -> None:
 
 
 def test_a_step_that_is_not_asked_for_is_not_tried() -> None:
-    result = lowbit.quantize(small_cnn(), data=_FEEDS, config=_config("A8W8", equalize=None))
+    result = lowbit.quantize(small_cnn(), data=_FEEDS, config=_config("A8W8", equalization=None))
 
     assert [step.name for step in result.report.steps] == ["bias correction"]
 
 
 def test_kept_statistics_bring_the_choice_they_were_made_with() -> None:
     model = small_cnn()
-    plain = _config("A8W8", equalize=None, choose=False)
+    plain = _config("A8W8", equalization=None, keep_only_if_better=False)
     stats = lowbit.quantize(model, data=_FEEDS, config=plain).stats
 
     again = lowbit.quantize(model, data=_FEEDS, config=_config("A8W8"), stats=stats)
 
-    assert again.config.equalize is None
+    assert again.config.equalization is None
     assert not again.report.steps
 
 
@@ -128,13 +135,13 @@ def _tokens() -> list[dict[str, np.ndarray]]:
 
 def test_smoothing_is_tried_and_kept_where_it_helps() -> None:
     result = lowbit.quantize(
-        _transformer(), data=_tokens(), config=_config("U8S8", smooth=SmoothQuant())
+        _transformer(), data=_tokens(), config=_config("U8S8", smooth_quant=SmoothQuant())
     )
 
     (step,) = [step for step in result.report.steps if step.name == "smoothing"]
     assert step.kept
     assert step.after < step.before
-    assert result.config.smooth == SmoothQuant()
+    assert result.config.smooth_quant == SmoothQuant()
     assert result.stats.smoothed
     assert any(note.startswith("smoothed the input of 1 layers") for note in result.report.notes)
 
@@ -159,26 +166,26 @@ def test_equalization_is_not_tried_where_there_is_nothing_to_equalize() -> None:
     result = lowbit.quantize(single, data=_FEEDS, config=_config("A8W8"))
 
     assert [step.name for step in result.report.steps] == ["bias correction"]
-    assert result.config.equalize is None
+    assert result.config.equalization is None
 
 
 def test_smoothing_is_not_tried_where_there_is_nothing_to_smooth() -> None:
-    config = _config("A8W8", smooth=SmoothQuant())
+    config = _config("A8W8", smooth_quant=SmoothQuant())
 
     result = lowbit.quantize(small_cnn(), data=_FEEDS, config=config)
 
     assert tuple(step.name for step in result.report.steps) == _STEPS
-    assert result.config.smooth is None
+    assert result.config.smooth_quant is None
 
 
 def test_statistics_of_an_unsmoothed_model_leave_it_unsmoothed() -> None:
-    model, plain = _transformer(), _config("U8S8", choose=False, equalize=None)
+    model, plain = _transformer(), _config("U8S8", keep_only_if_better=False, equalization=None)
     stats = lowbit.quantize(model, data=_tokens(), config=plain).stats
 
-    config = _config("U8S8", smooth=SmoothQuant())
+    config = _config("U8S8", smooth_quant=SmoothQuant())
     again = lowbit.quantize(model, data=_tokens(), config=config, stats=stats)
 
-    assert again.config.smooth is None
+    assert again.config.smooth_quant is None
 
 
 def test_without_a_float_output_steps_are_taken_as_asked() -> None:
@@ -192,5 +199,5 @@ def test_without_a_float_output_steps_are_taken_as_asked() -> None:
     result = lowbit.quantize(model, data=_FEEDS, config=_config("A8W8"))
 
     assert not result.report.steps
-    assert result.config.correct
+    assert result.config.bias_correction
     assert result.stats.samples == len(_FEEDS)

@@ -9,15 +9,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
-from lowbit import Format, QuantConfig, TensorSpec
-from lowbit.config.mixed_precision import LayerOption, Mixing, Subgraph
+from lowbit import IntegerFormat, IntegerSpec, QuantConfig
+from lowbit.config.mixed_precision import LayerOption, MixedPrecision, Subgraph
 from lowbit.config.specs import BLOCKS, FloatSpec
 from lowbit.errors import ConfigError, PlanError
 from lowbit.graph.session import session
 from lowbit.numerics.float16 import FloatFormat
 
-_WIDE = TensorSpec(format=Format.INT16)
-_NARROW = TensorSpec(format=Format.INT8)
+_WIDE = IntegerSpec(format=IntegerFormat.INT16)
+_NARROW = IntegerSpec(format=IntegerFormat.INT8)
 _TO_8 = LayerOption(inputs=_NARROW, weight=_NARROW)
 
 
@@ -51,7 +51,7 @@ def _feeds(count: int = 6) -> list[dict[str, np.ndarray]]:
 
 def _config(**mix) -> QuantConfig:
     mix = {"options": (_TO_8,), **mix}
-    return QuantConfig(activation=_WIDE, weight=_WIDE, mix=Mixing(**mix))
+    return QuantConfig(activation=_WIDE, weight=_WIDE, mixed_precision=MixedPrecision(**mix))
 
 
 def _run(feeds=None, metric=None, **mix):
@@ -78,9 +78,9 @@ def test_all_layers_change_without_a_threshold():
     result = _run()
     assert set(result.mix.taken) == {"first", "second", "third"}
     formats = _formats(result)
-    assert all(formats[f"w{i}"] is Format.INT8 for i in range(3))
-    assert formats["x"] is formats["r0"] is formats["t1"] is Format.INT8
-    assert formats["y"] is formats["m2"] is Format.INT16
+    assert all(formats[f"w{i}"] is IntegerFormat.INT8 for i in range(3))
+    assert formats["x"] is formats["r0"] is formats["t1"] is IntegerFormat.INT8
+    assert formats["y"] is formats["m2"] is IntegerFormat.INT16
     assert result.mix.score == pytest.approx(_l2(result, _feeds()), rel=1e-5)
     assert any("3 of 3 layers in another format" in note for note in result.report.notes)
 
@@ -97,7 +97,7 @@ def test_layers_are_ranked_by_what_they_do_alone():
         alone = _run(include=(row.name,))
         assert alone.mix.taken == (row.name,)
         assert _l2(alone, _feeds()) == pytest.approx(row.score, rel=1e-5)
-    assert set(_formats(result).values()) == {Format.INT16}
+    assert set(_formats(result).values()) == {IntegerFormat.INT16}
 
 
 def test_speed_goes_as_far_as_the_threshold():
@@ -116,15 +116,15 @@ def test_quality_goes_until_the_threshold_is_reached():
     config = QuantConfig(
         activation=_NARROW,
         weight=_NARROW,
-        mix=Mixing(
+        mixed_precision=MixedPrecision(
             options=(LayerOption(inputs=_WIDE, weight=_WIDE),), goal="quality", threshold=None
         ),
     )
 
     def run(**changes):
-        mix = msgspec.structs.replace(config.mix, **changes)
+        mix = msgspec.structs.replace(config.mixed_precision, **changes)
         return lowbit.quantize(
-            _model(), data=_feeds(), config=msgspec.structs.replace(config, mix=mix)
+            _model(), data=_feeds(), config=msgspec.structs.replace(config, mixed_precision=mix)
         )
 
     measured = run().mix
@@ -145,18 +145,18 @@ def test_a_baseline_beyond_the_threshold_changes_nothing():
 
 
 def test_the_best_of_several_options_is_taken():
-    four = LayerOption(weight=TensorSpec(format=Format.INT4))
+    four = LayerOption(weight=IntegerSpec(format=IntegerFormat.INT4))
     result = _run(options=(four, LayerOption(weight=_NARROW)))
     for row in result.mix.layers:
         assert row.option == 1
         assert row.scores[1] < row.scores[0]
-    fixed = LayerOption(weight=TensorSpec(format=Format.INT4), layers=("third",))
+    fixed = LayerOption(weight=IntegerSpec(format=IntegerFormat.INT4), layers=("third",))
     result = _run(options=(LayerOption(weight=_NARROW), fixed))
     formats = _formats(result)
     assert (formats["w0"], formats["w1"], formats["w2"]) == (
-        Format.INT8,
-        Format.INT8,
-        Format.INT4,
+        IntegerFormat.INT8,
+        IntegerFormat.INT8,
+        IntegerFormat.INT4,
     )
 
 
@@ -211,8 +211,8 @@ def test_a_metric_of_ones_own():
 def test_tensors_of_the_same_scale_change_along_or_not():
     along = _formats(_run(include=("third",)))
     alone = _formats(_run(include=("third",), sharing="unshare"))
-    assert (along["m1"], along["t1"]) == (Format.INT8, Format.INT8)
-    assert (alone["m1"], alone["t1"]) == (Format.INT16, Format.INT8)
+    assert (along["m1"], along["t1"]) == (IntegerFormat.INT8, IntegerFormat.INT8)
+    assert (alone["m1"], alone["t1"]) == (IntegerFormat.INT16, IntegerFormat.INT8)
 
 
 def test_a_second_pair_where_formats_meet():
@@ -220,7 +220,7 @@ def test_a_second_pair_where_formats_meet():
     config = QuantConfig(
         activation=bf16,
         weight=bf16,
-        mix=Mixing(
+        mixed_precision=MixedPrecision(
             options=(LayerOption(inputs=bfp16, weight=bfp16),), include=("third",), dual=True
         ),
     )
@@ -249,9 +249,9 @@ def test_a_second_pair_where_formats_meet():
 def test_second_pairs_of_integers_have_their_own_scales():
     result = _run(include=("third",), dual=True)
     formats = _formats(result)
-    assert formats["t1"] is Format.INT16
+    assert formats["t1"] is IntegerFormat.INT16
     (again,) = [name for name in formats if name.startswith("t1_again")]
-    assert formats[again] is Format.INT8
+    assert formats[again] is IntegerFormat.INT8
     scale = {name: float(p.scale) for name, p in result.params.tensors.items() if p.scale.size == 1}
     assert scale[again] == pytest.approx(scale["t1"] * 32767 / 127, rel=1e-3)
     assert np.isfinite(_l2(result, _feeds()))
@@ -281,7 +281,9 @@ def test_several_workers_find_the_same():
 def test_formats_without_scales_may_change_to_integers():
     """Statistics that the common format does not need are collected for the others."""
     bf16 = FloatSpec(format=FloatFormat.BFLOAT16)
-    config = QuantConfig(activation=bf16, weight=bf16, mix=Mixing(options=(_TO_8,)))
+    config = QuantConfig(
+        activation=bf16, weight=bf16, mixed_precision=MixedPrecision(options=(_TO_8,))
+    )
     result = lowbit.quantize(_model(), data=_feeds(), config=config)
     assert len(result.mix.taken) == 3
     assert _l2(result, _feeds()) == pytest.approx(result.mix.score, rel=1e-5)
@@ -291,7 +293,7 @@ def test_the_result_says_what_was_decided_and_can_be_had_again():
     result = _run(threshold=None)
     assert msgspec.json.decode(msgspec.json.encode(result.mix), type=type(result.mix)) == result.mix
     mixed = _run()
-    assert mixed.config.mix is None
+    assert mixed.config.mixed_precision is None
     again = lowbit.quantize(_model(), data=_feeds(), config=mixed.config)
     assert again.plan == mixed.plan
 
@@ -300,9 +302,9 @@ def test_what_makes_no_sense_is_named():
     with pytest.raises(ConfigError, match="changes nothing"):
         LayerOption()
     with pytest.raises(ConfigError, match="nothing to choose from"):
-        Mixing(options=())
+        MixedPrecision(options=())
     with pytest.raises(ConfigError, match=r"mix\.workers is 0"):
-        Mixing(options=(_TO_8,), workers=0)
+        MixedPrecision(options=(_TO_8,), workers=0)
     with pytest.raises(ConfigError, match=r"mix\.output is 3, but the model has 1 outputs: y"):
         _run(output=3)
     with pytest.raises(PlanError, match=r"no node is called 'secnd'; did you mean 'second'"):

@@ -9,15 +9,15 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.config.specs import IntegerSpec, ProductBias
 from lowbit.normalize.normalize import normalize
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import Plan, make_plan
 from lowbit.targets import find_target
 
 
 def config_for(target: str, **options: Any) -> QuantConfig:
-    spec = TensorSpec(format=Format.INT8, power_of_two=find_target(target).power_of_two)
+    spec = IntegerSpec(format=IntegerFormat.INT8, power_of_two=find_target(target).power_of_two)
     fields = {"activation": spec, "weight": spec, "bias": ProductBias(), "head": "int8"}
     return QuantConfig(target=target, **{**fields, **options})
 

@@ -7,9 +7,9 @@ import msgspec
 import onnx_ir as ir
 import pytest
 
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.errors import PlanError
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import Plan
 from lowbit.planning.plan import check_fit
 
@@ -47,7 +47,7 @@ def test_a_plan_as_made_fits(fitting: Edited) -> None:
         ("c", {"role": "weight"}, "as a weight, but it is computed"),
         ("y", {"leader": "zzz"}, "uses the parameters of 'zzz'"),
         ("c", {"leader": "y"}, "uses the parameters of"),
-        ("y", {"spec": TensorSpec(format=Format.INT16)}, "'y' is int16 but uses .* 'c'"),
+        ("y", {"spec": IntegerSpec(format=IntegerFormat.INT16)}, "'y' is int16 but uses .* 'c'"),
         ("x", {"name": "c"}, "lists a tensor twice"),
     ],
 )

@@ -8,13 +8,13 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import ProductBias, Rule, TensorOverride, TensorSpec
+from lowbit.config.specs import IntegerSpec, ProductBias, Rule, TensorOverride
 from lowbit.errors import ConfigError, PlanError
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import make_plan
 from lowbit.targets import OperatorFormats, Target, find_target
 
-_INT16 = TensorSpec(format=Format.INT16)
+_INT16 = IntegerSpec(format=IntegerFormat.INT16)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_product_bias_needs_both_its_scales(small: ir.Model, plan_of: Callable
 def test_a_bias_with_its_own_scale_needs_neither(small: ir.Model, plan_of: Callable) -> None:
     keep_float = TensorOverride(tensor="x", keep="float")
 
-    plan = plan_of(small, tensors=(keep_float,), bias=TensorSpec(format=Format.INT8))
+    plan = plan_of(small, tensors=(keep_float,), bias=IntegerSpec(format=IntegerFormat.INT8))
 
     assert len(plan.biases) == 2
 
@@ -108,15 +108,15 @@ def test_an_optional_override_is_passed_over(small: ir.Model, plan_of: Callable)
         ("ryzen-ai-cnn", {"activation": _INT16}, "takes activations as int8, uint8, not int16"),
         (
             "ryzen-ai-cnn",
-            {"weight": TensorSpec(format=Format.INT8)},
+            {"weight": IntegerSpec(format=IntegerFormat.INT8)},
             "needs power-of-two scales for weights",
         ),
         (
             "ryzen-ai-cnn",
-            {"weight": TensorSpec(format=Format.INT8, power_of_two=True, per_channel=True)},
+            {"weight": IntegerSpec(format=IntegerFormat.INT8, power_of_two=True, per_channel=True)},
             "no per-channel scales",
         ),
-        ("ryzen-ai", {"weight": TensorSpec(format=Format.INT4)}, "takes weights as"),
+        ("ryzen-ai", {"weight": IntegerSpec(format=IntegerFormat.INT4)}, "takes weights as"),
     ],
 )
 def test_what_a_target_cannot_do_is_refused(
@@ -132,10 +132,13 @@ def _with_formats(*formats: OperatorFormats) -> Target:
 
 def test_an_operator_without_the_format_stays_in_float_and_says_why(small: ir.Model) -> None:
     target = _with_formats(
-        OperatorFormats(operators=("ConvTranspose",), activation=(Format.INT16, Format.UINT16))
+        OperatorFormats(
+            operators=("ConvTranspose",), activation=(IntegerFormat.INT16, IntegerFormat.UINT16)
+        )
     )
     config = QuantConfig(
-        activation=TensorSpec(format=Format.INT8), weight=TensorSpec(format=Format.INT8)
+        activation=IntegerSpec(format=IntegerFormat.INT8),
+        weight=IntegerSpec(format=IntegerFormat.INT8),
     )
 
     plan = make_plan(small, config, target)
@@ -149,18 +152,18 @@ def test_an_operator_without_the_format_stays_in_float_and_says_why(small: ir.Mo
         ("ConvTranspose", "toy takes ConvTranspose in int16 or uint16, not int8")
     ]
     assert "v" not in plan.by_name()
-    assert wide.by_name()["y"].spec.format is Format.INT16
+    assert wide.by_name()["y"].spec.format is IntegerFormat.INT16
     assert not wide.float_nodes
 
 
 def test_the_last_entry_of_an_operators_formats_holds() -> None:
     target = _with_formats(
-        OperatorFormats(operators=("Conv", "Gemm"), weight=(Format.INT16,)),
-        OperatorFormats(operators=("Conv",), weight=(Format.INT4, Format.INT8)),
+        OperatorFormats(operators=("Conv", "Gemm"), weight=(IntegerFormat.INT16,)),
+        OperatorFormats(operators=("Conv",), weight=(IntegerFormat.INT4, IntegerFormat.INT8)),
     )
 
-    assert target.formats_of("Conv")[1] == (Format.INT4, Format.INT8)
-    assert target.formats_of("Gemm") == (target.activation_formats, (Format.INT16,))
+    assert target.formats_of("Conv")[1] == (IntegerFormat.INT4, IntegerFormat.INT8)
+    assert target.formats_of("Gemm") == (target.activation_formats, (IntegerFormat.INT16,))
     assert target.formats_of("Relu") == (target.activation_formats, target.weight_formats)
 
 
@@ -188,4 +191,4 @@ def test_constants_beside_16_bit_activations_follow_them(
 
     plan = plan_of(model, activation=_INT16, bias=ProductBias())
 
-    assert plan.by_name()["k"].spec.format is Format.INT16
+    assert plan.by_name()["k"].spec.format is IntegerFormat.INT16

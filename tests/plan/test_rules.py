@@ -5,13 +5,13 @@ from collections.abc import Callable
 import onnx_ir as ir
 import pytest
 
-from lowbit.config.specs import Rule, TensorSpec
+from lowbit.config.specs import IntegerSpec, Rule
 from lowbit.errors import ConfigError, PlanError
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning.rules import matches_name
 
-_INT16 = TensorSpec(format=Format.INT16)
-_UINT8 = TensorSpec(format=Format.UINT8, symmetric=False)
+_INT16 = IntegerSpec(format=IntegerFormat.INT16)
+_UINT8 = IntegerSpec(format=IntegerFormat.UINT8, symmetric=False)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lowbit.config.specs import TensorOverride, TensorSpec
-from lowbit.numerics.formats import Format
+from lowbit.config.specs import IntegerSpec, TensorOverride
+from lowbit.numerics.formats import IntegerFormat
 
 _W = "float[2,2,1,1] w = {1.0, 2.0, 3.0, 4.0}"
 
@@ -36,7 +36,7 @@ def test_another_spec_ends_the_sharing(graph_of: Callable, plan_of: Callable) ->
         "float[1,2,4,4] y { t = Transpose <perm=[0,1,3,2]> (x)\n y = Conv <kernel_shape=[1,1]> (t, w) }",
         _W,
     )
-    wide = TensorOverride(tensor="t", spec=TensorSpec(format=Format.INT16))
+    wide = TensorOverride(tensor="t", spec=IntegerSpec(format=IntegerFormat.INT16))
 
     assert plan_of(model, tensors=(wide,)).by_name()["t"].leader == "t"
 

@@ -142,7 +142,7 @@ _OF_A_LOADER = {"select_max_mem_layer": True, "num_workers": 3, "pin_memory": Tr
 
 def _refinement(algorithm: Any) -> Any:
     config = with_algorithms(get_default_config("INT8_CNN_DEFAULT"), [algorithm])
-    return make_job(config, io.load(_model()), lenient=False).config.refine
+    return make_job(config, io.load(_model()), lenient=False).config.refinement
 
 
 @pytest.mark.parametrize(("kind", "own"), [(AdaRoundConfig, AdaRound), (AdaQuantConfig, AdaQuant)])

@@ -12,11 +12,11 @@ from small_models import small_cnn
 from lowbit.config.methods import Entropy, LayerwisePercentile, MinMax, MinMse, Percentile
 from lowbit.config.quark import QUARK_PRESETS, with_cle
 from lowbit.config.refinement import AdaQuant, AdaRound
-from lowbit.config.specs import BfpSpec, MxSpec, ProductBias, TensorSpec
+from lowbit.config.specs import BfpSpec, IntegerSpec, MxSpec, ProductBias
 from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant
 from lowbit.graph import io
 from lowbit.numerics.blocks import Element
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.traits import OPS
 from lowbit.quark.errors import CompatibilityWarning, NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx import (
@@ -53,12 +53,12 @@ def test_a_preset_means_what_lowbit_knows_by_its_name(name: str) -> None:
     job = _job(name)
 
     wanted = with_cle(QUARK_PRESETS[name])
-    for field in ("activation", "weight", "bias", "equalize", "head"):
+    for field in ("activation", "weight", "bias", "equalization", "head"):
         assert getattr(job.config, field) == getattr(wanted, field), field
     base = find_target(wanted.target)
     fields = ["shares", "movers", "fuse", "limits", "transforms", "every_operator"]
     # Without scales there is nothing to align.
-    fields += ["align"] if isinstance(wanted.activation, TensorSpec) else []
+    fields += ["align"] if isinstance(wanted.activation, IntegerSpec) else []
     for field in fields:
         assert getattr(job.target, field) == getattr(base, field), field
     assert set(base.operators) <= {*job.target.operators, *OPS}
@@ -98,7 +98,7 @@ def test_rewrites_are_switched(option: str, gone: str) -> None:
     assert set(usual) - set(_job("A8W8", {option: False}).target.transforms) == {gone}
     assert _job("U8S8_AAWS", {option: True}).target.transforms == (gone,)
     assert _job("BF16", {"BF16QDQToCast": True}).target.transforms == ()
-    assert _job("A8W8", {"SkipPreprocess": True}).config.equalize is None
+    assert _job("A8W8", {"SkipPreprocess": True}).config.equalization is None
 
 
 def test_alignments_are_switched() -> None:
@@ -202,7 +202,7 @@ def test_weights_and_biases_have_their_options() -> None:
     assert _job("XINT8", {"Int32Bias": True}).config.bias == ProductBias(
         repair=False, truncate_realigned=True
     )
-    assert _job("A8W8", {"Int16Bias": True}).config.bias.format is Format.INT16
+    assert _job("A8W8", {"Int16Bias": True}).config.bias.format is IntegerFormat.INT16
     assert _job("A8W8", {"AdjustWeightScaleForInt32Bias": True}).config.bias.repair
     assert _job("A8W8", {"WeightsOnly": True}).config.activation is None
     assert _job("U8U8_AAWA").config.weight.symmetric is False
@@ -219,7 +219,7 @@ def test_equalization_has_its_options() -> None:
         "ReplaceClip6Relu": True,
     }
 
-    assert _job("A8W8", options).config.equalize == QuarkCle(
+    assert _job("A8W8", options).config.equalization == QuarkCle(
         steps=-1,
         weight_threshold=0.25,
         append_bias=False,
@@ -278,7 +278,7 @@ def test_finetuning_has_all_its_parameters() -> None:
 
     job = make_job(with_algorithms(get_default_config("A8W8"), [asked]), MODEL, lenient=False)
 
-    assert job.config.refine == AdaRound(
+    assert job.config.refinement == AdaRound(
         data_size=7,
         batch_size=3,
         num_batches=2,
@@ -308,8 +308,8 @@ def test_finetuning_has_all_its_parameters() -> None:
 
 
 def test_finetuning_by_the_older_switch_has_quarks_defaults() -> None:
-    plain = _job("A8W8", include_fast_ft=True).config.refine
-    preset = _job("XINT8_ADAQUANT").config.refine
+    plain = _job("A8W8", include_fast_ft=True).config.refinement
+    preset = _job("XINT8_ADAQUANT").config.refinement
 
     assert plain == AdaRound(update_bias=True)
     assert preset == AdaQuant(
@@ -328,7 +328,7 @@ def test_a_dictionary_without_the_switch_finetunes_and_says_so() -> None:
     with pytest.warns(CompatibilityWarning, match="without include_fast_ft"):
         job = _job("A8W8", options)
 
-    assert job.config.refine == AdaQuant(num_iterations=9, update_bias=True)
+    assert job.config.refinement == AdaQuant(num_iterations=9, update_bias=True)
 
 
 @pytest.mark.parametrize(
@@ -376,10 +376,10 @@ def test_all_operators_are_quantized_when_asked_for() -> None:
 def test_smoothquant_is_quarks_by_field_and_by_algorithm() -> None:
     asked = with_algorithms(get_default_config("A8W8"), [SmoothQuantConfig(alpha=0.7)])
 
-    assert _job("A8W8").config.smooth is None
-    assert _job("A8W8", include_sq=True).config.smooth == QuarkSmoothQuant(alpha=0.5)
-    assert _job("A8W8", {"SmoothAlpha": 0.6}, include_sq=True).config.smooth == QuarkSmoothQuant(
-        alpha=0.6
-    )
-    assert _job(asked).config.smooth == QuarkSmoothQuant(alpha=0.7)
-    assert _job("A8W8", {"SkipPreprocess": True}, include_sq=True).config.smooth is None
+    assert _job("A8W8").config.smooth_quant is None
+    assert _job("A8W8", include_sq=True).config.smooth_quant == QuarkSmoothQuant(alpha=0.5)
+    assert _job(
+        "A8W8", {"SmoothAlpha": 0.6}, include_sq=True
+    ).config.smooth_quant == QuarkSmoothQuant(alpha=0.6)
+    assert _job(asked).config.smooth_quant == QuarkSmoothQuant(alpha=0.7)
+    assert _job("A8W8", {"SkipPreprocess": True}, include_sq=True).config.smooth_quant is None

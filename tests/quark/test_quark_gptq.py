@@ -16,9 +16,9 @@ from quark_helpers import ListReader, quiet
 
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import Gptq
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.graph import io
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import CompatibilityWarning, NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx import (
     AdaRoundConfig,
@@ -60,7 +60,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     ("changed", "spec", "refine"),
     [
         ({}, {}, {}),
-        ({"bits": 4}, {"format": Format.INT4}, {}),
+        ({"bits": 4}, {"format": IntegerFormat.INT4}, {}),
         ({"group_size": 16}, {"group": 16}, {}),
         ({"per_channel": True}, {"per_channel": True}, {}),
         ({"mse": True}, {"method": MinMse()}, {}),
@@ -73,9 +73,9 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 def test_every_parameter_goes_where_it_is_read(changed: dict, spec: dict, refine: dict) -> None:
     job = _job(GPTQConfig(**changed))
 
-    usual = {"format": Format.INT8, "symmetric": True, "method": MinMax()}
-    assert job.config.weight == TensorSpec(**{**usual, **spec})
-    assert job.config.refine == Gptq(**refine)
+    usual = {"format": IntegerFormat.INT8, "symmetric": True, "method": MinMax()}
+    assert job.config.weight == IntegerSpec(**{**usual, **spec})
+    assert job.config.refinement == Gptq(**refine)
     assert job.config.activation is None
 
 

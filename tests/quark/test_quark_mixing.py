@@ -13,10 +13,10 @@ from quark_cases import DATA, differences, outputs_of, read_quantized, samples
 from quark_helpers import ListReader, quiet
 
 from lowbit.api import Result, quantize
-from lowbit.config.mixed_precision import Mixing
-from lowbit.config.specs import BLOCKS, ProductBias, TensorSpec
+from lowbit.config.mixed_precision import MixedPrecision
+from lowbit.config.specs import BLOCKS, IntegerSpec, ProductBias
 from lowbit.graph import io
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import CompatibilityWarning, QuarkConfigError
 from lowbit.quark.onnx import (
     AutoMixprecisionConfig,
@@ -42,9 +42,9 @@ def _job(base: str, *algorithms: Any, **changes: Any) -> Job:
     return make_job(with_algorithms(config, algorithms), io.load(FLOAT), lenient=False)
 
 
-def _mixing(base: str = "A16W8", **parameters: Any) -> Mixing:
+def _mixing(base: str = "A16W8", **parameters: Any) -> MixedPrecision:
     parameters = {"target_layer_config": _INT8, **parameters}
-    mix = _job(base, AutoMixprecisionConfig(**parameters)).config.mix
+    mix = _job(base, AutoMixprecisionConfig(**parameters)).config.mixed_precision
     assert mix is not None
     return mix
 
@@ -145,9 +145,9 @@ def test_every_parameter_goes_where_it_is_read(given: dict, field: str, value: A
 
 def test_layers_of_the_target() -> None:
     (option,) = _mixing().options
-    assert isinstance(option.inputs, TensorSpec)
-    assert isinstance(option.weight, TensorSpec)
-    assert (option.inputs.format, option.weight.format) == (Format.INT8, Format.INT8)
+    assert isinstance(option.inputs, IntegerSpec)
+    assert isinstance(option.weight, IntegerSpec)
+    assert (option.inputs.format, option.weight.format) == (IntegerFormat.INT8, IntegerFormat.INT8)
     assert option.bias is None
     full = QLayerConfig(
         input_tensors=Int8Spec(),
@@ -158,8 +158,8 @@ def test_layers_of_the_target() -> None:
     (option,) = _mixing(target_layer_config=full).options
     assert option.weight == BLOCKS["BFP16"]
     assert isinstance(option.bias, ProductBias)
-    assert isinstance(option.outputs, TensorSpec)
-    assert option.outputs.format is Format.INT16
+    assert isinstance(option.outputs, IntegerSpec)
+    assert option.outputs.format is IntegerFormat.INT16
     several = _mixing(target_layer_config=[_INT8, full]).options
     assert len(several) == 2
     named = _mixing(target_layer_config={_INT8: ["fc"], full: []}).options
@@ -172,14 +172,14 @@ def test_layers_of_the_target() -> None:
             "AutoMixprecision": {"TargetLayerConfig": _INT8.to_dict()},
         },
     )
-    assert plain.config.mix is not None
-    assert plain.config.mix.options == _mixing().options
+    assert plain.config.mixed_precision is not None
+    assert plain.config.mixed_precision.options == _mixing().options
 
 
 def test_options_say_what_is_symmetric() -> None:
     (option,) = _mixing("S16S16_MIXED_S8S8").options
-    assert isinstance(option.inputs, TensorSpec)
-    assert isinstance(option.weight, TensorSpec)
+    assert isinstance(option.inputs, IntegerSpec)
+    assert isinstance(option.weight, IntegerSpec)
     assert (option.inputs.symmetric, option.weight.symmetric) == (False, True)
 
 
@@ -242,10 +242,10 @@ def test_functions_that_measure() -> None:
 
 
 def test_names_of_earlier_versions() -> None:
-    def mixing(**given: Any) -> Mixing:
+    def mixing(**given: Any) -> MixedPrecision:
         kinds = {"ActTargetQuantType": QuantType.QInt8, "WeightTargetQuantType": QuantType.QInt8}
         options = {"ActivationSymmetric": True, "AutoMixprecision": {**kinds, **given}}
-        mix = _job("A16W8", include_auto_mp=True, extra_options=options).config.mix
+        mix = _job("A16W8", include_auto_mp=True, extra_options=options).config.mixed_precision
         assert mix is not None
         return mix
 
@@ -256,8 +256,8 @@ def test_names_of_earlier_versions() -> None:
     assert mixing(ExcludeIndices=[1]).not_ranks == (1,)
     assert mixing(TargetTensors=["fc"]).include == ("fc",)
     bias = mixing(BiasTargetQuantType=QuantType.QInt8).options[0].bias
-    assert isinstance(bias, TensorSpec)
-    assert bias.format is Format.INT8
+    assert isinstance(bias, IntegerSpec)
+    assert bias.format is IntegerFormat.INT8
     with pytest.raises(QuarkConfigError, match="needs an EvaluateFunction"):
         mixing(Top1AccTarget=0.1)
 

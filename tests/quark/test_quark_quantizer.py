@@ -39,7 +39,7 @@ from lowbit.quark.onnx import (
 _INT8 = QLayerConfig(input_tensors=Int8Spec(), weight=Int8Spec())
 
 
-def _snr(model: onnx.ModelProto | str, reference: onnx.ModelProto | None = None) -> float:
+def _sqnr(model: onnx.ModelProto | str, reference: onnx.ModelProto | None = None) -> float:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 
@@ -82,7 +82,7 @@ def test_a_path_is_written_and_nothing_returned(tmp_path: pathlib.Path, model_pa
     )
 
     assert returned is None
-    assert _snr(str(out)) > 20
+    assert _sqnr(str(out)) > 20
 
 
 def test_weights_go_beside_the_model_when_asked_for(tmp_path: pathlib.Path, model_path) -> None:
@@ -93,7 +93,7 @@ def test_weights_go_beside_the_model_when_asked_for(tmp_path: pathlib.Path, mode
     )
 
     assert (tmp_path / "quantized.onnx.data").exists()
-    assert _snr(str(out)) > 20
+    assert _sqnr(str(out)) > 20
 
 
 def test_a_summary_is_printed_unless_told_not_to(capsys: pytest.CaptureFixture) -> None:
@@ -121,7 +121,7 @@ def test_a_folder_of_arrays_serves_as_data(tmp_path: pathlib.Path) -> None:
         small_cnn(), calibration_data_path=str(tmp_path)
     )
 
-    assert model == _quantize(quiet("A8W8")) or _snr(model) > 20
+    assert model == _quantize(quiet("A8W8")) or _sqnr(model) > 20
 
 
 @pytest.mark.parametrize("preset", ["XINT8", "A8W8", "U8U8_AAWA", "S16S8_ASWS", "U16S8_AAWS"])
@@ -171,7 +171,7 @@ def test_bias_correction_helps() -> None:
         QConfig(layer, algo_config=[BiasCorrectionConfig()], extra_options=options)
     )
 
-    assert _snr(corrected) > _snr(plain)
+    assert _sqnr(corrected) > _sqnr(plain)
 
 
 def test_nodes_stay_in_float_by_name_type_and_subgraph() -> None:
@@ -268,8 +268,8 @@ def test_dynamic_quantization_needs_no_data(tmp_path: pathlib.Path, model_path) 
     quantize_dynamic(model_path, tmp_path / "d.onnx", weight_type=QuantType.QUInt8)
 
     assert {"ConvInteger", "MatMulInteger"} & {n.op_type for n in preset.graph.node}
-    assert _snr(str(tmp_path / "d.onnx")) == pytest.approx(_snr(preset))
-    assert _snr(preset) > 15
+    assert _sqnr(str(tmp_path / "d.onnx")) == pytest.approx(_sqnr(preset))
+    assert _sqnr(preset) > 15
 
 
 def test_weights_of_products_in_blocks_of_four_bits() -> None:
@@ -318,7 +318,7 @@ def test_a_stack_of_per_channel_power_of_two_and_unsigned_specs_runs() -> None:
     ):
         config = QConfig(QLayerConfig(input_tensors=inputs, weight=weight))
         config.extra_options["PrintSummary"] = False
-        assert _snr(_quantize(config)) > 10
+        assert _sqnr(_quantize(config)) > 10
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def _same_activations(ours: onnx.ModelProto, case: str) -> None:
         np.testing.assert_array_equal(mine[name][1], zero)
 
 
-def _snr(model: onnx.ModelProto) -> float:
+def _sqnr(model: onnx.ModelProto) -> float:
     want = outputs_of(onnx.load(DATA / "float.onnx"), "test_input.npz")["output"]
     got = outputs_of(model, "test_input.npz")["output"]
     return float(10 * np.log10((want**2).sum() / ((want - got) ** 2).sum()))
@@ -221,7 +221,7 @@ def test_000_finetunes(page: Any, line: int, least: float) -> None:
 
     tuned = onnx.load("out.onnx")
     plain = _golden("a8w8_default")
-    assert _snr(tuned) > _snr(plain) + least
+    assert _sqnr(tuned) > _sqnr(plain) + least
     assert _structure(tuned) == _structure(plain)
 
 
@@ -233,7 +233,7 @@ def test_002_finetunes_bfloat16_without_the_switch(page: Any) -> None:
         tuned = _quantize(names["quant_config"])
 
     names["quant_config"].extra_options.clear()
-    assert _snr(tuned) >= _snr(_quantize(names["quant_config"])) - 0.01
+    assert _sqnr(tuned) >= _sqnr(_quantize(names["quant_config"])) - 0.01
 
 
 def test_003_rounds_adaptively(page: Any) -> None:
@@ -241,7 +241,7 @@ def test_003_rounds_adaptively(page: Any) -> None:
 
     tuned = onnx.load("out.onnx")
     plain = _golden("u8s8_seed003_noft")
-    assert _snr(tuned) > _snr(plain) + 1.5
+    assert _sqnr(tuned) > _sqnr(plain) + 1.5
     _same_activations(tuned, "u8s8_seed003_noft")
 
 
@@ -252,7 +252,7 @@ def test_004_finetunes_accurately(page: Any) -> None:
 
     plain = dataclasses.replace(names["INT8_CNN_ACCURATE_CONFIG"], include_fast_ft=False)
     plain.extra_options = {"Percentile": 99.9999}
-    assert _snr(_quantize(names["config"])) > _snr(_quantize(plain, "plain.onnx"))
+    assert _sqnr(_quantize(names["config"])) > _sqnr(_quantize(plain, "plain.onnx"))
 
 
 def test_004_equalizes(page: Any) -> None:

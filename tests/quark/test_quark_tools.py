@@ -62,7 +62,7 @@ def _counts(model: onnx.ModelProto) -> collections.Counter:
     return collections.Counter(node.op_type for node in model.graph.node)
 
 
-def _snr(want: np.ndarray, got: np.ndarray) -> float:
+def _sqnr(want: np.ndarray, got: np.ndarray) -> float:
     return float(10 * np.log10((want**2).sum() / ((want - got) ** 2).sum()))
 
 
@@ -145,7 +145,7 @@ def test_unsigned_words_become_signed_or_bytes(tmp_path: pathlib.Path) -> None:
     types = {t.data_type for t in narrow.graph.initializer}
     assert onnx.TensorProto.UINT16 not in types
     assert onnx.TensorProto.UINT8 in types
-    assert 10 < _snr(_run(wide), _run(narrow)) < 60
+    assert 10 < _sqnr(_run(wide), _run(narrow)) < 60
     np.testing.assert_allclose(_run(same), _run(wide), rtol=1e-4, atol=1e-3)
 
 
@@ -160,7 +160,7 @@ def test_byte_biases_become_words_of_the_accumulator(tmp_path: pathlib.Path) -> 
         assert stored[readers[layer.input[2]].input[0]].data_type == onnx.TensorProto.INT32
         np.testing.assert_allclose(scales[2], scales[0] * scales[1], rtol=1e-6)
     # The accumulator's scale may be coarser than the bias's own was.
-    assert _snr(_run(_golden("xint8_nocle")), _run(model)) > 25
+    assert _sqnr(_run(_golden("xint8_nocle")), _run(model)) > 25
 
 
 def test_word_biases_are_clipped(tmp_path: pathlib.Path) -> None:
@@ -185,7 +185,7 @@ def test_what_is_left_without_pairs_is_the_float_network(tool: str, tmp_path: pa
 
     assert not {"QuantizeLinear", "DequantizeLinear"} & set(_counts(model))
     assert [o.name for o in model.graph.output] == ["output"]
-    assert _snr(_run(_golden("float")), _run(model)) > 25
+    assert _sqnr(_run(_golden("float")), _run(model)) > 25
 
 
 def test_pairs_between_operators_are_taken_out(tmp_path: pathlib.Path) -> None:
@@ -232,7 +232,7 @@ def test_bfloat16_in_four_ways(tmp_path: pathlib.Path) -> None:
         )
 
     want = _run(_golden("float"))
-    assert all(_snr(want, _run(model)) > 35 for model in made.values())
+    assert all(_sqnr(want, _run(model)) > 35 for model in made.values())
     np.testing.assert_array_equal(_run(made["with_cast"]), _run(made["customqdq"]))
     assert _counts(made["simulate_bf16"])["Cast"] == 4
     sizes = {form: model.ByteSize() for form, model in made.items()}
@@ -246,7 +246,7 @@ def test_blocks_with_a_common_exponent(tmp_path: pathlib.Path) -> None:
     assert _tool("convert_fp16_to_bfp16", tmp_path / "half.onnx", tmp_path / "out.onnx") == 0
 
     assert _counts(model)["BFPQuantizeDequantize"] > 10
-    assert _snr(_run(_golden("float")), _run(model)) > 25
+    assert _sqnr(_run(_golden("float")), _run(model)) > 25
     assert _counts(onnx.load(tmp_path / "out.onnx"))["BFPQuantizeDequantize"] > 10
 
 
@@ -275,7 +275,7 @@ def test_half_precision_there_and_back(tmp_path: pathlib.Path) -> None:
     assert half.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     ends = [*single.graph.input, *single.graph.output]
     assert {v.type.tensor_type.elem_type for v in ends} == {onnx.TensorProto.FLOAT}
-    assert _snr(_run(_golden("float")), _run(single)) > 40
+    assert _sqnr(_run(_golden("float")), _run(single)) > 40
 
 
 def test_integer_operators(tmp_path: pathlib.Path) -> None:

@@ -14,18 +14,18 @@ import lowbit
 from lowbit.api import prepare
 from lowbit.calibrate.collect import collect
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.config.specs import IntegerSpec, ProductBias
 from lowbit.graph.session import session
 from lowbit.numerics.affine import dequantize
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import make_plan
 from lowbit.refine.bias_correction import corrected_biases
 from lowbit.scales.solve import resolve
 from lowbit.scales.stored import nearest
 
 _CONFIG = QuantConfig(
-    activation=TensorSpec(format=Format.INT8),
-    weight=TensorSpec(format=Format.INT4),
+    activation=IntegerSpec(format=IntegerFormat.INT8),
+    weight=IntegerSpec(format=IntegerFormat.INT4),
     bias=ProductBias(),
     target="onnxruntime",
     head="int8",

@@ -6,7 +6,7 @@ from chain_models import chain, smooth
 
 import lowbit
 from lowbit.config.presets import find_preset
-from lowbit.config.refinement import AdaRound, Reconstruct
+from lowbit.config.refinement import AdaRound, LayerReconstruction
 from lowbit.errors import ConfigError, OutputError
 
 
@@ -15,7 +15,7 @@ class Killed(BaseException):
 
 
 def _config(refine):
-    return msgspec.structs.replace(find_preset("A8W8"), refine=refine)
+    return msgspec.structs.replace(find_preset("A8W8"), refinement=refine)
 
 
 def _after(count, error):
@@ -27,7 +27,7 @@ def _after(count, error):
     return progress
 
 
-@pytest.mark.parametrize("refine", [Reconstruct(), AdaRound(num_iterations=30)])
+@pytest.mark.parametrize("refine", [LayerReconstruction(), AdaRound(num_iterations=30)])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_killed_run_continues_and_ends_in_the_same_bytes(tmp_path, refine, count):
     config, feeds = _config(refine), smooth(6)
@@ -61,15 +61,19 @@ def test_other_data_or_settings_are_not_mixed_in(tmp_path):
             chain(2),
             output,
             data=smooth(6),
-            config=_config(Reconstruct()),
+            config=_config(LayerReconstruction()),
             progress=_after(1, Killed()),
         )
     with pytest.raises(ConfigError, match="of another run"):
         lowbit.quantize(
-            chain(2), output, data=smooth(6, seed=1), config=_config(Reconstruct()), resume=True
+            chain(2),
+            output,
+            data=smooth(6, seed=1),
+            config=_config(LayerReconstruction()),
+            resume=True,
         )
     # Without resume it is simply done again.
-    lowbit.quantize(chain(2), output, data=smooth(6, seed=1), config=_config(Reconstruct()))
+    lowbit.quantize(chain(2), output, data=smooth(6, seed=1), config=_config(LayerReconstruction()))
     assert output.exists()
 
 
@@ -79,7 +83,7 @@ def test_ctrl_c_gives_the_best_so_far(tmp_path):
         chain(4),
         output,
         data=smooth(6),
-        config=_config(Reconstruct()),
+        config=_config(LayerReconstruction()),
         progress=_after(2, KeyboardInterrupt()),
     )
     assert output.exists()
@@ -96,7 +100,7 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):
 
     with pytest.raises(OutputError, match=r"other files \(notes\.txt\); give an empty folder"):
         lowbit.quantize(
-            chain(2), data=smooth(6), config=_config(Reconstruct()), checkpoint=mine.parent
+            chain(2), data=smooth(6), config=_config(LayerReconstruction()), checkpoint=mine.parent
         )
 
     assert mine.read_text() == "mine"

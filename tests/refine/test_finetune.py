@@ -21,7 +21,7 @@ QUICK = {"num_iterations": 60, "batch_size": 2}
 
 
 def _run(refine, count=8, preset="A16W8"):
-    config = msgspec.structs.replace(find_preset(preset), refine=refine, equalize=None)
+    config = msgspec.structs.replace(find_preset(preset), refinement=refine, equalization=None)
     return lowbit.quantize(chain(2), data=smooth(count), config=config)
 
 
@@ -153,7 +153,7 @@ def test_another_float_model_can_be_followed(tmp_path):
 
 
 def test_a_detour_through_small_models_with_residuals_and_depthwise_layers():
-    config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refine=AdaRound(**QUICK))
+    config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refinement=AdaRound(**QUICK))
     result = lowbit.quantize(small_cnn(), data=small_feeds(8), config=config)
     assert any("of 3 layers" in note for note in result.report.notes)
 
@@ -163,7 +163,7 @@ def test_a_bias_that_may_move_makes_no_layer_worse(caplog):
     def errors(*, update_bias):
         caplog.clear()
         tuned = AdaRound(num_iterations=100, batch_size=4, parallel=True, update_bias=update_bias)
-        config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refine=tuned)
+        config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refinement=tuned)
         with caplog.at_level(logging.INFO, "lowbit.refine.finetune"):
             lowbit.quantize(small_cnn(), data=small_feeds(8), config=config)
         rows = [r for r in caplog.records if "held-out" in r.message]
@@ -187,13 +187,13 @@ def test_a_device_that_is_not_there_is_named_before_any_work(refine, word):
         raise AssertionError("the data was read")
         yield
 
-    config = msgspec.structs.replace(find_preset("A8W8"), refine=refine)
+    config = msgspec.structs.replace(find_preset("A8W8"), refinement=refine)
     with pytest.raises(ConfigError, match=word):
         lowbit.quantize(chain(1), data=never(), config=config)
 
 
 def test_adaround_of_16_bit_floats_is_refused():
-    config = msgspec.structs.replace(QUARK_PRESETS["BF16"], refine=AdaRound())
+    config = msgspec.structs.replace(QUARK_PRESETS["BF16"], refinement=AdaRound())
     with pytest.raises(ConfigError, match="take AdaQuant"):
         lowbit.quantize(small_cnn(), data=small_feeds(2), config=config)
 
@@ -204,7 +204,7 @@ def test_adaquant_tunes_floats_and_blocks(name):
     tuned = AdaQuant(num_iterations=200, batch_size=4, learning_rate=1e-4)
 
     def run(refine):
-        config = msgspec.structs.replace(QUARK_PRESETS[name], refine=refine)
+        config = msgspec.structs.replace(QUARK_PRESETS[name], refinement=refine)
         return lowbit.quantize(chain(2), data=smooth(40), config=config)
 
     plain, better = run(None), run(tuned)

@@ -11,12 +11,12 @@ from onnx import numpy_helper
 import lowbit
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMse
-from lowbit.config.refinement import AdaRound, Gptq, Reconstruct
-from lowbit.config.specs import FloatSpec, TensorSpec
+from lowbit.config.refinement import AdaRound, Gptq, LayerReconstruction
+from lowbit.config.specs import FloatSpec, IntegerSpec
 from lowbit.errors import ConfigError
 from lowbit.graph.session import session
 from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.refine.gptq import round_in_turn, second_moments
 from lowbit.refine.reconstruct import Grid
 
@@ -105,8 +105,8 @@ def test_inputs_that_depend_on_each_other_are_no_trouble():
 
 
 def _weights_only(refine, **weight):
-    spec = TensorSpec(**{"format": Format.INT4, "per_channel": True, **weight})
-    return QuantConfig(activation=None, weight=spec, refine=refine)
+    spec = IntegerSpec(**{"format": IntegerFormat.INT4, "per_channel": True, **weight})
+    return QuantConfig(activation=None, weight=spec, refinement=refine)
 
 
 def _distance(model, result, feeds):
@@ -124,7 +124,7 @@ def _distance(model, result, feeds):
 
 @pytest.mark.parametrize(
     "weight",
-    [{}, {"group": 16}, {"symmetric": False}, {"format": Format.INT8, "per_channel": False}],
+    [{}, {"group": 16}, {"symmetric": False}, {"format": IntegerFormat.INT8, "per_channel": False}],
 )
 def test_a_model_comes_nearer_to_float_on_data_it_has_not_seen(weight):
     model, feeds, unseen = matrices(), rows(16), rows(8, seed=9)
@@ -136,18 +136,18 @@ def test_a_model_comes_nearer_to_float_on_data_it_has_not_seen(weight):
 
 def test_convolutions_and_quantized_activations_take_it_as_well():
     model, feeds, unseen = chain(), smooth(16), smooth(8, seed=9)
-    spec = TensorSpec(format=Format.INT4, per_channel=True)
+    spec = IntegerSpec(format=IntegerFormat.INT4, per_channel=True)
     start = msgspec.structs.replace(
         lowbit.presets.find_preset("A16W8"),
         weight=spec,
-        equalize=None,
-        choose=False,
+        equalization=None,
+        keep_only_if_better=False,
         target="onnxruntime",
     )
     distances = [
         _distance(
             model,
-            lowbit.quantize(model, data=feeds, config=msgspec.structs.replace(start, refine=r)),
+            lowbit.quantize(model, data=feeds, config=msgspec.structs.replace(start, refinement=r)),
             unseen,
         )
         for r in (None, Gptq())
@@ -193,13 +193,13 @@ def test_what_makes_no_sense_is_named(field, value):
 
 def test_floats_have_no_integers_to_choose_from():
     config = QuantConfig(
-        activation=None, weight=FloatSpec(format=FloatFormat.BFLOAT16), refine=Gptq()
+        activation=None, weight=FloatSpec(format=FloatFormat.BFLOAT16), refinement=Gptq()
     )
     with pytest.raises(ConfigError, match="Gptq chooses which integer"):
         lowbit.quantize(matrices(), data=rows(2), config=config)
 
 
 def test_configurations_are_told_apart_in_files():
-    for config in (Gptq(act_order=True), Reconstruct(), AdaRound()):
+    for config in (Gptq(act_order=True), LayerReconstruction(), AdaRound()):
         data = msgspec.json.encode(_weights_only(config))
-        assert msgspec.json.decode(data, type=QuantConfig).refine == config
+        assert msgspec.json.decode(data, type=QuantConfig).refinement == config

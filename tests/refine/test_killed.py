@@ -65,7 +65,7 @@ def test_a_killed_process_is_resumed_and_ends_in_the_same_bytes(moment, refine, 
     images = np.load(EXAMPLE / "calib.npz")["images"][:4]
     pixels = images.transpose(0, 3, 1, 2) if images.shape[-1] == 3 else images
     np.savez(tmp_path / "data.npz", input=pixels.astype(np.float32) / 255)
-    (tmp_path / "config.json").write_text(json.dumps({"refine": refine}))
+    (tmp_path / "config.json").write_text(json.dumps({"refinement": refine}))
     whole, output = tmp_path / "whole.onnx", tmp_path / "out.onnx"
     finished = tmp_path / "out.onnx.refining"
 

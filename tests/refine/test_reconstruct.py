@@ -10,12 +10,14 @@ from small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.config.presets import find_preset
-from lowbit.config.refinement import Reconstruct
+from lowbit.config.refinement import LayerReconstruction
 from lowbit.graph.session import session
 
 
 def _config(preset, refine):
-    return msgspec.structs.replace(find_preset(preset), refine=refine, equalize=None, choose=False)
+    return msgspec.structs.replace(
+        find_preset(preset), refinement=refine, equalization=None, keep_only_if_better=False
+    )
 
 
 def _error(model, result, feeds):
@@ -38,14 +40,14 @@ def test_it_is_nearer_to_float_on_data_it_has_not_seen(preset, part):
     """With 16-bit activations all error is the weights'; with 8 bits most is not."""
     model, feeds, unseen = chain(), smooth(16), smooth(8, seed=9)
     plain = lowbit.quantize(model, data=feeds, config=_config(preset, None))
-    better = lowbit.quantize(model, data=feeds, config=_config(preset, Reconstruct()))
+    better = lowbit.quantize(model, data=feeds, config=_config(preset, LayerReconstruction()))
     assert _error(model, better, unseen) < part * _error(model, plain, unseen)
 
 
 def test_scales_and_structure_stay():
     model, feeds = small_cnn(), small_feeds(8)
     plain = lowbit.quantize(model, data=feeds, config=_config("A8W8", None)).model
-    better = lowbit.quantize(model, data=feeds, config=_config("A8W8", Reconstruct())).model
+    better = lowbit.quantize(model, data=feeds, config=_config("A8W8", LayerReconstruction())).model
     assert [n.SerializeToString() for n in plain.graph.node] == [
         n.SerializeToString() for n in better.graph.node
     ]
@@ -62,20 +64,22 @@ def test_scales_and_structure_stay():
 
 def test_the_same_bytes_twice():
     runs = [
-        lowbit.quantize(chain(), data=smooth(6), config=_config("XINT8", Reconstruct()))
+        lowbit.quantize(chain(), data=smooth(6), config=_config("XINT8", LayerReconstruction()))
         for _ in range(2)
     ]
     assert runs[0].model.SerializeToString() == runs[1].model.SerializeToString()
 
 
 def test_the_report_says_what_was_won():
-    result = lowbit.quantize(chain(), data=smooth(8), config=_config("A8W8", Reconstruct()))
+    result = lowbit.quantize(chain(), data=smooth(8), config=_config("A8W8", LayerReconstruction()))
     (note,) = [n for n in result.report.notes if n.startswith("refined")]
     assert "of 4 layers: their error on held-out samples fell to" in note
 
 
 def test_random_data_is_not_reconstructed_on():
-    result = lowbit.quantize(small_cnn(), data="random", config=_config("A8W8", Reconstruct()))
+    result = lowbit.quantize(
+        small_cnn(), data="random", config=_config("A8W8", LayerReconstruction())
+    )
     assert any("not reconstructed" in note for note in result.report.notes)
 
 
@@ -87,19 +91,19 @@ def test_a_layer_without_bias_is_reconstructed_as_well():
     (w3,) = [c for c in model.graph.initializer if c.name == "w3"]
     w3.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(w3).T.copy(), "w3"))
     feeds = small_feeds(8)
-    result = lowbit.quantize(model, data=feeds, config=_config("A8W8", Reconstruct()))
+    result = lowbit.quantize(model, data=feeds, config=_config("A8W8", LayerReconstruction()))
     plain = lowbit.quantize(model, data=feeds, config=_config("A8W8", None))
     assert _error(model, result, feeds) < _error(model, plain, feeds)
 
 
 def test_it_sees_as_many_samples_as_it_is_asked_to():
-    config = _config("A8W8", Reconstruct(data_size=3, positions=5))
+    config = _config("A8W8", LayerReconstruction(data_size=3, positions=5))
     few = lowbit.quantize(chain(), data=smooth(8), config=config)
     first = lowbit.quantize(chain(), data=smooth(8), config=_config("A8W8", None))
     alone = lowbit.quantize(
         chain(),
         data=smooth(8)[:3],
-        config=_config("A8W8", Reconstruct(positions=5)),
+        config=_config("A8W8", LayerReconstruction(positions=5)),
         stats=first.stats,
     )
     assert _weights(few) == _weights(alone)
@@ -113,7 +117,7 @@ def test_without_sweeps_it_corrects_biases_only() -> None:
     """Empirical bias correction: nearest weights, and the float model's mean in every channel."""
     model, feeds = chain(), smooth(24)
     corrected = lowbit.quantize(
-        model, data=feeds, config=_config("A16W8", Reconstruct(sweeps=0, held_out=0.0))
+        model, data=feeds, config=_config("A16W8", LayerReconstruction(sweeps=0, held_out=0.0))
     )
     wide = lowbit.quantize(model, data=feeds, config=_config("A16W8", None))
 

@@ -5,9 +5,9 @@ import pytest
 
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import Method, MinMax, MinMse
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.affine import QParams, power_of_two_qparams
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning.plan import AlignedGroup, Plan, TensorPlan
 from lowbit.scales.alignment import align, components, lower_to_common
 from lowbit.scales.ranges import params_of
@@ -25,8 +25,8 @@ def _plan(
     reduce_range: bool = False,
 ) -> Plan:
     """Make a plan from groups written ``"inputs", "outputs"``, one letter a tensor."""
-    spec = TensorSpec(
-        format=Format.INT8,
+    spec = IntegerSpec(
+        format=IntegerFormat.INT8,
         method=method or MinMax(),
         power_of_two=power_of_two,
         reduce_range=reduce_range,
@@ -56,7 +56,7 @@ def _plan(
 
 def _own(scales: dict[str, float]) -> dict[str, QParams]:
     return {
-        name: QParams(np.asarray(s, np.float32), np.asarray(0, np.int8), Format.INT8)
+        name: QParams(np.asarray(s, np.float32), np.asarray(0, np.int8), IntegerFormat.INT8)
         for name, s in scales.items()
     }
 
@@ -88,7 +88,8 @@ def test_leaders_stand_for_their_followers() -> None:
 
 def test_the_coarsest_scale_wins_where_the_rule_is_lowest() -> None:
     params = {
-        n: power_of_two_qparams(p, Format.INT8) for n, p in zip("abc", (5, 3, 9), strict=True)
+        n: power_of_two_qparams(p, IntegerFormat.INT8)
+        for n, p in zip("abc", (5, 3, 9), strict=True)
     }
 
     lower_to_common(_plan("lowest", [("ab", "c")]), params)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lowbit.config.methods import MinMax
-from lowbit.config.specs import BiasSpec, ProductBias, TensorSpec
+from lowbit.config.specs import BiasSpec, IntegerSpec, ProductBias
 from lowbit.numerics.affine import QParams, choose_qparams, dequantize
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning.plan import BiasPlan
 from lowbit.scales.bias import bias_integers, bias_params, repaired_weight
 
@@ -23,8 +23,8 @@ def _tensors(source: float, weight: float | list[float], axis: int | None = None
     scale = np.asarray(weight, np.float32)
     zero = np.zeros(scale.shape, np.int8)
     return {
-        "x": QParams(np.asarray(source, np.float32), np.int8(0), Format.INT8),
-        "w": QParams(scale, zero, Format.INT8, axis),
+        "x": QParams(np.asarray(source, np.float32), np.int8(0), IntegerFormat.INT8),
+        "w": QParams(scale, zero, IntegerFormat.INT8, axis),
     }
 
 
@@ -37,7 +37,7 @@ def test_a_product_bias_has_the_scale_of_the_accumulator() -> None:
     params = bias_params(_BIAS, _row(ProductBias()), _tensors(0.5, 0.25))
 
     assert float(params.scale) == 0.125
-    assert params.format is Format.INT32
+    assert params.format is IntegerFormat.INT32
     assert params.axis is None
 
 
@@ -58,9 +58,9 @@ def test_grouped_transposed_convolutions_repeat_their_scales() -> None:
     assert params.scale.tolist() == [0.5, 0.25, 0.5, 0.25]
 
 
-@pytest.mark.parametrize("fmt", [Format.INT32, Format.INT16, Format.INT8])
+@pytest.mark.parametrize("fmt", [IntegerFormat.INT32, IntegerFormat.INT16, IntegerFormat.INT8])
 @pytest.mark.parametrize("weight", [1e-12, 1e-7, 0.01])
-def test_repair_makes_every_bias_fit(fmt: Format, weight: float) -> None:
+def test_repair_makes_every_bias_fit(fmt: IntegerFormat, weight: float) -> None:
     row, tensors = _row(ProductBias(format=fmt)), _tensors(0.01, weight)
 
     grown = repaired_weight(_BIAS, row, tensors)
@@ -132,9 +132,9 @@ def test_a_vanishing_product_never_gives_a_scale_of_zero() -> None:
     assert bias_integers(_BIAS, row, params, None)[3] == 0
 
 
-@pytest.mark.parametrize("fmt", [Format.INT8, Format.INT16])
-def test_a_bias_with_its_own_scale_is_quantized_like_a_weight(fmt: Format) -> None:
-    spec = TensorSpec(format=fmt, method=MinMax())
+@pytest.mark.parametrize("fmt", [IntegerFormat.INT8, IntegerFormat.INT16])
+def test_a_bias_with_its_own_scale_is_quantized_like_a_weight(fmt: IntegerFormat) -> None:
+    spec = IntegerSpec(format=fmt, method=MinMax())
     row = _row(spec)
 
     params = bias_params(_BIAS, row, {})

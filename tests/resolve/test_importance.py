@@ -27,7 +27,13 @@ _CASES = {
 def _config(**changes: object) -> lowbit.QuantConfig:
     config = find_preset("A8W8")
     weight = msgspec.structs.replace(config.weight, method=OutputMse())
-    changes = {"weight": weight, "refine": None, "equalize": None, "choose": False, **changes}
+    changes = {
+        "weight": weight,
+        "refinement": None,
+        "equalization": None,
+        "keep_only_if_better": False,
+        **changes,
+    }
     return msgspec.structs.replace(config, **changes)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.config.specs import IntegerSpec, ProductBias
 from lowbit.numerics.affine import dequantize
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.scales.stored import nearest
 
 _GEMM = """
@@ -17,8 +17,8 @@ agraph (float[1,2] x) => (float[1,3] y)
 { y = Gemm <beta = 0.5> (x, w, b) }
 """
 _CONFIG = QuantConfig(
-    activation=TensorSpec(format=Format.INT8),
-    weight=TensorSpec(format=Format.INT8, per_channel=True),
+    activation=IntegerSpec(format=IntegerFormat.INT8),
+    weight=IntegerSpec(format=IntegerFormat.INT8, per_channel=True),
     bias=ProductBias(),
     head="int8",
 )

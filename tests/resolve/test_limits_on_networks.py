@@ -24,18 +24,18 @@ from lowbit.scales.solve import resolve, settle_biases
 from lowbit.scales.stored import nearest
 
 # Bias correction moves biases on purpose; a head kept in float would hide what is to be tested.
-CONFIG = msgspec.structs.replace(find_preset("XINT8"), correct=False, head="int8")
+CONFIG = msgspec.structs.replace(find_preset("XINT8"), bias_correction=False, head="int8")
 _ALIGNED = ("Concat", "MaxPool", "AveragePool", "GlobalAveragePool")
 
 
-def _emit(seed: int, *, correct: bool = False) -> tuple[Prepared, onnx.ModelProto]:
+def _emit(seed: int, *, bias_correction: bool = False) -> tuple[Prepared, onnx.ModelProto]:
     model, feeds = random_network(seed)
     ready = prepare(io.load(model), CONFIG)
     plan = make_plan(ready.adapted, CONFIG, ready.target)
     stats = collect(ready.observed, plan, feeds)
     params = resolve(ready.adapted, plan, stats, ready.target)
     weights = nearest(ready.adapted, plan, params)
-    if correct:
+    if bias_correction:
         values = corrected_biases(ready.adapted, plan, params, stats, weights)
         params = settle_biases(ready.adapted, plan, params, ready.target, values)
         weights = nearest(ready.adapted, plan, params)
@@ -118,7 +118,7 @@ def test_stored_integers_stand_for_the_float_weights_and_biases(seed: int) -> No
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_bias_correction_keeps_the_limits(seed: int) -> None:
-    _, model = _emit(seed, correct=True)
+    _, model = _emit(seed, bias_correction=True)
 
     emitted = Emitted(model)
     assert [b for node in emitted.computing() for b in _broken(emitted, node)] == []

@@ -18,10 +18,10 @@ from lowbit.config.methods import (
     NonOverflow,
     Percentile,
 )
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.errors import CalibrationError
 from lowbit.numerics.affine import choose_qparams
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.scales.ranges import params_of, params_of_range, percentile_range
 from lowbit.scales.search import best_params, code_range
 
@@ -30,8 +30,8 @@ _SAMPLES = [(_RNG.laplace(size=5000) * (k + 1)).astype(np.float32) for k in rang
 _ALL = np.concatenate(_SAMPLES)
 
 
-def _spec(method: Method, fmt: Format = Format.INT8, **options: bool) -> TensorSpec:
-    return TensorSpec(format=fmt, method=method, **options)
+def _spec(method: Method, fmt: IntegerFormat = IntegerFormat.INT8, **options: bool) -> IntegerSpec:
+    return IntegerSpec(format=fmt, method=method, **options)
 
 
 def _log() -> TensorStats:
@@ -45,15 +45,15 @@ def _growing(bins: int, span: str) -> TensorStats:
     return dataclasses.replace(TensorStats.of(_ALL, histogram=False), growing=histogram)
 
 
-def _top(stats: TensorStats, spec: TensorSpec) -> float:
+def _top(stats: TensorStats, spec: IntegerSpec) -> float:
     return code_range(params_of(stats, spec, "t"), spec)[1]
 
 
 def test_minmax_takes_the_whole_range() -> None:
-    spec = _spec(MinMax(), Format.UINT8, symmetric=False)
+    spec = _spec(MinMax(), IntegerFormat.UINT8, symmetric=False)
 
     assert params_of(_log(), spec, "t") == choose_qparams(
-        _ALL.min(), _ALL.max(), Format.UINT8, symmetric=False
+        _ALL.min(), _ALL.max(), IntegerFormat.UINT8, symmetric=False
     )
 
 
@@ -106,11 +106,11 @@ def test_growing_percentiles_are_onnxruntimes(
 
     params = params_of(
         _growing(2048, "absolute" if symmetric else "symmetric"),
-        _spec(method, Format.UINT8, symmetric=False),
+        _spec(method, IntegerFormat.UINT8, symmetric=False),
         "t",
     )
 
-    assert params == choose_qparams(low, high, Format.UINT8, symmetric=False)
+    assert params == choose_qparams(low, high, IntegerFormat.UINT8, symmetric=False)
 
 
 def test_growing_entropy_is_onnxruntimes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def test_growing_entropy_is_onnxruntimes(capsys: pytest.CaptureFixture[str]) -> 
         _growing(128, "symmetric"), _spec(Entropy(histogram="growing", bins=128)), "t"
     )
 
-    assert params == choose_qparams(low, high, Format.INT8, symmetric=True)
+    assert params == choose_qparams(low, high, IntegerFormat.INT8, symmetric=True)
 
 
 def test_entropy_on_the_log_histogram_clips_the_tail_and_keeps_the_bulk() -> None:
@@ -137,12 +137,12 @@ def test_entropy_on_the_log_histogram_clips_the_tail_and_keeps_the_bulk() -> Non
 
 def test_distribution_reaches_so_many_deviations_from_the_mean() -> None:
     x = (_RNG.normal(2.0, 1.0, size=100_000)).astype(np.float32)
-    spec = _spec(Distribution(deviations=2.0), Format.UINT8, symmetric=False)
+    spec = _spec(Distribution(deviations=2.0), IntegerFormat.UINT8, symmetric=False)
 
     params = params_of(TensorStats.of(x, histogram=True), spec, "t")
 
     expected = choose_qparams(
-        x.mean() - 2 * x.std(), x.mean() + 2 * x.std(), Format.UINT8, symmetric=False
+        x.mean() - 2 * x.std(), x.mean() + 2 * x.std(), IntegerFormat.UINT8, symmetric=False
     )
     assert float(params.scale) == pytest.approx(float(expected.scale), rel=0.01)
 
@@ -152,7 +152,7 @@ def test_distribution_never_goes_beyond_what_was_seen() -> None:
     stats = TensorStats.of(x, histogram=True)
 
     assert params_of(stats, _spec(Distribution()), "t") == choose_qparams(
-        x.min(), x.max(), Format.INT8, symmetric=True
+        x.min(), x.max(), IntegerFormat.INT8, symmetric=True
     )
 
 

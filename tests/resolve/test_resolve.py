@@ -10,8 +10,8 @@ import pytest
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.presets import find_preset
-from lowbit.config.specs import ProductBias, TensorOverride, TensorSpec
-from lowbit.numerics.formats import Format
+from lowbit.config.specs import IntegerSpec, ProductBias, TensorOverride
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.scales.solve import settle_biases
 from lowbit.targets import find_target
 
@@ -36,7 +36,7 @@ agraph (float[1,2] x) => (float[1,2] y)
 
 
 def _config(target: str, *, pow2: bool = False, **options: Any) -> QuantConfig:
-    spec = TensorSpec(format=Format.INT8, power_of_two=pow2, method=MinMse())
+    spec = IntegerSpec(format=IntegerFormat.INT8, power_of_two=pow2, method=MinMse())
     fields = {"activation": spec, "weight": spec, "bias": ProductBias(), "head": "int8"}
     return QuantConfig(target=target, **{**fields, **options})
 
@@ -112,7 +112,7 @@ def test_settling_other_biases_changes_nothing_else(run_stages: Callable) -> Non
 
 
 def test_weights_only_configurations_resolve_without_activations(run_stages: Callable) -> None:
-    weight = TensorSpec(format=Format.INT8, method=MinMax())
+    weight = IntegerSpec(format=IntegerFormat.INT8, method=MinMax())
 
     stages = run_stages(_CONCAT, _config("onnxruntime", activation=None, weight=weight, bias=None))
 

@@ -7,9 +7,9 @@ import pytest
 
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.methods import MinMse
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.affine import QParams, choose_qparams, dequantize, quantize
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.scales.density import Density
 from lowbit.scales.search import best_params, code_range, error_of, power_of_two_candidates
 
@@ -23,24 +23,24 @@ _DATA = {
 }
 
 
-def _spec(fmt: Format, *, symmetric: bool = True, pow2: bool = False) -> TensorSpec:
-    return TensorSpec(format=fmt, symmetric=symmetric, power_of_two=pow2, method=MinMse())
+def _spec(fmt: IntegerFormat, *, symmetric: bool = True, pow2: bool = False) -> IntegerSpec:
+    return IntegerSpec(format=fmt, symmetric=symmetric, power_of_two=pow2, method=MinMse())
 
 
-def _error(x: np.ndarray, params: QParams, spec: TensorSpec) -> float:
+def _error(x: np.ndarray, params: QParams, spec: IntegerSpec) -> float:
     limits = spec.format.limits(symmetric=spec.symmetric)
     x = x.astype(np.float32)
     return float(np.mean((x - dequantize(quantize(x, params, limits), params)) ** 2.0))
 
 
-def _best(x: np.ndarray, spec: TensorSpec) -> QParams:
+def _best(x: np.ndarray, spec: IntegerSpec) -> QParams:
     stats = TensorStats.of(x.astype(np.float32), histogram=True)
     return best_params(Density.of(stats), stats.low, stats.high, spec)
 
 
 @pytest.mark.parametrize("name", _DATA)
-@pytest.mark.parametrize("fmt", [Format.INT4, Format.INT8, Format.UINT8])
-def test_symmetric_scales_are_as_good_as_a_dense_search(name: str, fmt: Format) -> None:
+@pytest.mark.parametrize("fmt", [IntegerFormat.INT4, IntegerFormat.INT8, IntegerFormat.UINT8])
+def test_symmetric_scales_are_as_good_as_a_dense_search(name: str, fmt: IntegerFormat) -> None:
     x, spec = _DATA[name], _spec(fmt)
     top = float(np.abs(x).max())
     dense = min(
@@ -52,8 +52,8 @@ def test_symmetric_scales_are_as_good_as_a_dense_search(name: str, fmt: Format) 
 
 
 @pytest.mark.parametrize("name", _DATA)
-@pytest.mark.parametrize("fmt", [Format.UINT4, Format.UINT8, Format.INT8])
-def test_asymmetric_ranges_are_as_good_as_a_dense_search(name: str, fmt: Format) -> None:
+@pytest.mark.parametrize("fmt", [IntegerFormat.UINT4, IntegerFormat.UINT8, IntegerFormat.INT8])
+def test_asymmetric_ranges_are_as_good_as_a_dense_search(name: str, fmt: IntegerFormat) -> None:
     x, spec = _DATA[name], _spec(fmt, symmetric=False)
     low, high = float(x.min()), float(x.max())
     ratios = np.linspace(0.05, 1.0, 40)
@@ -67,8 +67,8 @@ def test_asymmetric_ranges_are_as_good_as_a_dense_search(name: str, fmt: Format)
 
 
 @pytest.mark.parametrize("name", _DATA)
-@pytest.mark.parametrize("fmt", [Format.INT8, Format.UINT8])
-def test_power_of_two_scales_are_the_best_there_are(name: str, fmt: Format) -> None:
+@pytest.mark.parametrize("fmt", [IntegerFormat.INT8, IntegerFormat.UINT8])
+def test_power_of_two_scales_are_the_best_there_are(name: str, fmt: IntegerFormat) -> None:
     x, spec = _DATA[name], _spec(fmt, pow2=True)
     zero = 0 if fmt.signed else 128
     everything = {
@@ -80,7 +80,7 @@ def test_power_of_two_scales_are_the_best_there_are(name: str, fmt: Format) -> N
 
 
 def test_candidates_start_where_everything_fits() -> None:
-    positions = power_of_two_candidates(-1.0, 3.0, _spec(Format.INT8, pow2=True))
+    positions = power_of_two_candidates(-1.0, 3.0, _spec(IntegerFormat.INT8, pow2=True))
 
     assert 127 * 2.0 ** -positions[0] >= 3.0 > 127 * 2.0 ** -(positions[0] + 1)
     assert positions == list(range(positions[0], positions[0] + 6))
@@ -93,7 +93,7 @@ def test_tensors_too_small_for_the_histogram_keep_their_whole_range(
     pow2: bool, symmetric: bool, value: float
 ) -> None:
     x = np.array([value, -value / 2], np.float32)
-    spec = _spec(Format.INT8, symmetric=symmetric, pow2=pow2)
+    spec = _spec(IntegerFormat.INT8, symmetric=symmetric, pow2=pow2)
 
     params = _best(x, spec)
 
@@ -107,14 +107,14 @@ def test_tensors_too_small_for_the_histogram_keep_their_whole_range(
 def test_values_beyond_the_histogram_are_not_clipped_to_its_end() -> None:
     x = (np.abs(_RNG.normal(size=2000)) * 1e20).astype(np.float32)
 
-    _, high = code_range(_best(x, _spec(Format.INT8)), _spec(Format.INT8))
+    _, high = code_range(_best(x, _spec(IntegerFormat.INT8)), _spec(IntegerFormat.INT8))
 
     assert high > 0.3 * float(x.max())
 
 
 def test_the_error_of_parameters_is_that_on_the_samples() -> None:
-    x, spec = _DATA["normal"], _spec(Format.UINT8, symmetric=False)
-    params = choose_qparams(-2.0, 3.0, Format.UINT8, symmetric=False)
+    x, spec = _DATA["normal"], _spec(IntegerFormat.UINT8, symmetric=False)
+    params = choose_qparams(-2.0, 3.0, IntegerFormat.UINT8, symmetric=False)
     density = Density.of(TensorStats.of(x.astype(np.float32), histogram=True))
 
     assert error_of(density, params, spec) == pytest.approx(_error(x, params, spec), rel=0.02)

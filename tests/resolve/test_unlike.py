@@ -5,12 +5,12 @@ import pytest
 
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import MinMse
-from lowbit.config.specs import TensorSpec
-from lowbit.numerics.formats import Format
+from lowbit.config.specs import IntegerSpec
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning.plan import AlignedGroup, Plan, TensorPlan
-from lowbit.scales.conflicts import coarse_averages, unlike_joins
+from lowbit.scales.conflicts import coarse_averages, scale_conflicts
 
-_SPEC = TensorSpec(format=Format.INT8, method=MinMse())
+_SPEC = IntegerSpec(format=IntegerFormat.INT8, method=MinMse())
 
 
 def _plan(op_type: str = "Concat", fixed: tuple[float, float] | None = None) -> Plan:
@@ -52,15 +52,15 @@ def _stats(boxes: float, scores: float, *, histogram: bool = True) -> Stats:
 
 
 def test_probabilities_joined_to_pixels_are_ruined() -> None:
-    joins = unlike_joins(_plan(), _stats(640.0, 1.0))
+    joins = scale_conflicts(_plan(), _stats(640.0, 1.0))
 
     assert [(j.node, j.tensor) for j in joins] == [("join", "scores")]
-    assert joins[0].alone_db > 30
-    assert joins[0].joined_db < 10
+    assert joins[0].own_scale_db > 30
+    assert joins[0].shared_scale_db < 10
 
 
 def test_parts_of_like_size_are_not() -> None:
-    assert unlike_joins(_plan(), _stats(2.0, 1.0)) == []
+    assert scale_conflicts(_plan(), _stats(2.0, 1.0)) == []
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_parts_of_like_size_are_not() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_not_judged(plan: Plan, stats: Stats) -> None:
-    assert unlike_joins(plan, stats) == []
+    assert scale_conflicts(plan, stats) == []
 
 
 def _pooled(peak: float, mean: float) -> tuple[Plan, Stats]:
     """Return a pool of sparse peaks up to ``peak`` whose averages reach ``mean``."""
-    spec = TensorSpec(format=Format.INT8, method=MinMse(), power_of_two=True)
+    spec = IntegerSpec(format=IntegerFormat.INT8, method=MinMse(), power_of_two=True)
     tensors = tuple(
         TensorPlan(name=n, role="activation", spec=spec, leader=n, observe=n, why="")
         for n in ("peaks", "means")
@@ -104,7 +104,7 @@ def test_averages_far_below_the_peaks_are_coarse() -> None:
 
     assert (found.node, found.tensor) == ("pool", "means")
     # A power of two is 6 dB; the peaks want a scale two to four of them coarser.
-    assert 10 < found.alone_db - found.joined_db < 26
+    assert 10 < found.own_scale_db - found.shared_scale_db < 26
 
 
 def test_averages_near_the_peaks_are_not() -> None:

@@ -12,10 +12,10 @@ from lowbit.config.methods import (
     OutputMse,
     Percentile,
 )
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.errors import ConfigError
 from lowbit.numerics.affine import QParams, choose_qparams, dequantize, quantize
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.scales.importance import Importance
 from lowbit.scales.weights import integers, weight_params
 
@@ -25,16 +25,16 @@ _WEIGHT = (_RNG.laplace(size=(8, 4, 3, 3)) * np.geomspace(0.01, 3, 8)[:, None, N
 )
 
 
-def _spec(method: Method, fmt: Format = Format.INT8, **options: bool) -> TensorSpec:
-    return TensorSpec(format=fmt, method=method, **options)
+def _spec(method: Method, fmt: IntegerFormat = IntegerFormat.INT8, **options: bool) -> IntegerSpec:
+    return IntegerSpec(format=fmt, method=method, **options)
 
 
-def _error(x: np.ndarray, params: QParams, spec: TensorSpec) -> float:
+def _error(x: np.ndarray, params: QParams, spec: IntegerSpec) -> float:
     limits = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
     return float(np.square(x - dequantize(quantize(x, params, limits), params)).sum())
 
 
-def _dense(x: np.ndarray, spec: TensorSpec) -> float:
+def _dense(x: np.ndarray, spec: IntegerSpec) -> float:
     """Return the least error of many symmetric ranges, by trying them."""
     top = float(np.abs(x).max())
     return min(
@@ -49,15 +49,15 @@ def test_minmax_takes_the_largest_magnitude() -> None:
     assert float(params.scale) == np.float32(np.abs(_WEIGHT).max().astype(np.float64) * 2 / 254)
 
 
-@pytest.mark.parametrize("fmt", [Format.INT4, Format.INT8])
-def test_mse_is_as_good_as_a_dense_search(fmt: Format) -> None:
+@pytest.mark.parametrize("fmt", [IntegerFormat.INT4, IntegerFormat.INT8])
+def test_mse_is_as_good_as_a_dense_search(fmt: IntegerFormat) -> None:
     spec = _spec(MinMse(), fmt)
 
     assert _error(_WEIGHT, weight_params(_WEIGHT, spec, None), spec) <= 1.02 * _dense(_WEIGHT, spec)
 
 
-@pytest.mark.parametrize("fmt", [Format.INT4, Format.INT8])
-def test_mse_of_large_weights_is_searched_on_their_histogram(fmt: Format) -> None:
+@pytest.mark.parametrize("fmt", [IntegerFormat.INT4, IntegerFormat.INT8])
+def test_mse_of_large_weights_is_searched_on_their_histogram(fmt: IntegerFormat) -> None:
     large = _RNG.laplace(size=60_000).astype(np.float32)
     spec = _spec(MinMse(), fmt)
 
@@ -98,7 +98,7 @@ def test_power_of_two_mse_is_the_best_power() -> None:
     position = weight_params(_WEIGHT, spec, None).position
 
     errors = {
-        p: _error(_WEIGHT, QParams(np.float32(2.0**-p), np.int8(0), Format.INT8), spec)
+        p: _error(_WEIGHT, QParams(np.float32(2.0**-p), np.int8(0), IntegerFormat.INT8), spec)
         for p in range(-5, 15)
     }
     assert position == min(errors, key=lambda p: errors[p])
@@ -120,11 +120,13 @@ def test_quarks_candidates_start_at_the_nearest_power() -> None:
     assert float(params.scale) == 2.0**-7
 
 
-@pytest.mark.parametrize("fmt", [Format.INT4, Format.UINT4, Format.INT8, Format.UINT8])
+@pytest.mark.parametrize(
+    "fmt", [IntegerFormat.INT4, IntegerFormat.UINT4, IntegerFormat.INT8, IntegerFormat.UINT8]
+)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("reduced", [True, False])
 def test_integers_stay_within_the_limits_and_half_a_step(
-    fmt: Format, symmetric: bool, reduced: bool
+    fmt: IntegerFormat, symmetric: bool, reduced: bool
 ) -> None:
     spec = _spec(MinMax(), fmt, symmetric=symmetric, reduce_range=reduced)
     params = weight_params(_WEIGHT, spec, None)
@@ -167,7 +169,12 @@ def test_errors_count_by_importance(*, power_of_two: bool, axis: int | None, siz
     weighed = weight_params(weight, spec, axis, known)
     dense = min(
         mattering(
-            QParams(np.full(plain.scale.shape, s, np.float32), plain.zero_point, Format.INT8, axis)
+            QParams(
+                np.full(plain.scale.shape, s, np.float32),
+                plain.zero_point,
+                IntegerFormat.INT8,
+                axis,
+            )
         )
         for s in (2.0 ** np.arange(-9, 0) if power_of_two else np.geomspace(0.002, 0.2, 400))
     )

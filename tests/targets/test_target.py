@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lowbit.errors import ConfigError
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.targets import find_target
 from lowbit.targets.target import ShiftLimits, Target, read_target
 
@@ -32,7 +32,7 @@ def test_a_users_target_is_read_from_its_file(tmp_path: Path) -> None:
     target = find_target(str(_write(tmp_path, _SMALL)))
 
     assert target.name == "toy"
-    assert target.weight_formats == (Format.INT8, Format.INT4)
+    assert target.weight_formats == (IntegerFormat.INT8, IntegerFormat.INT4)
     assert target.limits == ShiftLimits(read=5)
     assert target.movers == "follow"
 

@@ -18,14 +18,14 @@ def test_what_is_won_back_is_told_of_what_can_be_told_apart(
     rest: float, expected: str | None
 ) -> None:
     together = Together(
-        tensors=("a",), snr_db=12.2185, gain_db=2.2185, noise_won_back=0.4, config="{}"
+        tensors=("a",), sqnr_db=12.2185, gain_db=2.2185, noise_won_back=0.4, config="{}"
     )
     budget = Budget(
-        snr_db=10.0,
+        sqnr_db=10.0,
         samples=1,
         measured=1,
         estimated=0,
-        float_snr_db=rest,
+        float_sqnr_db=rest,
         rows=(),
         together=together,
     )

@@ -26,7 +26,7 @@ def test_both_ends_stay() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 160])
 def test_a_table_never_breaks_a_name_over_lines(width) -> None:
-    table = make_table("title", "tensor", "SNR dB", figures=1)
+    table = make_table("title", "tensor", "SQNR dB", figures=1)
     table.add_row(Name("/layer/" * 40 + "[bold]:x:/end"), "12.34")
     console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)
 

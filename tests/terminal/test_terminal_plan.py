@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lowbit.config.specs import ProductBias, TensorSpec
-from lowbit.numerics.formats import Format
+from lowbit.config.specs import IntegerSpec, ProductBias
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import AlignedGroup, BiasPlan, FloatNode, Plan, TensorPlan
 from lowbit.report.plan import describe_bias, show_plan
 from lowbit.targets import find_target
 
-INT8 = TensorSpec(format=Format.INT8)
+INT8 = IntegerSpec(format=IntegerFormat.INT8)
 
 
 def tensor(name: str, **fields) -> TensorPlan:

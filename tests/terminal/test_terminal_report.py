@@ -15,8 +15,8 @@ from lowbit.scales.parameters import Adjustment
 LONG = "/model.22/cv3.2/" + "very/" * 30 + "deep/Conv_output_0"
 
 
-def score(tensor: str, snr_db: float) -> Score:
-    return Score(tensor=tensor, snr_db=snr_db, cosine=0.99, max_error=0.5)
+def score(tensor: str, sqnr_db: float) -> Score:
+    return Score(tensor=tensor, sqnr_db=sqnr_db, cosine=0.99, max_error=0.5)
 
 
 REPORT = Report(
@@ -76,7 +76,7 @@ def test_the_steepest_falls_come_first_and_rises_not_at_all(console) -> None:
 
     show_result(screen, REPORT, "int8.onnx")
 
-    lines = screen.file.getvalue().split("SNR falls most at")[1].split("worst layers")[0]
+    lines = screen.file.getvalue().split("SQNR falls most at")[1].split("worst layers")[0]
     assert [
         line.split() for line in lines.splitlines() if line.startswith("t") and "d" not in line
     ] == [

@@ -14,7 +14,7 @@ def test_a_model_equals_itself() -> None:
     (outputs,) = compare_models([of_outputs(model, model)], model, small_feeds(3), threads=2)
 
     # One side runs optimized, so equal means equal to rounding.
-    assert outputs["logits"].snr_db > 100
+    assert outputs["logits"].sqnr_db > 100
 
 
 def test_noise_of_a_known_size_is_measured() -> None:

@@ -1,13 +1,13 @@
 import json
 import math
 
-from lowbit.numerics.metrics import Closeness
+from lowbit.numerics.metrics import SignalNoise
 from lowbit.report.values import Report, Score, count_formats, scores
 
 
 def _report(*ratios: float) -> Report:
     layers = tuple(
-        Score(tensor=f"t{k}", snr_db=ratio, cosine=1.0, max_error=0.0)
+        Score(tensor=f"t{k}", sqnr_db=ratio, cosine=1.0, max_error=0.0)
         for k, ratio in enumerate(ratios)
     )
     return Report(
@@ -36,15 +36,15 @@ def test_worst_layers_are_those_of_the_lowest_ratio() -> None:
 def test_json_has_null_for_an_infinite_ratio() -> None:
     document = json.loads(_report(math.inf).to_json())
 
-    assert document["layers"][0]["snr_db"] is None
+    assert document["layers"][0]["sqnr_db"] is None
     assert document["preset"] == "A8W8"
 
 
 def test_scores_keep_their_order() -> None:
-    made = scores({"b": Closeness(signal=100.0, noise=1.0), "a": Closeness()})
+    made = scores({"b": SignalNoise(signal=100.0, noise=1.0), "a": SignalNoise()})
 
     assert [s.tensor for s in made] == ["b", "a"]
-    assert made[0].snr_db == 20.0
+    assert made[0].sqnr_db == 20.0
 
 
 def test_formats_are_counted_in_order_of_appearance() -> None:

@@ -23,7 +23,7 @@ from lowbit.analyze.quantizers import Quantizer
 from lowbit.analyze.sensitivity import Harness, Variant
 from lowbit.analyze.switches import Knobs
 from lowbit.evaluate.outputs import decibels
-from lowbit.report.values import Budget, BudgetRow, Cause, Mend
+from lowbit.report.values import Budget, BudgetRow, Cause, SuggestedFix
 from lowbit.targets import Target
 
 _ON, _OFF = np.array(True), np.array(False)
@@ -34,7 +34,7 @@ _PROBES, _FEWEST = 7, 12
 """Tensors of each kind to gauge estimates by; further ones to measure, whatever it costs."""
 
 _AGAIN, _LEFT_OUT, _MENDED = 10, 6, 5
-"""Of the worst tensors, how many are measured on every sample, left out, and mended."""
+"""Of the worst tensors, how many are measured on every sample, left out, and with_suggested_fixes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def make_budget(
                 kind=subject.quantizer.kind,
                 op_type=subject.quantizer.op_type,
                 format=subject.quantizer.format,
-                own_snr_db=decibels(subject.own_noise),
+                own_sqnr_db=decibels(subject.own_noise),
                 alone=_share(again.get(name, alone.get(name, expected[name])), now),
                 kept=1 - kept[name] / now if name in kept and now else None,
                 samples=samples if name in again else int(name in alone),
@@ -97,14 +97,14 @@ def make_budget(
         )
     rows.sort(key=lambda row: (-min(row.samples, 1), -row.alone))
     by_name = {s.quantizer.tensor: s for s in closer}
-    mended = _mended(harness, rows, by_name, kept, samples, target, now)
+    with_suggested_fixes = _with_suggested_fixes(harness, rows, by_name, kept, samples, target, now)
     return Budget(
-        snr_db=decibels(now),
+        sqnr_db=decibels(now),
         samples=samples,
         measured=len(alone),
         estimated=len(subjects) - len(alone),
-        float_snr_db=decibels(harness.noise_of("float", samples)),
-        rows=tuple(mended),
+        float_sqnr_db=decibels(harness.noise_of("float", samples)),
+        rows=tuple(with_suggested_fixes),
     )
 
 
@@ -182,7 +182,7 @@ def _measure(
     }
 
 
-def _mended(
+def _with_suggested_fixes(
     harness: Harness,
     rows: Sequence[BudgetRow],
     closer: Mapping[str, Subject],
@@ -207,9 +207,11 @@ def _mended(
         for trial, variant in zip(trials, variants, strict=True):
             after = decibels(next(noises) if variant in new else kept[row.tensor])
             gain = after - decibels(now)
-            tried.append(Mend(what=trial.what, config=trial.config, snr_db=after, gain_db=gain))
+            tried.append(
+                SuggestedFix(what=trial.what, config=trial.config, sqnr_db=after, gain_db=gain)
+            )
         tried.sort(key=lambda mend: -mend.gain_db)
-        done.append(msgspec.structs.replace(row, mends=tuple(tried)))
+        done.append(msgspec.structs.replace(row, suggested_fixes=tuple(tried)))
     return done
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from lowbit.analyze.quantizers import Quantizer, stripped
 from lowbit.graph.session import Array
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 _STEP, _STRAY = 1.01, 0.02
 """Rounding leaves a weight within a step; where more than a few are further off, it is another one."""
@@ -25,8 +25,8 @@ class Constant:
     """One dequantized constant: its integers, what they stand for, and what it was in float."""
 
     codes: Array
-    quantized: Floats
-    plain: Floats | None
+    quantized: FloatArray
+    plain: FloatArray | None
 
 
 def read_constants(
@@ -53,12 +53,12 @@ def read_constants(
     return found
 
 
-def _float(known: Mapping[str, ir.Value], name: str) -> Floats | None:
+def _float(known: Mapping[str, ir.Value], name: str) -> FloatArray | None:
     value = known.get(name)
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
-def _dequantized(value: ir.Value) -> tuple[Array, Floats, Floats]:
+def _dequantized(value: ir.Value) -> tuple[Array, FloatArray, FloatArray]:
     """Return the integers of a constant, what they stand for, and the step between two."""
     producer = value.producer()
     if producer is None:
@@ -75,7 +75,9 @@ def _dequantized(value: ir.Value) -> tuple[Array, Floats, Floats]:
     return codes, ((codes.astype(np.float32) - zero) * scale).astype(np.float32), scale
 
 
-def _like(codes: Array, weight: Floats, step: Floats, plain: Floats | None) -> Floats | None:
+def _like(
+    codes: Array, weight: FloatArray, step: FloatArray, plain: FloatArray | None
+) -> FloatArray | None:
     """Return the float weight if the quantized one was made of it.
 
     Equalized weights are not, even if they look alike: with some layers as they were before

@@ -49,14 +49,14 @@ def figures_of(report: Report) -> dict[str, float]:
     """Return every figure of a report that a gate can name."""
     scores = (*report.outputs, *report.parts)
     found = {
-        "snr": report.worst_part_db,
+        "sqnr": report.worst_part_db,
         "cosine": min((s.cosine for s in scores), default=math.nan),
         "max_error": max((s.max_error for s in scores), default=math.nan),
     }
     if report.fused:
-        found["fused_snr"] = min(s.snr_db for s in report.fused)
+        found["fused_sqnr"] = min(s.sqnr_db for s in report.fused)
     if report.layers:
-        found["layer_snr"] = min(s.snr_db for s in report.layers)
+        found["layer_sqnr"] = min(s.sqnr_db for s in report.layers)
     if report.size_before:
         found["size_ratio"] = report.size_after / report.size_before
     if report.latency is not None:

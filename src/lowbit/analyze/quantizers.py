@@ -248,4 +248,4 @@ def _value(graph: ir.Graph, name: str) -> ir.Value:
 def is_tuned(model: ir.Model) -> bool:
     """Whether the weights of a model were fitted to its quantizers."""
     config = msgspec.json.decode(model.metadata_props.get("lowbit.config", "{}"))
-    return bool(config.get("refine"))
+    return bool(config.get("refinement"))

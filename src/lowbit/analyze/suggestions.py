@@ -13,9 +13,9 @@ from lowbit.analyze.constants import Constant
 from lowbit.analyze.observations import Observation
 from lowbit.analyze.quantizers import Quantizer
 from lowbit.analyze.switches import Knobs
-from lowbit.config.specs import TensorOverride, TensorSpec
+from lowbit.config.specs import IntegerSpec, TensorOverride
 from lowbit.graph.session import Array
-from lowbit.numerics.formats import Floats, Format
+from lowbit.numerics.formats import FloatArray, IntegerFormat
 from lowbit.report.values import Cause
 from lowbit.targets import Target
 
@@ -68,7 +68,7 @@ def weight_trials(
     per_tensor = scale is not None and scale.scale.size == 1
     if per_tensor and scale is not None and plain is not None and plain.ndim > 1 and knobs.plain:
         fine = per_channel(plain, quantizer.channel_axis, scale.high)
-        spec = TensorSpec(format=Format(quantizer.format), per_channel=True)
+        spec = IntegerSpec(format=IntegerFormat(quantizer.format), per_channel=True)
         line = override(TensorOverride(tensor=quantizer.tensor, spec=spec))
         if target.per_channel and not target.power_of_two:
             changes = {knobs.switch: _OFF, knobs.plain: fine}
@@ -83,10 +83,10 @@ def weight_trials(
     return trials
 
 
-def wide_line(quantizer: Quantizer, wide: Format) -> str:
+def wide_line(quantizer: Quantizer, wide: IntegerFormat) -> str:
     """Return the configuration that puts a tensor to a wider format."""
     symmetric = quantizer.scale is None or not quantizer.scale.zero_point.any()
-    spec = TensorSpec(format=wide, symmetric=symmetric)
+    spec = IntegerSpec(format=wide, symmetric=symmetric)
     return override(TensorOverride(tensor=quantizer.tensor, spec=spec))
 
 
@@ -106,7 +106,7 @@ def _brief(value: msgspec.Struct) -> dict[str, object]:
     return fields
 
 
-def per_channel(plain: Floats, axis: int, high: int) -> Floats:
+def per_channel(plain: FloatArray, axis: int, high: int) -> FloatArray:
     """Return a weight rounded with a symmetric scale for each output channel."""
     others = tuple(a for a in range(plain.ndim) if a != axis)
     reach = np.abs(plain).max(axis=others, keepdims=True)
@@ -127,8 +127,8 @@ def _whole_range(quantizer: Quantizer, seen: Observation) -> Array:
     return np.asarray(needed, np.float32).reshape(scale.scale.shape)
 
 
-def _wide(formats: Sequence[Format], *, signed: bool) -> Format | None:
-    wanted = Format.INT16 if signed else Format.UINT16
+def _wide(formats: Sequence[IntegerFormat], *, signed: bool) -> IntegerFormat | None:
+    wanted = IntegerFormat.INT16 if signed else IntegerFormat.UINT16
     if wanted in formats:
         return wanted
-    return next((f for f in formats if f in {Format.INT16, Format.UINT16}), None)
+    return next((f for f in formats if f in {IntegerFormat.INT16, IntegerFormat.UINT16}), None)

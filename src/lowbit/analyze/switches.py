@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lowbit.analyze.quantizers import Quantizer
 from lowbit.graph.editing import add_constant
 from lowbit.graph.naming import tensor_name
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Switched:
 
 
 def add_switches(
-    model: ir.Model, quantizers: Sequence[Quantizer], floats: Mapping[str, Floats]
+    model: ir.Model, quantizers: Sequence[Quantizer], floats: Mapping[str, FloatArray]
 ) -> Switched:
     """Return a copy of ``model`` with a switch for each quantizer.
 
@@ -65,7 +65,7 @@ def add_switches(
 class _Writer:
     """Puts switches into one model, which it owns."""
 
-    def __init__(self, model: ir.Model, floats: Mapping[str, Floats]) -> None:
+    def __init__(self, model: ir.Model, floats: Mapping[str, FloatArray]) -> None:
         self._model = model
         self._graph = model.graph
         self._floats = floats

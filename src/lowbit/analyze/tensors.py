@@ -18,11 +18,11 @@ from lowbit.analyze.quantizers import Quantizer, find_quantizers, is_tuned
 from lowbit.analyze.sensitivity import Example, open_harness
 from lowbit.analyze.switches import Knobs, add_switches
 from lowbit.calibrate.observers import thinned
-from lowbit.config.specs import TensorOverride, TensorSpec
+from lowbit.config.specs import IntegerSpec, TensorOverride
 from lowbit.evaluate.outputs import Distance, Part, decibels
 from lowbit.graph.session import Array, session
-from lowbit.numerics.formats import Format
-from lowbit.numerics.metrics import Closeness
+from lowbit.numerics.formats import IntegerFormat
+from lowbit.numerics.metrics import SignalNoise
 from lowbit.report.values import Budget, TensorView, Together
 from lowbit.targets import Target
 
@@ -34,7 +34,7 @@ _NEAR_FLOAT_DB = 3.0
 class Closer:
     """What was seen."""
 
-    layers: Mapping[str, Closeness]
+    layers: Mapping[str, SignalNoise]
     budget: Budget | None
     views: tuple[TensorView, ...]
     notes: tuple[str, ...]
@@ -61,7 +61,7 @@ def look_closer(
     switched = add_switches(quantized, quantizers, known)
     seen = {q.tensor: Observation(q) for q in quantizers if q.kind == "activation"}
     layers = _layer_values(quantized, quantizers, switched.knobs, common)
-    found: dict[str, Closeness] = {}
+    found: dict[str, SignalNoise] = {}
 
     def watch(plain: Mapping[str, Array], got: Mapping[str, Array]) -> None:
         for quantizer in quantizers:
@@ -69,7 +69,7 @@ def look_closer(
                 seen[quantizer.tensor].add(plain[quantizer.source])
         for name, value in layers.items():
             if value in plain and plain[value].dtype.kind == "f":
-                closeness = Closeness.of(thinned(plain[value]), thinned(got[value]))
+                closeness = SignalNoise.of(thinned(plain[value]), thinned(got[value]))
                 found[name] = found[name] | closeness if name in found else closeness
 
     watched = [*layers.values(), *(q.source for q in quantizers)]
@@ -132,9 +132,9 @@ def _notes(
             f"{len(stuck)} weights are not those of the float model (equalization rescales them), so "
             "what they lose cannot be told apart"
         )
-    if budget is not None and budget.float_snr_db < budget.snr_db + _NEAR_FLOAT_DB:
+    if budget is not None and budget.float_sqnr_db < budget.sqnr_db + _NEAR_FLOAT_DB:
         yield (
-            f"with nothing quantized the model would be at {budget.float_snr_db:.1f} dB: most of "
+            f"with nothing quantized the model would be at {budget.float_sqnr_db:.1f} dB: most of "
             "the error comes from graph rewrites or from weights that cannot be told apart"
         )
 
@@ -154,7 +154,7 @@ def _together(
     kinds = {"activation"} if is_tuned(model) else {"activation", "weight"}
     eight = [row for row in budget.rows if row.samples and row.format.endswith("int8")]
     rows = [row for row in eight if row.kind in kinds][:_WORST]
-    if not rows or not np.isfinite(budget.snr_db):
+    if not rows or not np.isfinite(budget.sqnr_db):
         return None
     worst = [by_name[row.tensor] for row in rows]
     names = list(dict.fromkeys(part.output for part in parts))
@@ -167,9 +167,9 @@ def _together(
     after = decibels(distance.noise)
     return Together(
         tensors=tuple(q.tensor for q in worst),
-        snr_db=after,
-        gain_db=after - budget.snr_db,
-        noise_won_back=1 - distance.noise / 10 ** (-budget.snr_db / 10),
+        sqnr_db=after,
+        gain_db=after - budget.sqnr_db,
+        noise_won_back=1 - distance.noise / 10 ** (-budget.sqnr_db / 10),
         config=_line(worst, target),
     )
 
@@ -181,9 +181,9 @@ def _line(worst: Sequence[Quantizer], target: Target) -> str:
         weight = quantizer.kind == "weight"
         formats = target.weight_formats if weight else target.activation_formats
         signed = quantizer.scale is None or quantizer.scale.low < 0
-        wide = Format.INT16 if signed else Format.UINT16
+        wide = IntegerFormat.INT16 if signed else IntegerFormat.UINT16
         if wide in formats:
-            spec = TensorSpec(format=wide)
+            spec = IntegerSpec(format=wide)
             rows.append(TensorOverride(tensor=quantizer.tensor, spec=spec))
         elif weight:
             excluded.append(quantizer.reader)

@@ -241,7 +241,7 @@ def _notes(passes: Passes) -> tuple[str, ...]:
         "its parts"
         for name in mixed
     ]
-    gap = max((passes.exact[n].snr_db - f.snr_db for n, f in passes.fused.items()), default=0.0)
+    gap = max((passes.exact[n].sqnr_db - f.sqnr_db for n, f in passes.fused.items()), default=0.0)
     if passes.fused and math.isfinite(gap) and gap > _GAP_DB:
         why = (
             "this processor's int8 kernels saturate in 16 bits: figures taken through them "
@@ -324,7 +324,7 @@ def retry(
         for example in examples:
             got = dict(zip(names, running.run(names, example.feed), strict=True))
             distance.add(example.want, got)
-    return msgspec.structs.replace(together, retried_snr_db=decibels(distance.noise))
+    return msgspec.structs.replace(together, retried_sqnr_db=decibels(distance.noise))
 
 
 def _changed(model: ir.Model, line: str) -> QuantConfig:

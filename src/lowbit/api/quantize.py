@@ -23,7 +23,7 @@ from lowbit.pipeline.building import Builder, emit, sign
 from lowbit.pipeline.clock import Clock, Progress
 from lowbit.pipeline.preparing import ModelSource, model_inputs
 from lowbit.pipeline.refining import check_refinement, checkpoint_of, refined
-from lowbit.pipeline.verifying import check_snr, verify, with_reused
+from lowbit.pipeline.verifying import check_sqnr, verify, with_reused
 from lowbit.planning import Plan
 from lowbit.report.values import Report, Step
 from lowbit.scales.parameters import Params
@@ -76,7 +76,7 @@ def quantize(
     stats: Stats | None = None,
     limit: int | None = None,
     preprocessing: Preprocessing | str | None = None,
-    min_snr: float | None = None,
+    min_sqnr: float | None = None,
     held_out: int = 4,
     keep_histograms: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -98,7 +98,7 @@ def quantize(
         stats: Statistics collected before, instead of running the data again.
         limit: How many samples to calibrate on; all of them if not given.
         preprocessing: How images become inputs.
-        min_snr: Raise if the worst output has a lower signal-to-noise ratio, in decibels.
+        min_sqnr: Raise if the worst output has a lower SQNR, in decibels.
         held_out: How many samples to verify on, none of which was calibrated on where the data
             has more than ``limit``.
         keep_histograms: Keep statistics that serve every other method as well.
@@ -106,7 +106,7 @@ def quantize(
             not given.
         resume: Go on with the layers that a run killed before had refined.
         metric: A distance of the quantized model's outputs from the float one's, of each sample a
-            list, instead of the one that ``config.mix`` names; lower is nearer.
+            list, instead of the one that ``config.mixed_precision`` names; lower is nearer.
         progress: Called with stage, done and total.
     """
     if output is not None:
@@ -115,8 +115,10 @@ def quantize(
         raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
     config = _choose_config(preset, config)
     check_refinement(config)
-    if plan is not None and config.mix is not None:
-        raise ConfigError("a plan says already which formats layers have: leave out config.mix")
+    if plan is not None and config.mixed_precision is not None:
+        raise ConfigError(
+            "a plan says already which formats layers have: leave out config.mixed_precision"
+        )
     clock = Clock(progress)
     with clock.stage("load"):
         loaded = io.load(model)
@@ -132,7 +134,12 @@ def quantize(
             held_out,
         )
     builder = Builder(
-        loaded, samples, clock, target, keep_histograms=keep_histograms, means=config.correct
+        loaded,
+        samples,
+        clock,
+        target,
+        keep_histograms=keep_histograms,
+        means=config.bias_correction,
     )
     steps: tuple[Step, ...] = ()
     if stats is not None:
@@ -143,8 +150,8 @@ def quantize(
     else:
         built = builder.build(config, samples.calibration, plan=plan)
     mix: Mix | None = None
-    if config.mix is not None:
-        built, mix = mixed(builder, built, config.mix, metric)
+    if config.mixed_precision is not None:
+        built, mix = mixed(builder, built, config.mixed_precision, metric)
     with clock.stage("refine"):
         folder = pathlib.Path(checkpoint) if checkpoint is not None else None
         if folder is None and output is not None:
@@ -159,7 +166,7 @@ def quantize(
         if stats is not None:
             report = with_reused(report, stats, built.config)
         report = msgspec.structs.replace(report, notes=(*report.notes, *notes))
-    check_snr(report, min_snr)
+    check_sqnr(report, min_sqnr)
     if output is not None:
         io.save(quantized, output)
     report = msgspec.structs.replace(report, seconds=clock.seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 # Values counted at once: what is made of them stays in the cache.
 _BLOCK = 1 << 16
@@ -20,7 +20,7 @@ _ROUNDING = 2.0**-21
 _UNEVEN = 0.4
 
 
-def count_between(x: Floats, edges: NDArray[np.floating]) -> NDArray[np.int64]:
+def count_between(x: FloatArray, edges: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return ``numpy.histogram(x, edges)[0]``, for finite ``x``."""
     # As NumPy's scalars: a plain float would be rounded to float32 where it meets one.
     bins, low, high = len(edges) - 1, np.float64(edges[0]), np.float64(edges[-1])
@@ -41,7 +41,7 @@ def count_between(x: Floats, edges: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def _count(
-    x: Floats, slope: np.float32, offset: np.float32, upper: NDArray[np.float32]
+    x: FloatArray, slope: np.float32, offset: np.float32, upper: NDArray[np.float32]
 ) -> NDArray[np.int64]:
     bins = len(upper)
     counts = np.zeros(bins + 1, np.int64)

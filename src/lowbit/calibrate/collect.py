@@ -20,11 +20,11 @@ from lowbit.calibrate.observers import Measure, Need, OrderedMeasure, need_of, t
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
 from lowbit.calibrate.statistics import ChannelSums, Stats, channel_sums
 from lowbit.config.methods import OutputMse
-from lowbit.config.specs import FloatSpec, TensorSpec
+from lowbit.config.specs import FloatSpec, IntegerSpec
 from lowbit.errors import CalibrationError
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, Session, opened, with_outputs
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.ops.traits import clip_bounds
 from lowbit.parallel import ordered_map
 from lowbit.planning.plan import Plan
@@ -89,7 +89,7 @@ def _needs(
         needs[name] = needs.get(name, Need()) | need
 
     for tensor in plan.activations():
-        if tensor.is_calibrated and isinstance(tensor.spec, (TensorSpec, FloatSpec)):
+        if tensor.is_calibrated and isinstance(tensor.spec, (IntegerSpec, FloatSpec)):
             want(tensor.observe, need_of(tensor.spec.method))
     if everything:
         for name in (*needs, *(t.name for t in plan.activations())):
@@ -127,7 +127,7 @@ _Measured = tuple[int, dict[str, ChannelSums]]
 class _Sample:
     """What one run gave, in arrays that the next run of the same ``source`` overwrites."""
 
-    arrays: Mapping[str, Floats]
+    arrays: Mapping[str, FloatArray]
     source: Callable[[Feed], list[Array]]
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lowbit.calibrate.binning import count_between
 from lowbit.errors import CalibrationError
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 # Bins are as wide as the first sample makes them; this many more take 64 MB.
 _MOST_BINS = 1 << 23
@@ -34,7 +34,7 @@ class GrowingHistogram:
     high: float
 
     @classmethod
-    def first(cls, x: Floats, bins: int, span: Span) -> GrowingHistogram:
+    def first(cls, x: FloatArray, bins: int, span: Span) -> GrowingHistogram:
         """Start with the range of the first sample."""
         low, high = x.min(), x.max()
         match span:
@@ -49,7 +49,7 @@ class GrowingHistogram:
                 counts = count_between(x, edges)
         return cls(span, counts, edges, float(low), float(high))
 
-    def add(self, x: Floats) -> GrowingHistogram:
+    def add(self, x: FloatArray) -> GrowingHistogram:
         """Return the histogram with one more sample counted."""
         low, high = x.min(), x.max()
         match self.span:
@@ -62,7 +62,7 @@ class GrowingHistogram:
         low, high = min(self.low, float(low)), max(self.high, float(high))
         return GrowingHistogram(self.span, counts, edges, low, high)
 
-    def _extend_up(self, x: Floats) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+    def _extend_up(self, x: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
         edges, top = self.edges, x.max()
         if top > edges[-1]:
             width = edges[1] - edges[0]
@@ -74,7 +74,7 @@ class GrowingHistogram:
         return counts, edges.astype(x.dtype)
 
     def _extend_both(
-        self, x: Floats, new_top: np.floating
+        self, x: FloatArray, new_top: np.floating
     ) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
         old_top = self.edges[-1]
         if self.low == self.high == 0.0:
@@ -93,7 +93,7 @@ class GrowingHistogram:
         return counts, edges
 
     def _extend_either(
-        self, x: Floats, low: float, high: float
+        self, x: FloatArray, low: float, high: float
     ) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
         edges = self.edges
         width = (edges[-1] - edges[0]) / len(self.counts)
@@ -119,12 +119,12 @@ class GrowingHistogram:
             )
 
 
-def _magnitudes(x: Floats, low: np.floating) -> Floats:
+def _magnitudes(x: FloatArray, low: np.floating) -> FloatArray:
     return x if low >= 0 else np.abs(x)
 
 
 def _between(
-    x: Floats, bins: int, top: np.floating
+    x: FloatArray, bins: int, top: np.floating
 ) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
     """Return counts and edges of equal bins between ``-top`` and ``top``."""
     limits: Any = (-top, top)  # as NumPy's scalars: edges are of their type

@@ -13,7 +13,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = 127 - 32, 127 + 32
 _FIRST, _LAST = _LOWEST_EXPONENT << 7, _HIGHEST_EXPONENT << 7
@@ -26,17 +26,17 @@ Counts = NDArray[np.int64]
 _TOGETHER = 1 << 15
 
 
-def count(x: Floats) -> tuple[Counts, int]:
+def count(x: FloatArray) -> tuple[Counts, int]:
     """Return the counts of ``x`` by bin (see ``fold``), and how many values are not finite."""
     return fold(raw_counts(x))
 
 
-def raw_counts(x: Floats) -> Counts:
+def raw_counts(x: FloatArray) -> Counts:
     """Return how often each leading half occurs, up to the largest that does."""
     return np.bincount(_leading_halves(x))
 
 
-def _leading_halves(x: Floats) -> NDArray[np.uint16]:
+def _leading_halves(x: FloatArray) -> NDArray[np.uint16]:
     flat = np.ascontiguousarray(x, np.float32).reshape(-1)
     return flat.view(np.uint16)[1::2]  # the high half on little-endian machines
 
@@ -54,7 +54,7 @@ class Counter:
         self._counts: Counts | None = None
         self._lock = threading.Lock()
 
-    def add(self, x: Floats) -> None:
+    def add(self, x: FloatArray) -> None:
         """Count the values of ``x``."""
         halves = _leading_halves(x).copy()
         with self._lock:

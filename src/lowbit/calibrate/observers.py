@@ -26,7 +26,7 @@ from lowbit.config.methods import (
     Percentile,
 )
 from lowbit.errors import CalibrationError, ConfigError
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Measure:
         self._channels: dict[str, ChannelSums] = {}
         self._lock = threading.Lock()
 
-    def add(self, name: str, x: Floats) -> None:
+    def add(self, name: str, x: FloatArray) -> None:
         """Measure a tensor of one sample."""
         new = TensorStats.of(x, histogram=False, floor=self._needs[name].floor)
         if self._needs[name].histogram and new.count:
@@ -155,7 +155,7 @@ class Measure:
         return dataclasses.replace(self._stats[name], counts=counts)
 
 
-def thinned(x: Floats) -> Floats:
+def thinned(x: FloatArray) -> FloatArray:
     """Return ``x``, or evenly spaced rows of it when one sample has more values than needed.
 
     Histograms and means of some ten thousand values a sample serve as well as those of a million
@@ -176,7 +176,7 @@ class OrderedMeasure(Measure):
         super().__init__(needs)
         self._averaged = collections.Counter[str]()
 
-    def add(self, name: str, x: Floats) -> None:
+    def add(self, name: str, x: FloatArray) -> None:
         """Measure a tensor of the next sample."""
         need = self._needs[name]
         new, finite = TensorStats.of(x, histogram=need.histogram), x
@@ -211,7 +211,7 @@ def _follow(
     return old[0] + constant * (new[0] - old[0]), old[1] + constant * (new[1] - old[1])
 
 
-def _without_infinities(x: Floats) -> Floats:
+def _without_infinities(x: FloatArray) -> FloatArray:
     finite = x[np.isfinite(x)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     return np.nan_to_num(x, nan=0.0, posinf=float(high), neginf=float(low))

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import ChannelSums, TensorStats
 from lowbit.graph.naming import tensor_name
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 _HIGHEST, _MEAN = "lowbit/highest", "lowbit/mean"
 
@@ -24,8 +24,8 @@ _HIGHEST, _MEAN = "lowbit/highest", "lowbit/mean"
 class Pools:
     """The largest value and the mean of each channel of one sample, over so many positions."""
 
-    highest: Floats
-    mean: Floats
+    highest: FloatArray
+    mean: FloatArray
     positions: int
 
     @property

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lowbit.calibrate import log_histogram
 from lowbit.calibrate.growing import GrowingHistogram
 from lowbit.errors import CalibrationError
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 _FORMAT = 3
 
@@ -50,7 +50,7 @@ class TensorStats:
     variances: NDArray[np.float64] | None = None
 
     @classmethod
-    def of(cls, x: Floats, *, histogram: bool, floor: float | None = None) -> TensorStats:
+    def of(cls, x: FloatArray, *, histogram: bool, floor: float | None = None) -> TensorStats:
         """Measure one array; nothing in it is below ``floor``, if that is known."""
         if x.size == 0:
             return cls(0.0, 0.0, 0)
@@ -61,7 +61,7 @@ class TensorStats:
         return cls(low, high, x.size, 0, counts)
 
     @classmethod
-    def _of_broken(cls, x: Floats, *, histogram: bool) -> TensorStats:
+    def _of_broken(cls, x: FloatArray, *, histogram: bool) -> TensorStats:
         good = x[np.isfinite(x)]
         if good.size == 0:
             return cls(0.0, 0.0, 0, x.size)
@@ -117,7 +117,7 @@ ChannelSums = tuple[NDArray[np.floating], NDArray[np.floating] | None, int]
 """The sum of each channel, that of its squares if asked for, and over how many positions."""
 
 
-def channel_sums(x: Floats, axis: int, *, squares: bool = False) -> ChannelSums:
+def channel_sums(x: FloatArray, axis: int, *, squares: bool = False) -> ChannelSums:
     """Return the sum of each channel along ``axis``, and of its squares if asked for."""
     axis %= x.ndim
     # einsum is several times faster at this than sum or mean.

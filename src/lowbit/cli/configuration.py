@@ -12,7 +12,7 @@ from lowbit.config.config import QuantConfig
 from lowbit.config.files import read_config
 from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, Percentile
 from lowbit.config.presets import PRESETS, find_preset
-from lowbit.config.refinement import Reconstruct, Refinement
+from lowbit.config.refinement import LayerReconstruction, Refinement
 from lowbit.config.specs import Rule
 from lowbit.data import Preprocessing, find_preprocessing
 from lowbit.errors import ConfigError, did_you_mean
@@ -81,18 +81,20 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         include=(*config.include, *args.include),
         exclude=(*config.exclude, *args.exclude),
         head=args.head or config.head,
-        without=(*config.without, *args.without),
+        skip_rewrites=(*config.skip_rewrites, *args.without),
         domain=getattr(args, "domain", None) or config.domain,
-        equalize=None if getattr(args, "no_equalize", False) else config.equalize,
-        smooth=None if getattr(args, "no_smooth", False) else config.smooth,
-        choose=config.choose and not getattr(args, "keep_steps", False),
-        refine=_refinement(config, args),
+        equalization=None if getattr(args, "no_equalize", False) else config.equalization,
+        smooth_quant=None if getattr(args, "no_smooth", False) else config.smooth_quant,
+        keep_only_if_better=config.keep_only_if_better and not getattr(args, "keep_steps", False),
+        refinement=_refinement(config, args),
     )
 
 
 def _refinement(config: QuantConfig, args: argparse.Namespace) -> Refinement | None:
-    left_out = getattr(args, "no_reconstruct", False) and isinstance(config.refine, Reconstruct)
-    return None if left_out else config.refine
+    left_out = getattr(args, "no_reconstruct", False) and isinstance(
+        config.refinement, LayerReconstruction
+    )
+    return None if left_out else config.refinement
 
 
 def _change_methods(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:

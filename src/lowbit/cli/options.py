@@ -107,10 +107,10 @@ def _quantize(parser: Parser) -> None:
     )
     out = parser.add_argument_group("result")
     out.add_argument(
-        "--min-snr",
+        "--min-sqnr",
         type=types.decibels,
         metavar="DB",
-        help="fail, and write nothing, if the worst output has a lower signal-to-noise ratio",
+        help="fail, and write nothing, if the worst output has a lower SQNR",
     )
     out.add_argument(
         "--report", metavar="FILE", help="write the report: a page if it ends in .html, else JSON"
@@ -170,7 +170,7 @@ def _compare(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="GATE",
-        help='such as "top1_drop>1" or "snr<20" (repeatable)',
+        help='such as "top1_drop>1" or "sqnr<20" (repeatable)',
     )
     gates.add_argument("--junit", metavar="FILE", help="write the gates as JUnit XML")
     parser.add_argument(

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
             stats=stats,
             limit=args.limit,
             preprocessing=preprocessing,
-            min_snr=args.min_snr,
+            min_sqnr=args.min_sqnr,
             keep_histograms=args.save_stats is not None,
             checkpoint=checkpoint_of(args.output),
             resume=args.resume,
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _document(report: Report, args: argparse.Namespace) -> str:
     fields: dict[str, Any] = json.loads(report.to_json())
-    worst = report.snr_db if math.isfinite(report.snr_db) else None
-    whole = {"model": args.model, "output": args.output, "snr_db": worst, **fields}
+    worst = report.sqnr_db if math.isfinite(report.sqnr_db) else None
+    whole = {"model": args.model, "output": args.output, "sqnr_db": worst, **fields}
     return json.dumps(whole, indent=2) + "\n"
 
 

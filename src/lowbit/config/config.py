@@ -7,16 +7,16 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lowbit.config.methods import Method, MinMax, MinMse, OutputMse, Percentile
-from lowbit.config.mixed_precision import Mixing
+from lowbit.config.mixed_precision import MixedPrecision
 from lowbit.config.refinement import Refinement
 from lowbit.config.specs import (
     BiasSpec,
     FloatSpec,
-    Handover,
+    IntegerSpec,
+    Requantization,
     Rule,
     Spec,
     TensorOverride,
-    TensorSpec,
 )
 from lowbit.config.transforms import Equalization, Rotate, Smoothing
 from lowbit.errors import ConfigError
@@ -38,20 +38,20 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         include: If given, only nodes that match one of these globs are quantized.
         exclude: Nodes that match one of these globs stay in float.
         tensors: Exceptions by tensor name.
-        handovers: Where a tensor has a second pair, for some of its readers.
+        requantize: Where a tensor has a second pair, for some of its readers.
         domain: Operator domain of the Q/DQ nodes. ``auto``: the standard one where it has the
             format at the model's opset, ``com.microsoft`` otherwise.
         head: What happens behind the last learned layers, such as the decoding of detections:
             ``auto`` keeps in float what the format would destroy, ``float`` all of it, ``int8`` nothing.
-        rotate: Which channels are rotated before all else, so that outliers spread; ``None``: none.
-        equalize: How factors move between layers before anything is quantized; ``None``: not.
-        smooth: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
-        correct: Whether biases make up for what rounding weights shifts (bias correction).
-        refine: How weights are rounded better than to the nearest integer; ``None``: not.
-        mix: Which layers may have other formats, found by measuring; ``None``: all have the same.
-        choose: Whether equalization, smoothing and bias correction are kept only if they lower the
+        rotation: Which channels are rotated before all else, so that outliers spread; ``None``: none.
+        equalization: How factors move between layers before anything is quantized; ``None``: not.
+        smooth_quant: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
+        bias_correction: Whether biases make up for what rounding weights shifts (bias correction).
+        refinement: How weights are rounded better than to the nearest integer; ``None``: not.
+        mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
+        keep_only_if_better: Whether equalization, smoothing and bias correction are kept only if they lower the
             error on samples held out of calibration.
-        without: Names of graph rewrites of the target to leave out (``lowbit.transforms.rewrites``).
+        skip_rewrites: Names of graph rewrites of the target to leave out (``lowbit.transforms.rewrites``).
         casts: Whether 16-bit floats are written as pairs of Cast, instead of the operators AMD's
             tools know by name.
         half_weights: Whether constants in 16-bit floats are stored as such, at half the size.
@@ -66,17 +66,17 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     tensors: tuple[TensorOverride, ...] = ()
-    handovers: tuple[Handover, ...] = ()
+    requantize: tuple[Requantization, ...] = ()
     domain: Domain = "auto"
     head: Head = "auto"
-    rotate: Rotate | None = None
-    equalize: Equalization | None = None
-    smooth: Smoothing | None = None
-    correct: bool = False
-    choose: bool = False
-    refine: Refinement | None = None
-    mix: Mixing | None = None
-    without: tuple[str, ...] = ()
+    rotation: Rotate | None = None
+    equalization: Equalization | None = None
+    smooth_quant: Smoothing | None = None
+    bias_correction: bool = False
+    keep_only_if_better: bool = False
+    refinement: Refinement | None = None
+    mixed_precision: MixedPrecision | None = None
+    skip_rewrites: tuple[str, ...] = ()
     casts: bool = False
     half_weights: bool = False
 
@@ -88,9 +88,13 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for it to matter.
         """
         weight = self.weight
-        if isinstance(weight, TensorSpec) and weight.method == MinMse() and not weight.power_of_two:
+        if (
+            isinstance(weight, IntegerSpec)
+            and weight.method == MinMse()
+            and not weight.power_of_two
+        ):
             weight = msgspec.structs.replace(weight, method=OutputMse())
-        return msgspec.structs.replace(self, correct=False, weight=weight)
+        return msgspec.structs.replace(self, bias_correction=False, weight=weight)
 
     def with_method(self, method: Method) -> QuantConfig:
         """Return the same configuration with activations calibrated by ``method``."""
@@ -98,7 +102,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         match self.activation, method:
             case None, _:
                 return self
-            case TensorSpec() as integer, _:
+            case IntegerSpec() as integer, _:
                 spec = msgspec.structs.replace(integer, method=method)
             case FloatSpec(scaled=True) as scaled, MinMax() | Percentile():
                 spec = msgspec.structs.replace(scaled, method=method)

@@ -39,7 +39,7 @@ class Subgraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     end: tuple[str, ...]
 
 
-class Mixing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MixedPrecision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Give layers another format one after another, those that do least harm first.
 
     Each layer alone is measured in each option first: how far the model's output then is from the

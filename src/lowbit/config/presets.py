@@ -12,17 +12,17 @@ import msgspec
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
-from lowbit.config.refinement import AdaQuant, Reconstruct, Refinement
-from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
-from lowbit.config.transforms import Equalize, SmoothQuant
+from lowbit.config.refinement import AdaQuant, LayerReconstruction, Refinement
+from lowbit.config.specs import BLOCKS, FloatSpec, IntegerSpec, ProductBias, Spec
+from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 
 _MSE = MinMse()
-_WEIGHT = TensorSpec(format=Format.INT8, method=_MSE)
-_PER_CHANNEL = TensorSpec(format=Format.INT8, per_channel=True, method=_MSE)
-_POWER_OF_TWO = TensorSpec(format=Format.INT8, power_of_two=True, method=_MSE)
+_WEIGHT = IntegerSpec(format=IntegerFormat.INT8, method=_MSE)
+_PER_CHANNEL = IntegerSpec(format=IntegerFormat.INT8, per_channel=True, method=_MSE)
+_POWER_OF_TWO = IntegerSpec(format=IntegerFormat.INT8, power_of_two=True, method=_MSE)
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +40,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 def _float_scales(
     name: str,
     summary: str,
-    activation: TensorSpec,
-    weight: TensorSpec,
+    activation: IntegerSpec,
+    weight: IntegerSpec,
     target: str,
 ) -> Preset:
     config = QuantConfig(
@@ -50,16 +50,16 @@ def _float_scales(
         weight=weight,
         bias=ProductBias(),
         target=target,
-        equalize=Equalize(),
-        smooth=SmoothQuant(),
-        correct=True,
-        choose=True,
-        refine=Reconstruct(),
+        equalization=CrossLayerEqualization(),
+        smooth_quant=SmoothQuant(),
+        bias_correction=True,
+        keep_only_if_better=True,
+        refinement=LayerReconstruction(),
     )
     return Preset(config=config, summary=summary)
 
 
-def _pair(name: str, summary: str, activation: TensorSpec) -> tuple[Preset, Preset]:
+def _pair(name: str, summary: str, activation: IntegerSpec) -> tuple[Preset, Preset]:
     """Return a preset for any runtime, with one weight scale a tensor and one a channel."""
     return (
         _float_scales(name, summary, activation, _WEIGHT, "onnxruntime"),
@@ -95,14 +95,14 @@ _ALL = (
     _float_scales(
         "A8W8",
         "Ryzen AI: symmetric int8 activations and weights, int32 bias, float scales",
-        TensorSpec(format=Format.INT8, method=_MSE),
+        IntegerSpec(format=IntegerFormat.INT8, method=_MSE),
         _WEIGHT,
         "ryzen-ai",
     ),
     _float_scales(
         "A16W8",
         "Ryzen AI: symmetric int16 activations, int8 weights, int32 bias, float scales",
-        TensorSpec(format=Format.INT16, method=MinMax()),
+        IntegerSpec(format=IntegerFormat.INT16, method=MinMax()),
         _WEIGHT,
         "ryzen-ai",
     ),
@@ -113,27 +113,27 @@ _ALL = (
             weight=_POWER_OF_TWO,
             bias=_POWER_OF_TWO,
             target="ryzen-ai-cnn",
-            equalize=Equalize(),
-            correct=True,
-            choose=True,
-            refine=Reconstruct(),
+            equalization=CrossLayerEqualization(),
+            bias_correction=True,
+            keep_only_if_better=True,
+            refinement=LayerReconstruction(),
         ),
         summary="Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
     ),
     *_pair(
         "U8S8",
         "any runtime: asymmetric uint8 activations, symmetric int8 weights",
-        TensorSpec(format=Format.UINT8, symmetric=False, method=_MSE),
+        IntegerSpec(format=IntegerFormat.UINT8, symmetric=False, method=_MSE),
     ),
     *_pair(
         "S8S8",
         "any runtime: asymmetric int8 activations, symmetric int8 weights",
-        TensorSpec(format=Format.INT8, symmetric=False, method=_MSE),
+        IntegerSpec(format=IntegerFormat.INT8, symmetric=False, method=_MSE),
     ),
     *_pair(
         "U16S8",
         "any runtime: asymmetric uint16 activations, symmetric int8 weights",
-        TensorSpec(format=Format.UINT16, symmetric=False, method=MinMax()),
+        IntegerSpec(format=IntegerFormat.UINT16, symmetric=False, method=MinMax()),
     ),
     Preset(
         config=QuantConfig(
@@ -142,10 +142,10 @@ _ALL = (
             weight=_POWER_OF_TWO,
             bias=_POWER_OF_TWO,
             target="quark-vint8",
-            equalize=Equalize(),
-            correct=True,
-            choose=True,
-            refine=Reconstruct(),
+            equalization=CrossLayerEqualization(),
+            bias_correction=True,
+            keep_only_if_better=True,
+            refinement=LayerReconstruction(),
         ),
         summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
     ),
@@ -183,7 +183,7 @@ _ALL = (
     ),
 )
 
-_SEEN_CLOSER = Reconstruct(positions=256, sweeps=8)
+_SEEN_CLOSER = LayerReconstruction(positions=256, sweeps=8)
 _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
     {"A8W8": _SEEN_CLOSER, "A16W8": _SEEN_CLOSER, "XINT8": _SEEN_CLOSER, "BF16": AdaQuant()}
 )
@@ -193,9 +193,11 @@ def _accurate(preset: Preset) -> Preset:
     """Return the variant that takes more time for more accuracy."""
     refine = _ACCURATE[preset.name]
     how = "weights tuned by AdaQuant"
-    if isinstance(refine, Reconstruct):
+    if isinstance(refine, LayerReconstruction):
         how = "reconstruction looks at four times the positions, twice as often"
-    config = msgspec.structs.replace(preset.config, name=f"{preset.name}_ACCURATE", refine=refine)
+    config = msgspec.structs.replace(
+        preset.config, name=f"{preset.name}_ACCURATE", refinement=refine
+    )
     return Preset(config=config, summary=f"{preset.name}, more slowly: {how}")
 
 

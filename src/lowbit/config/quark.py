@@ -14,16 +14,16 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import Entropy, MinMse, NonOverflow, Percentile
 from lowbit.config.refinement import AdaQuant, AdaRound, Refinement
-from lowbit.config.specs import BLOCKS, FloatSpec, ProductBias, Spec, TensorSpec
+from lowbit.config.specs import BLOCKS, FloatSpec, IntegerSpec, ProductBias, Spec
 from lowbit.config.transforms import QuarkCle
 from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 
 _BIAS = ProductBias(repair=False, truncate_realigned=True)
-_INT8 = TensorSpec(format=Format.INT8)
+_INT8 = IntegerSpec(format=IntegerFormat.INT8)
 _QUARK_MSE = MinMse(histogram="growing")
-_POW2 = TensorSpec(format=Format.INT8, power_of_two=True, method=_QUARK_MSE)
-_UPOW2 = TensorSpec(format=Format.UINT8, power_of_two=True, method=_QUARK_MSE)
+_POW2 = IntegerSpec(format=IntegerFormat.INT8, power_of_two=True, method=_QUARK_MSE)
+_UPOW2 = IntegerSpec(format=IntegerFormat.UINT8, power_of_two=True, method=_QUARK_MSE)
 _NEAREST = NonOverflow(nearest=True)
 
 
@@ -39,10 +39,10 @@ def quark_entropy() -> Entropy:
 
 def with_cle(config: QuantConfig, cle: QuarkCle = QuarkCle()) -> QuantConfig:  # noqa: B008
     """Return a preset with Quark's equalization, which its ``get_default_config`` switches on."""
-    return msgspec.structs.replace(config, equalize=cle)
+    return msgspec.structs.replace(config, equalization=cle)
 
 
-def _extended(name: str, activation: TensorSpec) -> QuantConfig:
+def _extended(name: str, activation: IntegerSpec) -> QuantConfig:
     return QuantConfig(
         name=name,
         activation=activation,
@@ -54,13 +54,13 @@ def _extended(name: str, activation: TensorSpec) -> QuantConfig:
     )
 
 
-def _standard(name: str, activation: TensorSpec, target: str = "quark-standard") -> QuantConfig:
+def _standard(name: str, activation: IntegerSpec, target: str = "quark-standard") -> QuantConfig:
     return QuantConfig(
         name=name, activation=activation, weight=_INT8, bias=_BIAS, target=target, head="int8"
     )
 
 
-def _npu(name: str, activation: TensorSpec, parts: TensorSpec = _POW2) -> QuantConfig:
+def _npu(name: str, activation: IntegerSpec, parts: IntegerSpec = _POW2) -> QuantConfig:
     return QuantConfig(
         name=name,
         activation=activation,
@@ -100,19 +100,19 @@ def _float(
         target=target,
         head="int8",
         casts=casts,
-        without=_DEVICE_REWRITES if casts else (),
+        skip_rewrites=_DEVICE_REWRITES if casts else (),
     )
 
 
 _ALL = (
     _extended("A8W8", _INT8),
-    _extended("A16W8", TensorSpec(format=Format.INT16)),
+    _extended("A16W8", IntegerSpec(format=IntegerFormat.INT16)),
     _npu("XINT8", _UPOW2),
     _npu("XINT8_QCONFIG", _POW2),
     _npu(
         "XINT8_NONOVERFLOW",
-        TensorSpec(format=Format.UINT8, power_of_two=True, method=_NEAREST),
-        TensorSpec(format=Format.INT8, power_of_two=True, method=_NEAREST),
+        IntegerSpec(format=IntegerFormat.UINT8, power_of_two=True, method=_NEAREST),
+        IntegerSpec(format=IntegerFormat.INT8, power_of_two=True, method=_NEAREST),
     ),
     QuantConfig(
         name="VINT8",
@@ -124,16 +124,17 @@ _ALL = (
     ),
     _standard(
         "A8W8_QCONFIG",
-        TensorSpec(format=Format.INT8, method=quark_percentile()),
+        IntegerSpec(format=IntegerFormat.INT8, method=quark_percentile()),
         "quark-standard-symmetric",
     ),
-    _standard("INT8_CNN_DEFAULT", TensorSpec(format=Format.UINT8, symmetric=False)),
+    _standard("INT8_CNN_DEFAULT", IntegerSpec(format=IntegerFormat.UINT8, symmetric=False)),
     _standard(
-        "U8S8_AAWS", TensorSpec(format=Format.UINT8, symmetric=False, method=quark_percentile())
+        "U8S8_AAWS",
+        IntegerSpec(format=IntegerFormat.UINT8, symmetric=False, method=quark_percentile()),
     ),
     _standard(
         "S8S8_AAWS",
-        TensorSpec(format=Format.INT8, symmetric=False, method=quark_percentile(99.9999)),
+        IntegerSpec(format=IntegerFormat.INT8, symmetric=False, method=quark_percentile(99.9999)),
     ),
     _float("BF16", _BF16, _BF16),
     _float("BF16_CAST", _BF16, _BF16, casts=True),
@@ -162,7 +163,7 @@ _ADAQUANT = AdaQuant(
 
 
 def _tuned(config: QuantConfig, name: str, refine: Refinement) -> QuantConfig:
-    return msgspec.structs.replace(config, name=name, refine=refine)
+    return msgspec.structs.replace(config, name=name, refinement=refine)
 
 
 _WITH_INTEGERS = ("A8W8", "A16W8", "XINT8", "U8S8_AAWS", "S8S8_AAWS")
@@ -172,7 +173,9 @@ _TUNED = (
     _tuned(
         _standard(
             "INT8_CNN",
-            TensorSpec(format=Format.UINT8, symmetric=False, method=quark_percentile(99.9999)),
+            IntegerSpec(
+                format=IntegerFormat.UINT8, symmetric=False, method=quark_percentile(99.9999)
+            ),
         ),
         "INT8_CNN_ACCURATE",
         _ADAROUND,

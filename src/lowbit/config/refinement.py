@@ -23,7 +23,7 @@ TUNED_OPS = (
 """The operators whose weights AdaRound and AdaQuant tune."""
 
 
-class Reconstruct(
+class LayerReconstruction(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reconstruct"
 ):
     """Round weights so that each layer's output is nearest to the float one, in closed form.
@@ -197,7 +197,7 @@ class AdaQuant(_FineTune, frozen=True, kw_only=True, tag="adaquant"):
 
 
 Tuning: TypeAlias = AdaRound | AdaQuant
-Refinement: TypeAlias = Reconstruct | Gptq | AdaRound | AdaQuant
+Refinement: TypeAlias = LayerReconstruction | Gptq | AdaRound | AdaQuant
 
 
 def _at_least(name: str, least: float, **values: float | None) -> None:

@@ -12,10 +12,10 @@ from lowbit.config.methods import Method, MinMax, Percentile
 from lowbit.errors import ConfigError
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 
 
-class TensorSpec(
+class IntegerSpec(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tensor"
 ):
     """How one tensor is quantized: format, kind of scale, and how its range is found.
@@ -24,7 +24,7 @@ class TensorSpec(
     other layers one a channel. That is blocked quantization, in ONNX from operator set 21 on.
     """
 
-    format: Format
+    format: IntegerFormat
     symmetric: bool = True
     per_channel: bool = False
     group: int | None = None
@@ -99,7 +99,7 @@ class MxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 BlockSpec: TypeAlias = BfpSpec | MxSpec
-Spec: TypeAlias = TensorSpec | FloatSpec | BfpSpec | MxSpec
+Spec: TypeAlias = IntegerSpec | FloatSpec | BfpSpec | MxSpec
 """How one tensor is quantized: to integers, to 16-bit floats, or to blocks."""
 
 
@@ -117,7 +117,7 @@ BLOCKS: Mapping[str, BfpSpec | MxSpec] = MappingProxyType(
 
 def describe_format(spec: Spec) -> str:
     """Return the name of the spec's format, without the details."""
-    if isinstance(spec, (TensorSpec, FloatSpec)):
+    if isinstance(spec, (IntegerSpec, FloatSpec)):
         return str(spec.format.value)
     return spec.describe().split()[0]
 
@@ -132,13 +132,13 @@ class ProductBias(
     as AMD Quark does.
     """
 
-    format: Format = Format.INT32
+    format: IntegerFormat = IntegerFormat.INT32
     repair: bool = True
     truncate_realigned: bool = False
 
 
-IntegerBias: TypeAlias = ProductBias | TensorSpec
-BiasSpec: TypeAlias = ProductBias | TensorSpec | FloatSpec | BfpSpec | MxSpec
+IntegerBias: TypeAlias = ProductBias | IntegerSpec
+BiasSpec: TypeAlias = ProductBias | IntegerSpec | FloatSpec | BfpSpec | MxSpec
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,7 +173,7 @@ class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     optional: bool = False
 
 
-class Handover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Requantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that read a tensor through a second pair, under a second name.
 
     The second name may have a spec of its own (``TensorOverride``), or gets that of its readers.

@@ -42,7 +42,9 @@ class QuarkCle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
 
 
-class Equalize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="groups"):
+class CrossLayerEqualization(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="groups"
+):
     """Exact equalization of all layers around tensors that share their channels.
 
     Between layers the channels may pass activations, pooling and sums; a Clip's channels are
@@ -71,7 +73,7 @@ class Equalize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"equalize.headroom is {self.headroom:g}; it must be 1 or more")
 
 
-Equalization: TypeAlias = QuarkCle | Equalize
+Equalization: TypeAlias = QuarkCle | CrossLayerEqualization
 
 
 class SmoothQuant(

@@ -18,7 +18,7 @@ from lowbit.emit.block_functions import STORED, block_body, block_shape
 from lowbit.emit.functions import DOMAIN, Functions
 from lowbit.emit.writer import Attributes, Writer
 from lowbit.numerics.blocks import Element, Rounding
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import TensorPlan
 from lowbit.scales.floats import rounded_values
 
@@ -39,7 +39,7 @@ class BlockNodes:
         value = self._writer.values[tensor.name]
         self._writer.put_behind(value, [self._rounding(tensor, spec, value)])
 
-    def weight(self, tensor: TensorPlan, spec: BlockSpec, make: Callable[[], Floats]) -> None:
+    def weight(self, tensor: TensorPlan, spec: BlockSpec, make: Callable[[], FloatArray]) -> None:
         """Let all readers of a constant read it in blocks."""
         value = self._writer.values[tensor.name]
         uses = tuple(value.uses())
@@ -80,7 +80,7 @@ class BlockNodes:
         )
 
 
-def _stays(tensor: TensorPlan, spec: BlockSpec, make: Callable[[], Floats]) -> bool:
+def _stays(tensor: TensorPlan, spec: BlockSpec, make: Callable[[], FloatArray]) -> bool:
     """Whether rounding the constant a second time changes nothing."""
     if not (isinstance(spec, MxSpec) and spec.element is Element.INT8):
         return True

@@ -15,15 +15,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.config.config import Domain
-from lowbit.config.specs import FloatSpec, TensorSpec
+from lowbit.config.specs import FloatSpec, IntegerSpec
 from lowbit.emit.blocks import BlockNodes
 from lowbit.emit.floats import CastPairs, FloatNodes, NamedOperators
 from lowbit.emit.functions import Functions
 from lowbit.emit.writer import Writer
-from lowbit.graph.editing import HANDOVER
-from lowbit.graph.memory import not_collecting
+from lowbit.graph.editing import REQUANTIZED
+from lowbit.graph.memory import garbage_collection_paused
 from lowbit.numerics.affine import QParams
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.traits import Kind, traits_of
 from lowbit.planning.plan import BiasPlan, Plan
 from lowbit.scales.parameters import Params
@@ -34,7 +34,7 @@ _MICROSOFT = "com.microsoft"
 _WIDE_OPSET = 21
 
 
-@not_collecting()
+@garbage_collection_paused()
 def emit_qdq(
     model: ir.Model,
     plan: Plan,
@@ -57,7 +57,7 @@ def emit_qdq(
     floats = FloatNodes(writer, conversion, scales, stored=half_weights)
     blocks = BlockNodes(writer, functions)
     for tensor in plan.activations():
-        if isinstance(tensor.spec, TensorSpec):
+        if isinstance(tensor.spec, IntegerSpec):
             integers.activation(tensor.name, tensor.leader, params.tensors[tensor.name])
         elif isinstance(tensor.spec, FloatSpec):
             floats.activation(tensor, tensor.spec)
@@ -67,13 +67,13 @@ def emit_qdq(
         integers.bias(row, params.biases[row.node], weights.biases[row.node])
     for tensor in plan.weights():
         name = tensor.name
-        if isinstance(tensor.spec, TensorSpec):
+        if isinstance(tensor.spec, IntegerSpec):
             integers.weight(name, params.tensors[name], weights.tensors[name])
         elif isinstance(tensor.spec, FloatSpec):
             floats.weight(tensor, tensor.spec, weights.floats[name])
         else:
             blocks.weight(tensor, tensor.spec, weights.floats[name])
-    writer.join_names(HANDOVER)
+    writer.join_names(REQUANTIZED)
     return writer.finish()
 
 
@@ -143,13 +143,13 @@ class _IntegerNodes:
         domain = self._domain_of(params.format) if domain is None else domain
         return self._writer.node(op, inputs, f"{name}_{op}", attributes, domain)
 
-    def _domain_of(self, fmt: Format) -> str:
+    def _domain_of(self, fmt: IntegerFormat) -> str:
         if self._domain == "auto":
             wide = fmt.bits not in (8, 32)
             return _MICROSOFT if wide and self._writer.opset < _WIDE_OPSET else ""
         return "" if self._domain == "ai.onnx" else self._domain
 
-    def _trips_onnxruntime(self, value: ir.Value, fmt: Format) -> bool:
+    def _trips_onnxruntime(self, value: ir.Value, fmt: IntegerFormat) -> bool:
         """Whether onnxruntime's optimizer would make an invalid graph of a standard pair here.
 
         Up to 1.31 it moves a DequantizeLinear over a float Reshape, Transpose and the like; from
@@ -179,17 +179,17 @@ def _moves_in_float(node: ir.Node, planned: frozenset[str]) -> bool:
 
 
 _DTYPES = {
-    Format.INT4: ir.DataType.INT4,
-    Format.UINT4: ir.DataType.UINT4,
-    Format.INT8: ir.DataType.INT8,
-    Format.UINT8: ir.DataType.UINT8,
-    Format.INT16: ir.DataType.INT16,
-    Format.UINT16: ir.DataType.UINT16,
-    Format.INT32: ir.DataType.INT32,
+    IntegerFormat.INT4: ir.DataType.INT4,
+    IntegerFormat.UINT4: ir.DataType.UINT4,
+    IntegerFormat.INT8: ir.DataType.INT8,
+    IntegerFormat.UINT8: ir.DataType.UINT8,
+    IntegerFormat.INT16: ir.DataType.INT16,
+    IntegerFormat.UINT16: ir.DataType.UINT16,
+    IntegerFormat.INT32: ir.DataType.INT32,
 }
 
 
-def _tensor(data: NDArray[np.integer], fmt: Format, name: str) -> ir.TensorProtocol:
+def _tensor(data: NDArray[np.integer], fmt: IntegerFormat, name: str) -> ir.TensorProtocol:
     if fmt.bits == 4:
         import ml_dtypes
 

@@ -18,7 +18,7 @@ from lowbit.config.specs import FloatSpec
 from lowbit.emit.functions import DOMAIN, Functions, number
 from lowbit.emit.writer import Writer
 from lowbit.numerics.float16 import FloatFormat, as_stored
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import TensorPlan
 
 _DTYPES = {
@@ -56,7 +56,7 @@ class FloatNodes:
         up = self._conversion.up(tensor, spec, down[-1].outputs[0])
         self._writer.put_behind(value, [*down, *up])
 
-    def weight(self, tensor: TensorPlan, spec: FloatSpec, make: Callable[[], Floats]) -> None:
+    def weight(self, tensor: TensorPlan, spec: FloatSpec, make: Callable[[], FloatArray]) -> None:
         """Let all readers of a constant read it through the format."""
         value = self._writer.values[tensor.name]
         uses = tuple(value.uses())

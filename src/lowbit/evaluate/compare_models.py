@@ -13,10 +13,10 @@ from lowbit.calibrate.observers import thinned
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Session, session
-from lowbit.numerics.metrics import Closeness
+from lowbit.numerics.metrics import SignalNoise
 from lowbit.parallel import ordered_map
 
-Closenesses = dict[str, Closeness]
+SignalNoises = dict[str, SignalNoise]
 _Waiting = tuple[Feed, Mapping[str, Array]]
 
 # Values of the quantized model that wait for the float one's, in bytes.
@@ -53,13 +53,13 @@ def of_layers(reference: ir.Model, quantized: ir.Model, names: Iterable[str]) ->
 
 def compare_models(
     references: Sequence[Reference], quantized: ir.Model, feeds: Iterable[Feed], *, threads: int
-) -> list[Closenesses]:
+) -> list[SignalNoises]:
     """Return the closeness of the tensors of each reference.
 
     One session lives at a time, as each holds the tensors of several samples: what is compared of
     the quantized model's waits for the float ones.
     """
-    totals: list[Closenesses] = [{} for _ in references]
+    totals: list[SignalNoises] = [{} for _ in references]
     rest = iter(feeds)
     while waiting := _quantized_values(references, quantized, rest, threads):
         for total, reference in zip(totals, references, strict=True):
@@ -105,7 +105,7 @@ def _peak(values: Array) -> float:
 
 def _measure_all(
     reference: Reference, waiting: Sequence[_Waiting], threads: int
-) -> Iterator[Closenesses]:
+) -> Iterator[SignalNoises]:
     names = list(reference.pairs)
     if not names:  # onnxruntime takes an empty list of names for all outputs
         return
@@ -117,14 +117,14 @@ def _measure_all(
         )
 
 
-def _measure(reference: Reference, floats: Session, waiting: _Waiting) -> Closenesses:
+def _measure(reference: Reference, floats: Session, waiting: _Waiting) -> SignalNoises:
     feed, got = waiting
-    found: Closenesses = {}
+    found: SignalNoises = {}
     names = list(reference.pairs)
     for name, want in zip(names, floats.run(names, feed), strict=True):
         part = want if name == reference.pairs[name] else thinned(want)
         other = got[reference.pairs[name]]
         if want.dtype.kind in "fiu" and part.shape == other.shape:
             # The peak is that of all values: what overflows is rare.
-            found[name] = dataclasses.replace(Closeness.of(part, other), peak=_peak(want))
+            found[name] = dataclasses.replace(SignalNoise.of(part, other), peak=_peak(want))
     return found

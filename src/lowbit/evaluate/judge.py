@@ -1,6 +1,6 @@
 """Which of two quantized models is nearer to the float one, on samples neither was made from.
 
-The measure is the signal-to-noise ratio in decibels, averaged over samples, outputs and, where an
+The measure is the SQNR in decibels, averaged over samples, outputs and, where an
 output has channels, over these: an average of logarithms weighs boxes in pixels and scores below
 one alike, and one bad sample cannot outvote the others.
 """

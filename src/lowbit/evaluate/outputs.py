@@ -1,6 +1,6 @@
 """Outputs that mix values of unlike size, such as boxes and scores, seen in parts.
 
-The signal-to-noise ratio of such an output is that of its largest values: boxes of hundreds of
+The SQNR of such an output is that of its largest values: boxes of hundreds of
 pixels drown scores below one. Where the channels fall into runs of unlike magnitude, each run is
 measured by itself.
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from lowbit.graph.session import Array
-from lowbit.numerics.metrics import Closeness
+from lowbit.numerics.metrics import SignalNoise
 
 _APART = 8.0
 """Two runs of channels are told apart when each of one is so many times each of the other."""
@@ -94,15 +94,15 @@ class Distance:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
-        self._sums = [Closeness() for _ in parts]
+        self._sums = [SignalNoise() for _ in parts]
 
     def add(self, want: Mapping[str, Array], got: Mapping[str, Array]) -> None:
         """Add one sample."""
         for index, part in enumerate(self._parts):
             pair = (part.of(want[part.output]), part.of(got[part.output]))
-            self._sums[index] = self._sums[index] | Closeness.of(*pair)
+            self._sums[index] = self._sums[index] | SignalNoise.of(*pair)
 
-    def closenesses(self) -> dict[str, Closeness]:
+    def by_name(self) -> dict[str, SignalNoise]:
         """Return the figures of each part, by its name."""
         return {part.name: sums for part, sums in zip(self._parts, self._sums, strict=True)}
 
@@ -115,7 +115,7 @@ class Distance:
 
 
 def decibels(noise: float) -> float:
-    """Return a share of noise as a signal-to-noise ratio."""
+    """Return a share of noise as a SQNR."""
     if noise == 0:
         return math.inf
     return -10 * math.log10(noise) if noise > 0 else math.nan

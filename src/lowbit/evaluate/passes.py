@@ -11,7 +11,7 @@ import onnx_ir as ir
 from lowbit.analyze.sensitivity import Example
 from lowbit.evaluate.outputs import Distance, Part, find_parts
 from lowbit.graph.session import Array, Feed, session
-from lowbit.numerics.metrics import Closeness
+from lowbit.numerics.metrics import SignalNoise
 from lowbit.parallel import ordered_map
 
 Outputs = Mapping[str, Array]
@@ -23,11 +23,11 @@ Told = Callable[[Outputs, Outputs, "Outputs | None"], None]
 class Passes:
     """What came of running everything."""
 
-    outputs: Mapping[str, Closeness]
+    outputs: Mapping[str, SignalNoise]
     parts: tuple[Part, ...]
-    parted: Mapping[str, Closeness]
-    fused: Mapping[str, Closeness]
-    exact: Mapping[str, Closeness]
+    parted: Mapping[str, SignalNoise]
+    fused: Mapping[str, SignalNoise]
+    exact: Mapping[str, SignalNoise]
     """``fused`` and ``exact`` are over the same samples: all, or some where that is enough."""
     examples: tuple[Example, ...]
     count: int
@@ -105,12 +105,12 @@ class _Sums:
         self.count += 1
 
     def result(self) -> Passes:
-        whole = [d.closenesses() for d in self._whole] or [{}, {}, {}]
+        whole = [d.by_name() for d in self._whole] or [{}, {}, {}]
         split = any(part.axis is not None for part in self._parts)
         return Passes(
             outputs=whole[0],
             parts=self._parts,
-            parted=self._parted.closenesses() if self._parted and split else {},
+            parted=self._parted.by_name() if self._parted and split else {},
             fused=whole[1] if self._any_fused else {},
             exact=whole[2] if self._any_fused else {},
             examples=tuple(self.examples),

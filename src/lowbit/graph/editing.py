@@ -14,7 +14,7 @@ from lowbit.graph.naming import answer_to, names_of, tensor_name
 ARITHMETIC = "lowbit.arithmetic"
 """Mark of nodes that belong to the operator before them: a device's own arithmetic."""
 
-HANDOVER = "lowbit.handover"
+REQUANTIZED = "lowbit.requantization"
 """Mark of an Identity between two names of a tensor, one for each format it has."""
 
 

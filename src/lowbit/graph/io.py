@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from lowbit.errors import ModelError, OutputError, did_you_mean
-from lowbit.graph.memory import not_collecting
+from lowbit.graph.memory import garbage_collection_paused
 
 if TYPE_CHECKING:
     import onnx
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXTERNAL_DATA_FROM = 1_500_000_000
 
 
-@not_collecting()
+@garbage_collection_paused()
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model) -> ir.Model:
     """Return the model behind a path, the bytes of a file, or a loaded model (copied).
 
@@ -60,7 +60,7 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, beside: bool = False)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
         target = pathlib.Path(folder, path.name)
         try:
-            with not_collecting():
+            with garbage_collection_paused():
                 ir.save(model, target, external_data=data)
             if data is not None:
                 os.replace(pathlib.Path(folder, data), path.parent / data)
@@ -96,7 +96,7 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
     try:
         path = pathlib.Path(folder, "model.onnx")
         try:
-            with not_collecting():
+            with garbage_collection_paused():
                 ir.save(_portable(model, one_file=False), path, external_data="weights.bin")
         except OSError as error:
             raise OutputError(
@@ -108,7 +108,7 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@not_collecting()
+@garbage_collection_paused()
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as protobuf, weights included."""
     return ir.to_proto(_portable(model, one_file=True))

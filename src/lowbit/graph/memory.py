@@ -13,7 +13,7 @@ import gc
 from collections.abc import Callable, Iterator
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return freed memory to the system, where the C library knows how."""
     _trim()(0)
 
@@ -28,7 +28,7 @@ def _trim() -> Callable[[int], object]:
 
 
 @contextlib.contextmanager
-def not_collecting() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """Switch the collector off for a while, unless it is off already.
 
     Building a graph makes objects by the hundred thousand, all of which stay. The collector would

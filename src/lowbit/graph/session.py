@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph import io
-from lowbit.graph.memory import give_back, not_collecting
+from lowbit.graph.memory import garbage_collection_paused, release_memory
 from lowbit.graph.naming import name_everything
 
 Array = NDArray[Any]
@@ -94,7 +94,7 @@ class Session:
     def close(self) -> None:
         """Let go of the model and of what its runs allocated; it cannot be run any more."""
         self._session = None
-        give_back()
+        release_memory()
 
     def _wrong_feed(self, feed: Feed) -> str:
         """Return what is wrong with a feed, which onnxruntime says without the input's name."""
@@ -211,7 +211,7 @@ def opened(
             running.close()
 
 
-@not_collecting()
+@garbage_collection_paused()
 def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     """Return a copy of ``model`` whose outputs also include the named values."""
     probe = model.clone()
@@ -244,7 +244,7 @@ def _reason(error: Exception) -> str:
     return text.split(" : ", 3)[-1][:600]
 
 
-def segment_session(
+def extracted_session(
     model: ir.Model,
     inputs: Mapping[str, np.dtype[Any] | None],
     outputs: Sequence[str],

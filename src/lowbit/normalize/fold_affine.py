@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lowbit.graph.editing import add_constant, constant, constant_shape
 from lowbit.graph.naming import absorb, answer_to
 
-Floats = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
 
 _ABSORBS = ("Conv", "ConvTranspose", "Gemm")
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
@@ -29,10 +29,10 @@ _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
 class Affine:
     """What is taken from each channel, what that is multiplied by, and what is added to it."""
 
-    mean: Floats
-    factor: Floats | None
+    mean: FloatArray
+    factor: FloatArray | None
     """``None`` where there is only an offset, so that weights stay as they are."""
-    offset: Floats
+    offset: FloatArray
 
 
 def fold_affine(model: ir.Model) -> None:
@@ -45,7 +45,7 @@ def fold_affine(model: ir.Model) -> None:
             _fold(model.graph, node)
 
 
-def normalization(node: ir.Node) -> tuple[Floats, Floats, Floats] | None:
+def normalization(node: ir.Node) -> tuple[FloatArray, FloatArray, FloatArray] | None:
     """Return mean, factor and offset of a BatchNormalization; ``None`` if it trains or they vary."""
     extra = any(value.name or value.uses() for value in node.outputs[1:])
     if extra or node.attributes.get_int("training_mode", 0) != 0:
@@ -96,7 +96,7 @@ def _can_absorb(graph: ir.Graph, compute: ir.Node, source: ir.Value) -> bool:
     return len(source.uses()) == 1 and not source.is_graph_output()
 
 
-def _bias(compute: ir.Node) -> Floats | None:
+def _bias(compute: ir.Node) -> FloatArray | None:
     """Return the bias as it is added (zero if there is none), or ``None`` if it varies."""
     value = compute.inputs[2] if len(compute.inputs) > 2 else None
     if value is None:
@@ -107,7 +107,7 @@ def _bias(compute: ir.Node) -> Floats | None:
     return bias * np.float32(compute.attributes.get_float("beta", 1.0))
 
 
-def _channels(compute: ir.Node, weight: Floats) -> int:
+def _channels(compute: ir.Node, weight: FloatArray) -> int:
     if compute.op_type == "ConvTranspose":
         return int(weight.shape[1]) * compute.attributes.get_int("group", 1)
     return int(weight.shape[_channel_axis(compute)])
@@ -127,7 +127,7 @@ def _affine(node: ir.Node, source: ir.Value, channels: int, rank: int) -> Affine
     return None if number is None else _arithmetic(node.op_type, number, first=first)
 
 
-def _arithmetic(op_type: str, number: Floats, *, first: bool) -> Affine | None:
+def _arithmetic(op_type: str, number: FloatArray, *, first: bool) -> Affine | None:
     """Return the effect of an operator whose other input, the first or second, is ``number``."""
     zero = np.zeros_like(number)
     match op_type, first:
@@ -144,7 +144,7 @@ def _arithmetic(op_type: str, number: Floats, *, first: bool) -> Affine | None:
     return None
 
 
-def _channel_numbers(value: ir.Value | None, channels: int, rank: int) -> Floats | None:
+def _channel_numbers(value: ir.Value | None, channels: int, rank: int) -> FloatArray | None:
     """Return one number per channel, if the constant broadcasts along no other axis."""
     shape = constant_shape(value)
     if shape is None or len(shape) > rank:
@@ -165,7 +165,7 @@ def _is_finite(affine: Affine) -> bool:
     return all(bool(np.isfinite(part).all()) for part in numbers)
 
 
-def _per_channel(node: ir.Node, factor: Floats, weight: Floats) -> Floats:
+def _per_channel(node: ir.Node, factor: FloatArray, weight: FloatArray) -> FloatArray:
     """Return ``factor`` shaped to multiply the output channels of the weight."""
     if node.op_type == "ConvTranspose":
         # Weights are [in, out/group, ...]: the channel of group g lies in rows of group g.
@@ -177,7 +177,7 @@ def _per_channel(node: ir.Node, factor: Floats, weight: Floats) -> Floats:
     return factor.reshape(shape)
 
 
-def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: Floats) -> None:
+def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: FloatArray) -> None:
     """Give the node its own constant, so that others sharing the old one keep it."""
     old = node.inputs[index] if index < len(node.inputs) else None
     role = ("", "weight", "bias")[index]
@@ -191,7 +191,7 @@ def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: Floats) -> 
     node.replace_input_with(index, add_constant(graph, name, _stored(data, index)))
 
 
-def _stored(data: Floats, index: int) -> Floats:
+def _stored(data: FloatArray, index: int) -> FloatArray:
     """Return what is stored; a Gemm's bias of shape [1, C] as [C], like every other bias."""
     is_row = index == 2 and data.ndim > 1 and data.size == data.shape[-1]
     return data.reshape(-1) if is_row else data
@@ -209,7 +209,7 @@ def _take_output(graph: ir.Graph, compute: ir.Node, gone: ir.Node) -> None:
     old.name = name
 
 
-def _floats(value: ir.Value | None) -> Floats | None:
+def _floats(value: ir.Value | None) -> FloatArray | None:
     data = constant(value)
     return (
         data.astype(np.float32, copy=False) if data is not None and data.dtype.kind == "f" else None

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from lowbit.errors import ModelError
-from lowbit.graph.memory import not_collecting
+from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import name_everything, tensor_name
 from lowbit.graph.onnx_passes import infer_types, require_opset
 from lowbit.graph.session import Feed, session
@@ -40,7 +40,7 @@ _QUANTIZED = frozenset(
 )
 
 
-@not_collecting()
+@garbage_collection_paused()
 def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     """Return the normal form of ``model``.
 

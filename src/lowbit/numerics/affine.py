@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.numerics.formats import Floats, Format, Ints
+from lowbit.numerics.formats import FloatArray, IntArray, IntegerFormat
 
 _TINY = float(np.finfo(np.float32).tiny)
 _WIDEST = float(np.finfo(np.float32).max) / 2
@@ -27,14 +27,14 @@ class QParams:
     many of its ``length`` places.
     """
 
-    scale: Floats
-    zero_point: Ints
-    format: Format
+    scale: FloatArray
+    zero_point: IntArray
+    format: IntegerFormat
     axis: int | None = None
     group: int | None = None
     length: int = 0
 
-    def broadcast(self, rank: int) -> tuple[Floats, Ints]:
+    def broadcast(self, rank: int) -> tuple[FloatArray, IntArray]:
         """Return scale and zero point shaped to broadcast against a tensor of ``rank``."""
         if self.axis is None:
             return self.scale, self.zero_point
@@ -52,7 +52,7 @@ class QParams:
 
 
 def choose_qparams(
-    low: Any, high: Any, fmt: Format, *, symmetric: bool, reduce_range: bool = False
+    low: Any, high: Any, fmt: IntegerFormat, *, symmetric: bool, reduce_range: bool = False
 ) -> QParams:
     """Return the parameters that map ``[low, high]`` onto the integers of ``fmt``.
 
@@ -76,7 +76,7 @@ def choose_qparams(
     return QParams(np.asarray(scale, np.float32), np.asarray(zero_point, fmt.dtype), fmt)
 
 
-def power_of_two_qparams(position: int, fmt: Format) -> QParams:
+def power_of_two_qparams(position: int, fmt: IntegerFormat) -> QParams:
     """Return symmetric parameters with the scale ``2 ** -position``.
 
     The position is kept where the scale is a normal float and its largest code is finite.
@@ -86,7 +86,7 @@ def power_of_two_qparams(position: int, fmt: Format) -> QParams:
     return QParams(np.asarray(2.0**-position, np.float32), np.asarray(zero_point, fmt.dtype), fmt)
 
 
-def quantize(x: NDArray[Any], params: QParams, limits: tuple[int, int] | None = None) -> Ints:
+def quantize(x: NDArray[Any], params: QParams, limits: tuple[int, int] | None = None) -> IntArray:
     """Round ``x`` to the nearest integers of the format, ties to even, saturating."""
     scale, zero_point = params.broadcast(x.ndim)
     low, high = limits or (params.format.low, params.format.high)
@@ -97,7 +97,7 @@ def quantize(x: NDArray[Any], params: QParams, limits: tuple[int, int] | None = 
     return np.asarray(np.clip(rounded, low, high), params.format.dtype)
 
 
-def dequantize(q: Ints, params: QParams) -> Floats:
+def dequantize(q: IntArray, params: QParams) -> FloatArray:
     """Return the floats that the integers ``q`` stand for."""
     scale, zero_point = params.broadcast(q.ndim)
     return (q.astype(np.float32) - zero_point.astype(np.float32)) * scale

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 # Numbers below the normal ones count as having this exponent.
 _LOWEST = np.float32(2.0**-127)
@@ -65,14 +65,14 @@ MINIFLOATS: Mapping[Element, Minifloat] = MappingProxyType(
 
 
 def round_bfp(
-    x: Floats,
+    x: FloatArray,
     axis: int,
     *,
     bits: int = 16,
     block: int = 8,
     pairs: bool = False,
     rounding: Rounding = Rounding.EVEN,
-) -> Floats:
+) -> FloatArray:
     """Return the values ``x`` takes in block floating point of ``bits`` a number.
 
     Of the bits 8 are the shared exponent's and one is the sign. With ``pairs``, two neighbours that
@@ -80,7 +80,7 @@ def round_bfp(
     """
     mantissa = bits - 9
 
-    def quantize(blocks: Floats) -> Floats:
+    def quantize(blocks: FloatArray) -> FloatArray:
         top = _binade(_finite(blocks).max(axis=-1, keepdims=True))
         step = top * np.float32(2.0 ** (1 - mantissa))
         bound = (top - step) + top
@@ -94,19 +94,19 @@ def round_bfp(
 
 
 def round_mx(
-    x: Floats,
+    x: FloatArray,
     axis: int,
     *,
     element: Element,
     block: int = 32,
     rounding: Rounding = Rounding.EVEN,
-) -> Floats:
+) -> FloatArray:
     """Return the values ``x`` takes as elements of a format under a shared power of two."""
     if element is Element.INT8:
         return _by_block(x, axis, block, lambda blocks: _mx_integers(blocks, rounding))
     small = MINIFLOATS[element]
 
-    def quantize(blocks: Floats) -> Floats:
+    def quantize(blocks: FloatArray) -> FloatArray:
         # In double precision: the scale may be below the smallest single.
         top = _binade(_finite(blocks).max(axis=-1, keepdims=True)).astype(np.float64)
         scale = top * 2.0**-small.emax
@@ -119,12 +119,14 @@ def round_mx(
     return _by_block(x, axis, block, quantize)
 
 
-def _mx_integers(blocks: Floats, rounding: Rounding) -> Floats:
+def _mx_integers(blocks: FloatArray, rounding: Rounding) -> FloatArray:
     step = _binade(_finite(blocks).max(axis=-1, keepdims=True)) * np.float32(2.0**-6)
     return np.clip(_round(blocks / step, rounding), -128, 127) * step
 
 
-def _by_block(x: Floats, axis: int, size: int, quantize: Callable[[Floats], Floats]) -> Floats:
+def _by_block(
+    x: FloatArray, axis: int, size: int, quantize: Callable[[FloatArray], FloatArray]
+) -> FloatArray:
     """Return ``x`` with each run of ``size`` along ``axis`` quantized; the last may be shorter.
 
     Scalars stay what they are, as do numbers that are not finite.
@@ -141,19 +143,19 @@ def _by_block(x: Floats, axis: int, size: int, quantize: Callable[[Floats], Floa
     return np.ascontiguousarray(np.where(np.isfinite(x), result, x))
 
 
-def _finite(blocks: Floats) -> Floats:
+def _finite(blocks: FloatArray) -> FloatArray:
     """Return magnitudes, with zero for what is not finite: that does not count."""
     magnitude = np.abs(blocks)
     return np.where(magnitude <= _LARGEST, magnitude, np.float32(0))
 
 
-def _binade(magnitude: Floats) -> Floats:
+def _binade(magnitude: FloatArray) -> FloatArray:
     """Return the largest power of two that is not above each magnitude."""
     bits = np.ascontiguousarray(magnitude, np.float32).view(np.uint32) & np.uint32(0x7F800000)
     return np.maximum(bits.view(np.float32), _LOWEST)
 
 
-def _round(x: Floats, rounding: Rounding) -> Floats:
+def _round(x: FloatArray, rounding: Rounding) -> FloatArray:
     if rounding is Rounding.EVEN:
         return np.rint(x)
     sign = np.sign(x) if rounding is Rounding.AWAY else np.float32(1)

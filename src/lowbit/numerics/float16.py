@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 
 class FloatFormat(enum.Enum):
@@ -60,6 +60,6 @@ def as_stored(x: NDArray[Any], fmt: FloatFormat, scale: Any = 1.0) -> NDArray[An
     return np.where(np.isinf(scaled), scaled, finite).astype(fmt.dtype)
 
 
-def rounded(x: NDArray[Any], fmt: FloatFormat, scale: Any = 1.0) -> Floats:
+def rounded(x: NDArray[Any], fmt: FloatFormat, scale: Any = 1.0) -> FloatArray:
     """Return the float32 values that ``x`` becomes by being stored in the format."""
     return as_stored(x, fmt, scale).astype(np.float32) * np.float32(scale)

@@ -7,11 +7,11 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.integer]
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.integer]
 
 
-class Format(enum.Enum):
+class IntegerFormat(enum.Enum):
     """An integer storage format, named as in configuration files."""
 
     INT4 = "int4"

@@ -19,7 +19,7 @@ _LARGE = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Closeness:
+class SignalNoise:
     """Signal, noise and agreement of a quantized tensor with its reference, over samples.
 
     ``peak`` is the largest magnitude in the reference, where it was taken.
@@ -33,7 +33,7 @@ class Closeness:
     peak: float = 0.0
 
     @classmethod
-    def of(cls, want: NDArray[Any], got: NDArray[Any]) -> Closeness:
+    def of(cls, want: NDArray[Any], got: NDArray[Any]) -> SignalNoise:
         """Compare one pair of arrays."""
         a, b = np.ravel(want), np.ravel(got)
         if want.size > _LARGE:
@@ -44,7 +44,7 @@ class Closeness:
         return cls._sums(a.astype(np.float64), b.astype(np.float64))
 
     @classmethod
-    def _sums(cls, a: NDArray[np.floating], b: NDArray[np.floating]) -> Closeness:
+    def _sums(cls, a: NDArray[np.floating], b: NDArray[np.floating]) -> SignalNoise:
         # Elementwise products and pairwise sums, not dot products: a threaded BLAS called from
         # several threads at once spends its time waiting.
         with np.errstate(invalid="ignore"):
@@ -57,9 +57,9 @@ class Closeness:
             max_error=float(np.abs(error).max(initial=0.0)),
         )
 
-    def __or__(self, more: Closeness) -> Closeness:
+    def __or__(self, more: SignalNoise) -> SignalNoise:
         """Return the closeness over the samples of both."""
-        return Closeness(
+        return SignalNoise(
             self.signal + more.signal,
             self.noise + more.noise,
             self.other + more.other,
@@ -69,8 +69,8 @@ class Closeness:
         )
 
     @property
-    def snr_db(self) -> float:
-        """Signal-to-noise ratio in decibels; infinite when equal."""
+    def sqnr_db(self) -> float:
+        """SQNR in decibels; infinite when equal."""
         if not math.isfinite(self.noise):
             return -math.inf
         if self.noise == 0:
@@ -92,7 +92,7 @@ _K1, _K2 = 0.01, 0.03
 _WINDOW = 2 * _RADIUS + 1
 _MOST_COLOURS = 4
 
-Doubles = NDArray[np.float64]
+DoubleArray = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def similarity(want: NDArray[Any], got: NDArray[Any], peak: float | None = None)
     return Similarity(cosine(a, b), l2(a, b), psnr(a, b, peak), ssim(a, b, peak))
 
 
-def cosine(a: Doubles, b: Doubles) -> float:
+def cosine(a: DoubleArray, b: DoubleArray) -> float:
     """Return the cosine of the angle between two arrays; 1 if both are zero."""
     norm = math.sqrt(float(np.sum(a * a)) * float(np.sum(b * b)))
     if norm == 0:
@@ -127,20 +127,20 @@ def cosine(a: Doubles, b: Doubles) -> float:
     return float(np.sum(a * b)) / norm
 
 
-def l2(a: Doubles, b: Doubles) -> float:
+def l2(a: DoubleArray, b: DoubleArray) -> float:
     """Return the Euclidean distance."""
     return float(np.sqrt(np.sum((a - b) ** 2)))
 
 
-def psnr(a: Doubles, b: Doubles, peak: float) -> float:
-    """Return the peak signal-to-noise ratio in decibels; infinite for equal arrays."""
+def psnr(a: DoubleArray, b: DoubleArray, peak: float) -> float:
+    """Return the peak SQNR in decibels; infinite for equal arrays."""
     error = float(np.mean((a - b) ** 2)) if a.size else 0.0
     if error == 0:
         return math.inf
     return 10 * math.log10(peak * peak / error) if peak > 0 else -math.inf
 
 
-def ssim(a: Doubles, b: Doubles, peak: float) -> float:
+def ssim(a: DoubleArray, b: DoubleArray, peak: float) -> float:
     """Return the mean structural similarity, with a Gaussian window of 11 and sigma 1.5.
 
     The window slides over the two axes of a picture: the last two, or the two before it where the
@@ -173,7 +173,7 @@ def _picture_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (rank - 1,) if is_row else ()
 
 
-def _blurred(x: Doubles, axes: tuple[int, ...]) -> Doubles:
+def _blurred(x: DoubleArray, axes: tuple[int, ...]) -> DoubleArray:
     """Return the Gaussian average around each place whose window lies inside."""
     offsets = np.arange(-_RADIUS, _RADIUS + 1)
     window = np.exp(-0.5 * (offsets / _SIGMA) ** 2)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.graph.editing import constant_shape
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 Positions = NDArray[np.intp]
 
@@ -39,18 +39,18 @@ class Layer(abc.ABC):
         """Return a matrix as the operator stores it."""
 
     @abc.abstractmethod
-    def patches(self, x: Floats, at: Positions, shape: Sequence[int]) -> Floats:
+    def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
         """Return groups x depth x positions of an input; ``shape`` is the output's."""
 
     @abc.abstractmethod
-    def patch_sums(self, x: Floats, shape: Sequence[int]) -> Floats:
+    def patch_sums(self, x: FloatArray, shape: Sequence[int]) -> FloatArray:
         """Return groups x depth: the patches of all positions, added up."""
 
     @abc.abstractmethod
     def flat(self, y: NDArray[np.generic]) -> NDArray[np.generic]:
         """Return an output as channels x positions."""
 
-    def values(self, y: Floats, at: Positions) -> Floats:
+    def values(self, y: FloatArray, at: Positions) -> FloatArray:
         """Return groups x outputs x positions of an output."""
         return np.asarray(self.flat(y)[:, at].reshape(self.groups, self.outputs, len(at)))
 
@@ -76,7 +76,7 @@ class ConvLayer(Layer):
         """The inverse of ``matrix``."""
         return matrix.reshape(self.groups * self.outputs, -1, *self.kernel)
 
-    def patches(self, x: Floats, at: Positions, shape: Sequence[int]) -> Floats:
+    def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
         """Gather, with zeros where the kernel reaches over the border."""
         grid = np.unravel_index(at, (shape[0], *shape[2:]))
         index, inside = grid[0][:, None], np.ones((len(at), 1), bool)
@@ -99,7 +99,7 @@ class ConvLayer(Layer):
         read = at * self.strides[axis] + offsets - self.pads[axis]
         return read, np.ones(read.shape, bool)
 
-    def patch_sums(self, x: Floats, shape: Sequence[int]) -> Floats:
+    def patch_sums(self, x: FloatArray, shape: Sequence[int]) -> FloatArray:
         """Each kernel tap sees a window of the input: sum over it, axis by axis."""
         sums = x.sum(axis=0)
         for axis in reversed(range(len(self.kernel))):
@@ -109,7 +109,7 @@ class ConvLayer(Layer):
             sums = np.moveaxis(np.moveaxis(sums, -1 - done, -1) @ seen, -1, -1 - done)
         return np.ascontiguousarray(sums).reshape(self.groups, self.depth)
 
-    def _seen(self, axis: int, size: int, out: int) -> Floats:
+    def _seen(self, axis: int, size: int, out: int) -> FloatArray:
         """Return places x taps of one axis: how often the tap meets the place."""
         seen = np.zeros((size, self.kernel[axis]), np.float32)
         for tap in range(self.kernel[axis]):
@@ -172,13 +172,13 @@ class MatrixLayer(Layer):
         """The inverse of ``matrix``."""
         return np.ascontiguousarray(matrix[0] if self.transposed else matrix[0].T)
 
-    def patches(self, x: Floats, at: Positions, shape: Sequence[int]) -> Floats:
+    def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
         """A patch is a row."""
         del shape
         rows = x.reshape(-1, self.depth)[at]
         return np.ascontiguousarray(rows.T)[None] * np.float32(self.alpha)
 
-    def patch_sums(self, x: Floats, shape: Sequence[int]) -> Floats:
+    def patch_sums(self, x: FloatArray, shape: Sequence[int]) -> FloatArray:
         """Add up the rows."""
         del shape
         return np.asarray(x.reshape(1, -1, self.depth).sum(axis=1) * np.float32(self.alpha))
@@ -205,12 +205,12 @@ class NormLayer(Layer):
         """The inverse of ``matrix``."""
         return matrix.reshape(self.shape)
 
-    def patches(self, x: Floats, at: Positions, shape: Sequence[int]) -> Floats:
+    def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
         """A patch is one normalized value."""
         del shape
         return np.asarray(self.flat(self._normalized(x))[:, None, at], np.float32)
 
-    def patch_sums(self, x: Floats, shape: Sequence[int]) -> Floats:
+    def patch_sums(self, x: FloatArray, shape: Sequence[int]) -> FloatArray:
         """Add up the normalized values of a channel."""
         del shape
         return np.asarray(self.flat(self._normalized(x)).sum(axis=1, keepdims=True), np.float32)
@@ -219,7 +219,7 @@ class NormLayer(Layer):
         """Channels are axis 1, or all normalized axes."""
         return y.reshape(-1, self.groups).T if self.last else _channels_first(y)
 
-    def _normalized(self, x: Floats) -> Floats:
+    def _normalized(self, x: FloatArray) -> FloatArray:
         axes = self.axes if self.last else tuple(range(2, x.ndim))
         mean = x.mean(axis=axes, keepdims=True)
         spread = np.sqrt(np.square(x - mean).mean(axis=axes, keepdims=True) + self.epsilon)

@@ -22,7 +22,7 @@ from lowbit.planning import Plan, make_plan
 from lowbit.planning.head import find_head
 from lowbit.planning.plan import check_fit
 from lowbit.refine.bias_correction import corrected_biases
-from lowbit.scales.conflicts import coarse_averages, unlike_joins
+from lowbit.scales.conflicts import coarse_averages, scale_conflicts
 from lowbit.scales.parameters import Params
 from lowbit.scales.solve import resolve, settle_biases
 from lowbit.scales.stored import Weights, nearest
@@ -128,7 +128,9 @@ class Builder:
         )
         config = ready.config
         return dataclasses.replace(
-            found, equalized=config.equalize is not None, smoothed=config.smooth is not None
+            found,
+            equalized=config.equalization is not None,
+            smoothed=config.smooth_quant is not None,
         )
 
     def solve(self, config: QuantConfig, ready: Prepared, plan: Plan, stats: Stats) -> Built:
@@ -138,7 +140,7 @@ class Builder:
             params = resolve(ready.adapted, plan, stats, ready.target)
             weights = nearest(ready.adapted, plan, params)
         with self.clock.stage("refine"):
-            if config.correct:
+            if config.bias_correction:
                 values = corrected_biases(ready.adapted, plan, params, stats, weights, ready.twins)
                 params = settle_biases(ready.adapted, plan, params, ready.target, values)
                 weights = nearest(ready.adapted, plan, params)
@@ -153,5 +155,5 @@ def _destroys_head(ready: Prepared, plan: Plan, stats: Stats) -> bool:
         # Statistics kept from a run that came to this conclusion lack the tail's tensors.
         return True
     tail = set(find_head(ready.adapted.graph).nodes)
-    joins = (*unlike_joins(plan, stats), *coarse_averages(plan, stats))
+    joins = (*scale_conflicts(plan, stats), *coarse_averages(plan, stats))
     return any(join.node in tail for join in joins)

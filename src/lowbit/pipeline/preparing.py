@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import Spec, TensorSpec
+from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.config.transforms import QuarkCle
 from lowbit.data import InputInfo
 from lowbit.graph.onnx_passes import require_opset
@@ -19,7 +19,7 @@ from lowbit.planning import make_plan
 from lowbit.targets import Target, find_target
 from lowbit.transforms import Equalized, Levels, equalize, rotate, smooth
 from lowbit.transforms.float_reference import SideBySide, side_by_side
-from lowbit.transforms.requantize import hand_over
+from lowbit.transforms.requantize import insert_requantization
 from lowbit.transforms.rewrites import adapt
 
 ModelSource = Any
@@ -57,11 +57,11 @@ def prepare(
     target = target or find_target(config.target)
     refuse_quantized(model)
     even = equalized or _equalize(model, config, target, sample, data)
-    shaped = adapt(even.model, target.transforms, config.without)
-    shaped = hand_over(shaped, config.handovers)
+    shaped = adapt(even.model, target.transforms, config.skip_rewrites)
+    shaped = insert_requantization(shaped, config.requantize)
     # What stays in float does not run on the device: it keeps its own arithmetic.
     kept = {node.node for node in make_plan(shaped, config, target).float_nodes}
-    adapted = adapt(shaped, target.arithmetic, config.without, kept)
+    adapted = adapt(shaped, target.arithmetic, config.skip_rewrites, kept)
     pair = SideBySide(shaped, {})
     if target.calibrate_arithmetic:
         pair = side_by_side(shaped, adapted)
@@ -72,16 +72,16 @@ def _equalize(
     model: ir.Model, config: QuantConfig, target: Target, sample: Any, data: Iterable[Feed] | None
 ) -> Equalized:
     weight = config.weight
-    if isinstance(weight, TensorSpec) and (weight.format.bits == 4 or weight.group is not None):
+    if isinstance(weight, IntegerSpec) and (weight.format.bits == 4 or weight.group is not None):
         model = require_opset(model, _FOUR_BIT_OPSET)
-    turned = rotate(normalize(model, sample), config.rotate, data)
+    turned = rotate(normalize(model, sample), config.rotation, data)
     normal = turned.model
     kept: set[str] = set()
-    if isinstance(config.equalize, QuarkCle):
+    if isinstance(config.equalization, QuarkCle):
         # A clone, because only that one knows for certain which of its values are inputs.
         kept = {node.node for node in make_plan(normal.clone(), config, target).float_nodes}
-    even = equalize(normal, config.equalize, data, keep=kept)
-    smoothed = smooth(even.model, config.smooth, data, _levels(config))
+    even = equalize(normal, config.equalization, data, keep=kept)
+    smoothed = smooth(even.model, config.smooth_quant, data, _levels(config))
     return dataclasses.replace(
         even, model=smoothed.model, notes=(*turned.notes, *even.notes, *smoothed.notes)
     )
@@ -92,7 +92,7 @@ def _levels(config: QuantConfig) -> Levels:
     return Levels(
         activation=_largest(config.activation),
         weight=_largest(weight),
-        per_channel=isinstance(weight, TensorSpec) and weight.per_channel,
+        per_channel=isinstance(weight, IntegerSpec) and weight.per_channel,
     )
 
 
@@ -100,7 +100,7 @@ def _largest(spec: Spec | None) -> int:
     """Return the largest integer of a symmetric format; block formats are as good as int8."""
     if spec is None:
         return 0
-    bits = spec.format.bits if isinstance(spec, TensorSpec) else 8
+    bits = spec.format.bits if isinstance(spec, IntegerSpec) else 8
     return int((1 << (bits - 1)) - 1)
 
 

@@ -9,7 +9,7 @@ import pathlib
 from typing import TypeVar
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.refinement import AdaRound, Gptq, Reconstruct
+from lowbit.config.refinement import AdaRound, Gptq, LayerReconstruction
 from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
 from lowbit.data.split import Split
 from lowbit.errors import ConfigError
@@ -34,14 +34,14 @@ def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
 
 def check_refinement(config: QuantConfig) -> None:
     """Raise now, before any work, for a refinement that cannot be had."""
-    if config.refine is None:
+    if config.refinement is None:
         return
-    check(config.refine)
-    if isinstance(config.refine, (AdaRound, Gptq)) and isinstance(
+    check(config.refinement)
+    if isinstance(config.refinement, (AdaRound, Gptq)) and isinstance(
         config.weight, (FloatSpec, BfpSpec, MxSpec)
     ):
         raise ConfigError(
-            f"{type(config.refine).__name__} chooses which integer a weight becomes, but weights "
+            f"{type(config.refinement).__name__} chooses which integer a weight becomes, but weights "
             f"are to be {config.weight.describe()}; take AdaQuant"
         )
 
@@ -53,10 +53,10 @@ def refined(
 
     Finished layers are kept in ``folder`` until all are; ``resume`` goes on with those there.
     """
-    config = built.config.refine
+    config = built.config.refinement
     if config is None:
         return built, ()
-    if samples.data.is_random and isinstance(config, (Reconstruct, Gptq)):
+    if samples.data.is_random and isinstance(config, (LayerReconstruction, Gptq)):
         return built, ("not reconstructed: random data says nothing about the inputs",)
     draft = draft_of(built)
     checkpoint = None
@@ -90,7 +90,9 @@ def refined(
 def draft_of(built: Built) -> Draft:
     """Return what was built, emitted, for refinement to work on."""
     ready, config = built.ready, built.config
-    reference = None if isinstance(config.refine, (Reconstruct, Gptq)) else config.refine
+    reference = (
+        None if isinstance(config.refinement, (LayerReconstruction, Gptq)) else config.refinement
+    )
     floats = ready.observed
     if reference is not None and reference.ref_model_path is not None:
         floats = normalize(io.load(reference.ref_model_path))

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.transforms import Equalize
+from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.data.split import Split
 from lowbit.errors import VerificationError
 from lowbit.evaluate.compare_models import compare_models, of_layers, of_outputs
@@ -74,7 +74,7 @@ def _notes(samples: Split, *, calibrated: bool) -> tuple[str, ...]:
 def with_reused(report: Report, stats: Stats, config: QuantConfig) -> Report:
     """Say that the statistics came from elsewhere; what they were made of is not known here."""
     note = f"calibrated from saved statistics of {stats.samples} samples"
-    if isinstance(config.equalize, Equalize) or config.smooth is not None:
+    if isinstance(config.equalization, CrossLayerEqualization) or config.smooth_quant is not None:
         note += ", which fit only if equalization saw the same data then as now"
     return msgspec.structs.replace(
         report,
@@ -89,15 +89,15 @@ def constants_size(model: ir.Model) -> int:
     return sum(v.const_value.nbytes for v in values if v.const_value is not None)
 
 
-def check_snr(report: Report, lowest: float | None) -> None:
+def check_sqnr(report: Report, lowest: float | None) -> None:
     """Raise if the worst output is worse than asked for, and say where the error arises."""
-    if lowest is None or report.snr_db >= lowest:
+    if lowest is None or report.sqnr_db >= lowest:
         return
     worst = ", ".join(
-        f"{score.tensor} ({score.snr_db:.1f} dB)" for score in report.steepest_drops(5)
+        f"{score.tensor} ({score.sqnr_db:.1f} dB)" for score in report.steepest_drops(5)
     )
     raise VerificationError(
-        f"the worst output has {report.snr_db:.1f} dB, less than the {lowest:g} dB asked for; "
+        f"the worst output has {report.sqnr_db:.1f} dB, less than the {lowest:g} dB asked for; "
         f"the ratio falls most at {worst}. Try --exclude on them, 16-bit activations (A16W8), "
         "or more calibration data"
     )

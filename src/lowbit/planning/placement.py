@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec, Spec, TensorSpec
-from lowbit.graph.editing import ARITHMETIC, HANDOVER, constant, is_constant
+from lowbit.config.specs import BfpSpec, FloatSpec, IntegerSpec, MxSpec, Spec
+from lowbit.graph.editing import ARITHMETIC, REQUANTIZED, constant, is_constant
 from lowbit.graph.naming import tensor_name
 from lowbit.ops.traits import Kind, OpTraits, clip_bounds, moves_exactly, traits_of
 from lowbit.planning.rules import Scheme
@@ -64,9 +64,9 @@ def place(graph: ir.Graph, schemes: Mapping[ir.Node, Scheme], target: Target) ->
     shapes = _shape_values(graph)
     waiting: list[tuple[ir.Node, OpTraits]] = []
     for node in graph:
-        if node.meta.get(HANDOVER) and node.outputs[0].is_graph_output():
+        if node.meta.get(REQUANTIZED) and node.outputs[0].is_graph_output():
             draft.want(node.outputs[0], schemes[node], "output of the graph")
-        if node.meta.get(ARITHMETIC) or node.meta.get(HANDOVER) or not _touches_floats(node):
+        if node.meta.get(ARITHMETIC) or node.meta.get(REQUANTIZED) or not _touches_floats(node):
             continue
         traits = _traits(node, target)
         reason = _stays_float(node, traits, schemes[node], target, shapes)
@@ -207,7 +207,7 @@ def _granularity(
     Groups are for MatMul and Gemm; the weights of other layers, and those of no more inputs than
     a group has, get a scale a channel instead.
     """
-    if not isinstance(spec, TensorSpec):
+    if not isinstance(spec, IntegerSpec):
         return spec, None
     is_weight = value is _input(node, traits.weight)
     shape = value.shape.numpy() if value.shape is not None else ()
@@ -247,11 +247,11 @@ def _place_bias(draft: Draft, node: ir.Node, traits: OpTraits, scheme: Scheme) -
 def _beside_activations(scheme: Scheme, weight: Spec) -> Spec:
     """Return the spec of a constant that meets activations: theirs, if they have more bits."""
     spec = scheme.activation
-    if not isinstance(spec, TensorSpec) or not isinstance(weight, TensorSpec):
+    if not isinstance(spec, IntegerSpec) or not isinstance(weight, IntegerSpec):
         return weight
     if spec.format.bits <= weight.format.bits:
         return weight
-    return TensorSpec(format=spec.format, symmetric=spec.symmetric, power_of_two=spec.power_of_two)
+    return IntegerSpec(format=spec.format, symmetric=spec.symmetric, power_of_two=spec.power_of_two)
 
 
 def _input(node: ir.Node, index: int | None) -> ir.Value | None:

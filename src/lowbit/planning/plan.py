@@ -12,9 +12,9 @@ import onnx_ir as ir
 from lowbit.config.specs import (
     FloatSpec,
     IntegerBias,
+    IntegerSpec,
     ProductBias,
     Spec,
-    TensorSpec,
     describe_format,
 )
 from lowbit.errors import PlanError, did_you_mean
@@ -51,9 +51,9 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
     why: str
 
     @property
-    def integer(self) -> TensorSpec:
+    def integer(self) -> IntegerSpec:
         """The spec of a tensor that is known to become integers."""
-        if not isinstance(self.spec, TensorSpec):
+        if not isinstance(self.spec, IntegerSpec):
             raise TypeError(f"{self.name!r} is {self.spec.describe()}, which is not an integer")
         return self.spec
 
@@ -63,7 +63,7 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
         spec = self.spec
         if self.range is not None or self.leader != self.name:
             return False
-        return isinstance(spec, TensorSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
+        return isinstance(spec, IntegerSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
 
 
 class BiasPlan(_Row, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ class Plan(_Row, frozen=True, kw_only=True):
 
     def integers(self) -> Plan:
         """Return the plan of the integer tensors alone."""
-        tensors = tuple(t for t in self.tensors if isinstance(t.spec, TensorSpec))
+        tensors = tuple(t for t in self.tensors if isinstance(t.spec, IntegerSpec))
         names = {t.name for t in tensors}
         groups = tuple(
             msgspec.structs.replace(

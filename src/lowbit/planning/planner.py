@@ -11,17 +11,17 @@ import onnx_ir as ir
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import (
     FloatSpec,
+    IntegerSpec,
     ProductBias,
     Spec,
     TensorOverride,
-    TensorSpec,
     describe_format,
 )
 from lowbit.errors import ConfigError, PlanError, did_you_mean
 from lowbit.graph.editing import is_constant
-from lowbit.graph.memory import not_collecting
+from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import tensor_name
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.traits import Kind, traits_of
 from lowbit.planning.block_axes import block_axes
 from lowbit.planning.head import find_head
@@ -32,7 +32,7 @@ from lowbit.planning.sharing import find_groups, find_leaders, find_observed
 from lowbit.targets.target import Target
 
 
-@not_collecting()
+@garbage_collection_paused()
 def make_plan(model: ir.Model, config: QuantConfig, target: Target) -> Plan:
     """Decide the spec of every tensor of a normalized model."""
     _check_formats(config, target)
@@ -119,15 +119,15 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
                 f"target {target.name} takes {role}s as {', '.join(known)}, "
                 f"not {describe_format(spec)}"
             )
-        if target.power_of_two and not (isinstance(spec, TensorSpec) and spec.power_of_two):
+        if target.power_of_two and not (isinstance(spec, IntegerSpec) and spec.power_of_two):
             raise ConfigError(f"target {target.name} needs power-of-two scales for {role}s")
-        fine = isinstance(spec, TensorSpec) and (spec.per_channel or spec.group is not None)
+        fine = isinstance(spec, IntegerSpec) and (spec.per_channel or spec.group is not None)
         if fine and not target.per_channel:
             raise ConfigError(f"target {target.name} has no per-channel scales")
 
 
-def _takes(target: Target, spec: Spec, formats: tuple[Format, ...]) -> bool:
-    if isinstance(spec, TensorSpec):
+def _takes(target: Target, spec: Spec, formats: tuple[IntegerFormat, ...]) -> bool:
+    if isinstance(spec, IntegerSpec):
         return spec.format in formats
     if isinstance(spec, FloatSpec):
         return spec.format in target.float_formats
@@ -216,7 +216,7 @@ def _biases(draft: Draft, schemes: Mapping[ir.Node, Scheme]) -> tuple[BiasPlan, 
         spec = schemes[node].bias
         if traits.bias is None or len(node.inputs) <= traits.bias:
             continue
-        if not isinstance(spec, (ProductBias, TensorSpec)):
+        if not isinstance(spec, (ProductBias, IntegerSpec)):
             continue  # placed with the other constants, or left in float
         source, bias = node.inputs[0], node.inputs[traits.bias]
         weight = node.inputs[traits.weight or 0]
@@ -246,7 +246,7 @@ def _biases(draft: Draft, schemes: Mapping[ir.Node, Scheme]) -> tuple[BiasPlan, 
 def _is_integer(wishes: Mapping[str, Wish], value: ir.Value) -> bool:
     """Whether a value becomes integers of scales that a bias can have as well."""
     wish = wishes.get(tensor_name(value))
-    return wish is not None and isinstance(wish.spec, TensorSpec) and wish.spec.group is None
+    return wish is not None and isinstance(wish.spec, IntegerSpec) and wish.spec.group is None
 
 
 def _bias_repeats(node: ir.Node) -> int:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from lowbit.config.transforms import QuarkCle
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import answer_to
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.ops.traits import clip_bounds, moves_exactly, reduced_axes
 from lowbit.transforms._cross_layer_math import input_peaks, output_peaks
 from lowbit.transforms.cross_layer import Equalized
@@ -29,8 +29,8 @@ _TINY = np.float32(1e-7)
 
 
 def pair_factors(
-    head: Floats, bias: Floats | None, tail: Floats, *, threshold: float | None
-) -> Floats:
+    head: FloatArray, bias: FloatArray | None, tail: FloatArray, *, threshold: float | None
+) -> FloatArray:
     """Return what the head's channels are multiplied by, and the tail's divided by.
 
     Args:
@@ -50,7 +50,7 @@ def pair_factors(
     return np.asarray(factors)
 
 
-def bias_shrink(kernel: Floats, bias: Floats) -> float:
+def bias_shrink(kernel: FloatArray, bias: FloatArray) -> float:
     """Return what a bias is divided by before it counts as one of its channel's weights."""
     rows = np.abs(kernel.reshape(bias.size, -1))
     nonzero = np.where(rows > 0, rows, np.inf).min(axis=1, keepdims=True)
@@ -66,7 +66,9 @@ def bias_shrink(kernel: Floats, bias: Floats) -> float:
     return 10 if median > 15 or mean > 100 else 5
 
 
-def triple_factors(first: Floats, depthwise: Floats, last: Floats) -> tuple[Floats, Floats]:
+def triple_factors(
+    first: FloatArray, depthwise: FloatArray, last: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Return what goes from the first layer to the depthwise one, and from that to the last.
 
     The first layer is divided by the first factor, the depthwise one multiplied by it and divided
@@ -78,11 +80,11 @@ def triple_factors(first: Floats, depthwise: Floats, last: Floats) -> tuple[Floa
         return _usable(peaks[0] / mean), _usable(mean / peaks[2])
 
 
-def _usable(factors: Floats) -> Floats:
+def _usable(factors: FloatArray) -> FloatArray:
     return np.where(np.isfinite(factors) & (factors != 0), factors, np.float32(1))
 
 
-def stem_factors(kernel: Floats) -> Floats:
+def stem_factors(kernel: FloatArray) -> FloatArray:
     """Return what raises each output channel's peak to the largest one's, by 16 at most."""
     peaks = output_peaks(kernel)
     alive = peaks >= np.float32(1e-6)
@@ -103,7 +105,7 @@ class _Reader:
 
 
 def equalize_stem(graph: ir.Graph) -> bool:
-    """Equalize the first convolution, if everything that reads it can take it. Changes ``graph``."""
+    """CrossLayerEqualization the first convolution, if everything that reads it can take it. Changes ``graph``."""
     stem = next((node for node in graph if _is_stem(node)), None)
     layer = find_layer(stem) if stem is not None else None
     if stem is None or layer is None:
@@ -168,7 +170,7 @@ def _channels(value: ir.Value | None) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _scale(graph: ir.Graph, reader: _Reader, index: int, factors: Floats) -> None:
+def _scale(graph: ir.Graph, reader: _Reader, index: int, factors: FloatArray) -> None:
     data = np.array(constant(reader.node.inputs[index]))
     data[reader.start : reader.start + len(factors)] *= factors
     give_constant(graph, reader.node, index, data)
@@ -332,7 +334,7 @@ def _equalize_triple(first: Layer, depthwise: Layer, last: Layer) -> None:
     last.scale_inputs(after)
 
 
-def _inverse(factors: Floats) -> Floats:
+def _inverse(factors: FloatArray) -> FloatArray:
     return np.reciprocal(factors)
 
 

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from lowbit.api import quantize
 from lowbit.config.config import QuantConfig
 from lowbit.config.refinement import Gptq
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.graph.editing import add_constant, constant
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import QuarkConfigError
 from lowbit.targets import find_target
 
 _FORMATS = {
-    (4, True): Format.INT4,
-    (4, False): Format.UINT4,
-    (8, True): Format.INT8,
-    (8, False): Format.UINT8,
+    (4, True): IntegerFormat.INT4,
+    (4, False): IntegerFormat.UINT4,
+    (8, True): IntegerFormat.INT8,
+    (8, False): IntegerFormat.UINT8,
 }
 _LEAST_GROUP = 16
 
@@ -41,8 +41,8 @@ def nbits_by_gptq(
             f"MatMulNBitsParams: GroupSize is {size}; onnxruntime takes powers of two from "
             f"{_LEAST_GROUP} on"
         )
-    spec = TensorSpec(format=_FORMATS[bits, symmetric], symmetric=symmetric, group=size)
-    config = QuantConfig(name="quark MatMulNBits", activation=None, weight=spec, refine=refine)
+    spec = IntegerSpec(format=_FORMATS[bits, symmetric], symmetric=symmetric, group=size)
+    config = QuantConfig(name="quark MatMulNBits", activation=None, weight=spec, refinement=refine)
     target = msgspec.structs.replace(find_target(config.target), operators=("MatMul",))
     result = quantize(model, data=data, config=config, target=target)
     level = parameters.get("AccuracyLevel", 0)

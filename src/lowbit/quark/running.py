@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from lowbit.api import Result, compare, quantize
-from lowbit.config.specs import FloatSpec, Spec, TensorSpec
+from lowbit.config.specs import FloatSpec, IntegerSpec, Spec
 from lowbit.data.sources import Reader
 from lowbit.graph import io
 from lowbit.quark import by_onnxruntime, rewriting
@@ -165,7 +165,7 @@ def _data(given: Given, config: QuantizationConfig, job: Job) -> Any:
 
 
 def _is_calibrated(spec: Spec | None) -> bool:
-    return isinstance(spec, TensorSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
+    return isinstance(spec, IntegerSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
 
 
 def _feeds(reader: Any) -> Iterator[Any]:

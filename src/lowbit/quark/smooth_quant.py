@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from lowbit.config.transforms import QuarkSmoothQuant
 from lowbit.graph.session import Array, Feed
-from lowbit.numerics.formats import Floats
-from lowbit.transforms._cross_layer_math import Doubles
+from lowbit.numerics.formats import FloatArray
+from lowbit.transforms._cross_layer_math import DoubleArray
 from lowbit.transforms.channel_statistics import reduce_channels
 from lowbit.transforms.cross_layer import Equalized
 from lowbit.transforms.layers import find_layer, give_constant, multiply_inputs
@@ -43,12 +43,12 @@ def smooth_like_quark(
     return Equalized(model, (f"smoothed like Quark: a Mul before {len(found)} MatMul",))
 
 
-def quark_factors(x: Floats, w: Floats, alpha: float) -> Floats:
+def quark_factors(x: FloatArray, w: FloatArray, alpha: float) -> FloatArray:
     """Return what weights are multiplied by, for peaks of activations and weights."""
     s = np.power(x, np.float32(alpha)) / np.power(w + _TINY, np.float32(1 - alpha))
     return np.asarray(np.where(x > 0, s, 1), np.float32)
 
 
-def _peaks(_: str, array: Array) -> Doubles:
+def _peaks(_: str, array: Array) -> DoubleArray:
     flat = array.reshape(-1, array.shape[-1])
     return np.asarray(np.abs(flat).max(axis=0, initial=0), np.float64)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.numerics.affine import dequantize
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import Plan
 from lowbit.scales.parameters import Params, bias_values, constant_values
 from lowbit.scales.stored import Weights
@@ -33,7 +33,7 @@ def corrected_biases(
     stats: Stats,
     weights: Weights,
     twins: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Floats]:
+) -> dict[str, FloatArray]:
     """Return the corrected float bias of every node whose input means are known."""
     nodes = {node.name: node for node in model.graph}
     corrected = {}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.errors import ConfigError
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
 Array = Any
 
@@ -37,12 +37,12 @@ class Device:
             ) from error
         self._torch = torch
 
-    def put(self, array: Floats) -> Array:
+    def put(self, array: FloatArray) -> Array:
         """Return the array on the device."""
         if self._torch is None:
             return array
         return self._torch.as_tensor(np.ascontiguousarray(array), device=self._name)
 
-    def get(self, array: Array) -> Floats:
+    def get(self, array: Array) -> FloatArray:
         """Return an array of the device as NumPy's."""
         return np.asarray(array if self._torch is None else array.cpu().numpy(), np.float32)

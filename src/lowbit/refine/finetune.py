@@ -14,7 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from lowbit.config.refinement import AdaQuant, AdaRound
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.ops.activations import Activation
 from lowbit.refine.adaquant import TunedRows, to_steps
 from lowbit.refine.adaround import RoundedRows
@@ -115,7 +115,7 @@ class FineTuner:
         # Roundings make up for what storing the bias does to it; AdaQuant tunes it with them.
         moves = free and not rounds
 
-        def settle(values: Floats) -> Floats:
+        def settle(values: FloatArray) -> FloatArray:
             if bias is None:
                 return values
             stored = settled_bias(self.draft, module, values.reshape(bias.shape))
@@ -187,8 +187,8 @@ class FineTuner:
         return Outcome(module.node, layer.weight(tuned), None, before, after, kept=True)
 
     def _tune(
-        self, module: Module, grid: Grid, offset: Floats, sights: Sequence[Sight], rate: float
-    ) -> tuple[Floats, Floats]:
+        self, module: Module, grid: Grid, offset: FloatArray, sights: Sequence[Sight], rate: float
+    ) -> tuple[FloatArray, FloatArray]:
         """Tune all parts and put them together: steps (AdaRound) or weights, and biases."""
         tuned, bias = grid.nearest.copy(), offset.copy()
         config = self.config
@@ -196,7 +196,7 @@ class FineTuner:
             config = msgspec.structs.replace(config, update_bias=False)
         parts = parts_of(grid.weight.shape, mixed=module.activation.mixes)
 
-        def work(part: Part) -> tuple[Part, Floats, Floats, Trace]:
+        def work(part: Part) -> tuple[Part, FloatArray, FloatArray, Trace]:
             shift = self.device.put(offset[part.rows].copy())
             rows = self._rows(grid, part, rate)
             looks = PartLooks(
@@ -225,11 +225,11 @@ class FineTuner:
         _log_traces(module, traces, self.config.num_iterations)
         return tuned, bias
 
-    def _steps(self, found: Floats, grid: Grid) -> Floats:
+    def _steps(self, found: FloatArray, grid: Grid) -> FloatArray:
         """Return a result as steps: AdaQuant's are weights yet."""
         if isinstance(self.config, AdaRound):
             return found
-        steps: Floats = np.clip(np.rint(found / grid.scale), grid.lowest, grid.highest)
+        steps: FloatArray = np.clip(np.rint(found / grid.scale), grid.lowest, grid.highest)
         return steps
 
     def _rows(self, grid: Grid, part: Part, rate: float) -> Rows:
@@ -244,7 +244,7 @@ class FineTuner:
     def _errors(
         self,
         module: Module,
-        choices: Sequence[tuple[Floats, Floats]],
+        choices: Sequence[tuple[FloatArray, FloatArray]],
         sights: Sequence[Sight],
     ) -> list[float]:
         """Return the errors of the module's output behind its activation, for each choice."""
@@ -277,7 +277,7 @@ def parts_of(shape: tuple[int, ...], *, mixed: bool) -> list[Part]:
     return [Part(everything, slice(i, i + step)) for i in range(0, outputs, step)]
 
 
-def _offset(module: Module, bias: Floats | None) -> Floats:
+def _offset(module: Module, bias: FloatArray | None) -> FloatArray:
     """Return what a module adds, as groups x outputs x 1."""
     shape = (module.layer.groups, module.layer.outputs, 1)
     added = module.fixed_bias if bias is None else bias

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.refine.descent import descend
 from lowbit.refine.reconstruct import Grid, exact_bias
 from lowbit.refine.sights import Sums
@@ -23,9 +23,9 @@ _HELD, _SWEEPS = 0.2, 4
 class Choice:
     """Steps from the zero point, the float bias, and what the model adds for that bias."""
 
-    steps: Floats
-    bias: Floats
-    added: Floats
+    steps: FloatArray
+    bias: FloatArray
+    added: FloatArray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Finish:
     """
 
     grid: Grid
-    weight: Floats
+    weight: FloatArray
     sums: Sums
-    settle: Callable[[Floats], Floats]
-    means: tuple[Floats, Floats] | None
+    settle: Callable[[FloatArray], FloatArray]
+    means: tuple[FloatArray, FloatArray] | None
 
-    def choices(self, steps: Floats, bias: Floats) -> list[Choice]:
+    def choices(self, steps: FloatArray, bias: FloatArray) -> list[Choice]:
         """Return the tuned steps and bias, and better ones, to choose from."""
         tuned = Choice(steps, bias, self.settle(bias))
         found = [tuned, self._again(tuned)]
@@ -56,15 +56,17 @@ class Finish:
         """Return better steps for the same bias."""
         return dataclasses.replace(choice, steps=self._descended(choice.steps, choice.added))
 
-    def _fitted(self, steps: Floats, bias: Floats, means: tuple[Floats, Floats]) -> Choice:
+    def _fitted(
+        self, steps: FloatArray, bias: FloatArray, means: tuple[FloatArray, FloatArray]
+    ) -> Choice:
         exact = exact_bias(steps * self.grid.scale, means, bias)
         exact = bias if exact is None else exact
         return Choice(steps, exact, self.settle(exact))
 
-    def _descended(self, steps: Floats, added: Floats | None) -> Floats:
+    def _descended(self, steps: FloatArray, added: FloatArray | None) -> FloatArray:
         """Return better steps for a bias, or for any."""
         grid, near = self.grid, self.weight / self.grid.scale
         low, high = (np.clip(a, grid.lowest, grid.highest) for a in (np.floor(near), np.ceil(near)))
         moments = self.sums.moments(added).held_to(self.weight, _HELD)
-        found: Floats = descend(moments, steps, grid.scale, (low, high), _SWEEPS)
+        found: FloatArray = descend(moments, steps, grid.scale, (low, high), _SWEEPS)
         return found

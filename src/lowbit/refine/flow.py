@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Array, Feed, Optimize, Session, segment_session
+from lowbit.graph.session import Array, Feed, Optimize, Session, extracted_session
 from lowbit.refine.store import Store
 
 _REPEATED = frozenset(("DequantizeLinear",))
@@ -64,7 +64,7 @@ class Flow:
             wanted = dict.fromkeys((*step.targets, *step.keeps))
             outputs = [name for name in wanted if name not in step.reads]
             known = self._ancestors(outputs, step.reads)
-            self._session = segment_session(
+            self._session = extracted_session(
                 self._model,
                 {name: self._types.get(name) for name in step.reads},
                 outputs,

@@ -14,31 +14,31 @@ from numpy.typing import NDArray
 
 from lowbit.config.refinement import Gptq
 from lowbit.errors import CalibrationError
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.refine.modules import Draft, Module, Outcome
 from lowbit.refine.reconstruct import Grid, Seen, better_rounding
 from lowbit.refine.sights import Sight
 
-Doubles = NDArray[np.float64]
+DoubleArray = NDArray[np.float64]
 
 
 def gptq(draft: Draft, config: Gptq, module: Module, sights: Sequence[Sight]) -> Outcome:
     """Return GPTQ's rounding of one module, or the nearest where it is no better."""
 
-    def rounded(seen: Seen, grid: Grid, *, centred: bool) -> Floats:
+    def rounded(seen: Seen, grid: Grid, *, centred: bool) -> FloatArray:
         return round_in_turn(second_moments(seen.patches, centred=centred), grid, config)
 
     return better_rounding(draft, config.held_out, rounded, module, sights)
 
 
-def second_moments(patches: Floats, *, centred: bool) -> Doubles:
+def second_moments(patches: FloatArray, *, centred: bool) -> DoubleArray:
     """Return groups x depth x depth from groups x depth x n inputs."""
     inputs = patches - patches.mean(axis=2, keepdims=True) if centred else patches
     products = np.matmul(inputs, inputs.swapaxes(1, 2)).astype(np.float64)
     return np.asarray(products / inputs.shape[2])
 
 
-def round_in_turn(moments: Doubles, grid: Grid, config: Gptq) -> Floats:
+def round_in_turn(moments: DoubleArray, grid: Grid, config: Gptq) -> FloatArray:
     """Return steps from the zero point for the weights of a grid, groups x outputs x depth."""
     factor, order = _factored(moments, config)
     # Inputs become rows, in the order they are rounded in.
@@ -66,7 +66,7 @@ def round_in_turn(moments: Doubles, grid: Grid, config: Gptq) -> Floats:
     return np.ascontiguousarray(found, np.float32)
 
 
-def _factored(moments: Doubles, config: Gptq) -> tuple[Doubles, NDArray[np.intp]]:
+def _factored(moments: DoubleArray, config: Gptq) -> tuple[DoubleArray, NDArray[np.intp]]:
     """Return U and the order of inputs, moments that are zero or dependent made regular."""
     groups, depth, _ = moments.shape
     each = np.arange(depth)
@@ -85,7 +85,7 @@ def _factored(moments: Doubles, config: Gptq) -> tuple[Doubles, NDArray[np.intp]
     return _inverse_factor(damped, mean), order
 
 
-def _inverse_factor(moments: Doubles, mean: Doubles) -> Doubles:
+def _inverse_factor(moments: DoubleArray, mean: DoubleArray) -> DoubleArray:
     """Return the upper triangular U with the inverse of the moments as U' U."""
     each = np.arange(moments.shape[1])
     # Moments are sums of single-precision products: what those leave uncertain is damped away.

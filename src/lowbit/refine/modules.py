@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.config.specs import Spec, TensorSpec
+from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.affine import QParams, dequantize
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.ops.activations import NONE, Activation, activation_of
 from lowbit.ops.linear import Layer, layer_of
 from lowbit.planning.plan import BiasPlan, Plan
@@ -51,10 +51,10 @@ class Source:
     """A value of the quantized model that a module reads: integers with their scale, or floats."""
 
     name: str
-    scale: Floats | None = None
+    scale: FloatArray | None = None
     zero_point: NDArray[np.integer] | None = None
 
-    def floats(self, array: Array) -> Floats:
+    def floats(self, array: Array) -> FloatArray:
         """Return what the array stands for."""
         if self.scale is None or self.zero_point is None:
             return np.asarray(array, np.float32)
@@ -86,7 +86,7 @@ class Module:
     quantizer: Quantizer | None = None
     axis: int | None = None
     scale: float = 1.0
-    fixed_bias: Floats | None = None
+    fixed_bias: FloatArray | None = None
 
     @property
     def grid(self) -> QParams:
@@ -95,7 +95,7 @@ class Module:
             raise TypeError(f"the weights of {self.node} are no integers")
         return self.params
 
-    def values(self, stored: Array) -> Floats:
+    def values(self, stored: Array) -> FloatArray:
         """Return what the layer computes with, given what is stored of its weights."""
         if self.params is None:
             return round_as(stored, self.spec, self.axis, self.scale)
@@ -105,7 +105,7 @@ class Module:
     def limits(self) -> tuple[int, int]:
         """The smallest and the largest stored integer."""
         spec = self.spec
-        if not isinstance(spec, TensorSpec):
+        if not isinstance(spec, IntegerSpec):
             raise TypeError(f"the weights of {self.node} are no integers")
         return spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
 
@@ -129,7 +129,7 @@ def find_modules(
         row = planned.get(str(weight.name))
         if row is None or node.name is None:
             continue
-        if integers and not isinstance(row.spec, TensorSpec):
+        if integers and not isinstance(row.spec, IntegerSpec):
             continue
         layer = layer_of(node)
         if isinstance(layer, str):
@@ -165,7 +165,7 @@ def find_modules(
     return modules, skipped
 
 
-def _fixed_bias(node: ir.Node, layer: Layer) -> Floats | None:
+def _fixed_bias(node: ir.Node, layer: Layer) -> FloatArray | None:
     """Return the constant bias of a node, one number for each of its outputs."""
     data = constant(node.inputs[2]) if len(node.inputs) > 2 else None
     if data is None or data.size != layer.groups * layer.outputs:
@@ -185,7 +185,7 @@ def _behind(draft: Draft, node: ir.Node) -> dict[str, Any]:
         if found is not None:
             value, activation = uses[0].node.outputs[0], found
     row = planned.get(str(value.name))
-    if row is None or not isinstance(row.spec, TensorSpec):
+    if row is None or not isinstance(row.spec, IntegerSpec):
         return {"activation": activation}
     params = draft.params.tensors[row.name]
     zero = float(params.zero_point)
@@ -226,7 +226,7 @@ class Outcome:
 
     node: str
     codes: Array
-    bias: Floats | None
+    bias: FloatArray | None
     before: float
     after: float
     kept: bool
@@ -254,7 +254,7 @@ def drafted(draft: Draft, module: Module, outcome: Outcome) -> Outcome:
     )
 
 
-def settled_bias(draft: Draft, module: Module, bias: Floats) -> Floats:
+def settled_bias(draft: Draft, module: Module, bias: FloatArray) -> FloatArray:
     """Return what a float bias becomes in the quantized model."""
     row = module.bias
     if row is None:
@@ -265,16 +265,16 @@ def settled_bias(draft: Draft, module: Module, bias: Floats) -> Floats:
     return dequantize(bias_integers(bias, row, found, params.biases_before.get(row.node)), found)
 
 
-def float_weights(draft: Draft, module: Module) -> Floats:
+def float_weights(draft: Draft, module: Module) -> FloatArray:
     """Return a module's weights before rounding."""
     return constant_values(draft.adapted, module.weight)
 
 
-def float_bias(draft: Draft, module: Module) -> Floats | None:
+def float_bias(draft: Draft, module: Module) -> FloatArray | None:
     """Return a module's float bias as the draft has it, corrected or not."""
     if module.bias is None:
         return None
-    known: Mapping[str, Floats] = draft.params.bias_values
+    known: Mapping[str, FloatArray] = draft.params.bias_values
     bias = known.get(module.node, bias_values(draft.adapted, module.bias))
     # A bias that is not one number a channel is left as it is.
     return bias if bias.size == module.layer.groups * module.layer.outputs else None

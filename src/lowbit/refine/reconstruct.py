@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from lowbit.config.refinement import Reconstruct
-from lowbit.numerics.formats import Floats
+from lowbit.config.refinement import LayerReconstruction
+from lowbit.numerics.formats import FloatArray
 from lowbit.refine.descent import descend, moments_of
 from lowbit.refine.devices import Device
 from lowbit.refine.modules import Draft, Module, Outcome, float_bias, float_weights
@@ -22,13 +22,13 @@ _ENOUGH_TO_SPARE = 32
 class Seen:
     """All samples' patches and targets of a module, and the means over all positions."""
 
-    patches: Floats
-    targets: Floats
-    patch_mean: Floats
-    target_mean: Floats
+    patches: FloatArray
+    targets: FloatArray
+    patch_mean: FloatArray
+    target_mean: FloatArray
 
     @classmethod
-    def of(cls, sights: Sequence[Sight], bias: Floats | None = None) -> Seen:
+    def of(cls, sights: Sequence[Sight], bias: FloatArray | None = None) -> Seen:
         """Put the samples together, a bias that stays taken off the targets."""
         patch_mean, target_mean = means_of(sights)
         offset = np.zeros_like(target_mean) if bias is None else bias.reshape(target_mean.shape)
@@ -54,16 +54,16 @@ class Grid:
     ``lowest`` and ``highest`` what the format holds.
     """
 
-    weight: Floats
-    scale: Floats
-    nearest: Floats
-    low: Floats
-    high: Floats
-    lowest: Floats
-    highest: Floats
+    weight: FloatArray
+    scale: FloatArray
+    nearest: FloatArray
+    low: FloatArray
+    high: FloatArray
+    lowest: FloatArray
+    highest: FloatArray
 
     @classmethod
-    def of(cls, module: Module, weight: Floats) -> Grid:
+    def of(cls, module: Module, weight: FloatArray) -> Grid:
         """Return the two neighbours of every weight, and the nearer one."""
         layer = module.layer
         scale, zero = module.grid.broadcast(weight.ndim)
@@ -81,11 +81,11 @@ class Grid:
 class Rounding(Protocol):
     """A way to round weights, given what samples show."""
 
-    def __call__(self, seen: Seen, grid: Grid, *, centred: bool) -> Floats:
+    def __call__(self, seen: Seen, grid: Grid, *, centred: bool) -> FloatArray:
         """Return steps from the zero point; ``centred``: a bias takes off any mean error."""
 
 
-def codes_of(module: Module, steps: Floats) -> np.ndarray:
+def codes_of(module: Module, steps: FloatArray) -> np.ndarray:
     """Return stored integers for steps from the zero point."""
     stored = module.layer.weight(steps)
     _, zero = module.grid.broadcast(stored.ndim)
@@ -94,14 +94,14 @@ def codes_of(module: Module, steps: Floats) -> np.ndarray:
 
 def reconstruct(
     draft: Draft,
-    config: Reconstruct,
+    config: LayerReconstruction,
     device: Device,
     module: Module,
     sights: Sequence[Sight],
 ) -> Outcome:
     """Return the best rounding of one module, or the nearest where nothing better was found."""
 
-    def rounded(seen: Seen, grid: Grid, *, centred: bool) -> Floats:
+    def rounded(seen: Seen, grid: Grid, *, centred: bool) -> FloatArray:
         put = device.put
         moments = moments_of(put(seen.patches), put(seen.targets), centred=centred)
         steps = descend(
@@ -169,7 +169,9 @@ def divided(sights: Sequence[Sight], share: float) -> tuple[list[Sight], list[Si
     )
 
 
-def exact_bias(weight: Floats, means: tuple[Floats, Floats], bias: Floats | None) -> Floats | None:
+def exact_bias(
+    weight: FloatArray, means: tuple[FloatArray, FloatArray], bias: FloatArray | None
+) -> FloatArray | None:
     """Return the bias under which the mean output is the float one's, over all positions.
 
     ``means`` are those of patches and targets; ``bias`` gives the shape.
@@ -180,7 +182,7 @@ def exact_bias(weight: Floats, means: tuple[Floats, Floats], bias: Floats | None
     return np.asarray(mean.reshape(bias.shape), np.float32)
 
 
-def error_of(weight: Floats, bias: Floats | None, seen: Seen) -> float:
+def error_of(weight: FloatArray, bias: FloatArray | None, seen: Seen) -> float:
     """Return the mean squared error of a module's output before its activation."""
     offset = 0.0 if bias is None else bias.reshape(*weight.shape[:2], 1)
     difference = np.matmul(weight, seen.patches) + offset - seen.targets

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.config.refinement import AdaQuant, Gptq, Reconstruct, Refinement
+from lowbit.config.refinement import AdaQuant, Gptq, LayerReconstruction, Refinement
 from lowbit.graph.session import Feed, providers_of
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.refine.checkpoint import Checkpoint
 from lowbit.refine.devices import Device
 from lowbit.refine.dynamic import with_dynamic_batch
@@ -44,8 +44,8 @@ class Refined:
     """
 
     weights: Mapping[str, NDArray[np.integer]]
-    floats: Mapping[str, Floats]
-    biases: Mapping[str, Floats]
+    floats: Mapping[str, FloatArray]
+    biases: Mapping[str, FloatArray]
     outcomes: tuple[Outcome, ...]
     modules: int
     skipped: tuple[tuple[str, str], ...]
@@ -85,7 +85,7 @@ class _Way:
     @classmethod
     def of(cls, config: Refinement) -> _Way:
         """Return a configuration's way."""
-        if isinstance(config, (Reconstruct, Gptq)):
+        if isinstance(config, (LayerReconstruction, Gptq)):
             return cls(_RECONSTRUCTED, config.positions, moments=True)
         return cls(
             ops=frozenset(config.target_op_type),
@@ -149,7 +149,7 @@ def refine(
 
 
 def _solver(draft: Draft, config: Refinement, device: Device, stop: threading.Event) -> Solve:
-    if isinstance(config, Reconstruct):
+    if isinstance(config, LayerReconstruction):
         return functools.partial(reconstruct, draft, config, device)
     if isinstance(config, Gptq):
         return functools.partial(gptq, draft, config)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowbit.config.refinement import Gptq, Reconstruct, Refinement
+from lowbit.config.refinement import Gptq, LayerReconstruction, Refinement
 from lowbit.errors import ConfigError
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Array, segment_session
+from lowbit.graph.session import Array, extracted_session
 from lowbit.refine.modules import Draft, Module, Outcome, drafted
 from lowbit.refine.walk import Feeds, replaced_constants
 
@@ -37,7 +37,7 @@ class Selection:
         done: Sequence[Outcome],
     ) -> Selection | None:
         """Return a selection if the configuration asks for it."""
-        if isinstance(config, (Reconstruct, Gptq)) or not config.selective_update:
+        if isinstance(config, (LayerReconstruction, Gptq)) or not config.selective_update:
             return None
         outputs = [tensor_name(value) for value in draft.adapted.graph.outputs]
         if config.output_index >= len(outputs):
@@ -47,7 +47,7 @@ class Selection:
             )
         output = outputs[config.output_index]
         inputs = {tensor_name(v): None for v in draft.floats.graph.inputs}
-        floats = segment_session(
+        floats = extracted_session(
             draft.floats, inputs, [output], {}, device=config.infer_device, name="the float model"
         )
         targets = [floats.run([output], feed)[0] for feed in feeds()]
@@ -73,7 +73,7 @@ class Selection:
     def measured(self, changed: dict[str, Array]) -> float:
         """Return the mean squared error of the model's output."""
         inputs = {tensor_name(v): None for v in self.draft.quantized.graph.inputs}
-        session = segment_session(
+        session = extracted_session(
             self.draft.quantized,
             inputs,
             [self.output],

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.ops.linear import Layer, Positions
 from lowbit.refine.descent import Moments
 from lowbit.refine.store import DiskStore
@@ -32,23 +32,23 @@ class Sight(Protocol):
     """
 
     @property
-    def patches(self) -> Floats:
+    def patches(self) -> FloatArray:
         """The quantized model's input."""
 
     @property
-    def targets(self) -> Floats:
+    def targets(self) -> FloatArray:
         """The float model's output."""
 
     @property
-    def float_patches(self) -> Floats | None:
+    def float_patches(self) -> FloatArray | None:
         """The float model's input."""
 
     @property
-    def patch_sum(self) -> Floats:
+    def patch_sum(self) -> FloatArray:
         """All patches added up."""
 
     @property
-    def target_sum(self) -> Floats:
+    def target_sum(self) -> FloatArray:
         """All targets added up."""
 
     @property
@@ -60,23 +60,23 @@ class Sight(Protocol):
 class Goal:
     """The float model's side of a sight: targets, where they are, and the output's shape."""
 
-    targets: Floats
-    target_sum: Floats
+    targets: FloatArray
+    target_sum: FloatArray
     at: Positions
     shape: tuple[int, ...]
-    float_patches: Floats | None = None
+    float_patches: FloatArray | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeenSight:
     """A sight in memory."""
 
-    patches: Floats
-    targets: Floats
-    patch_sum: Floats
-    target_sum: Floats
+    patches: FloatArray
+    targets: FloatArray
+    patch_sum: FloatArray
+    target_sum: FloatArray
     count: int
-    float_patches: Floats | None = None
+    float_patches: FloatArray | None = None
 
 
 class StoredSight:
@@ -97,17 +97,17 @@ class StoredSight:
             store.put(sample, key, arrays[name])  # type: ignore[arg-type]  # those of None are out
 
     @property
-    def patches(self) -> Floats:
+    def patches(self) -> FloatArray:
         """The quantized model's input."""
         return self._store.mapped(self._sample, self._keys["patches"])
 
     @property
-    def targets(self) -> Floats:
+    def targets(self) -> FloatArray:
         """The float model's output."""
         return self._store.mapped(self._sample, self._keys["targets"])
 
     @property
-    def float_patches(self) -> Floats | None:
+    def float_patches(self) -> FloatArray | None:
         """The float model's input, if it was asked for."""
         key = self._keys.get("float patches")
         return None if key is None else self._store.mapped(self._sample, key)
@@ -131,7 +131,7 @@ def enough_positions(layer: Layer, usual: int, samples: int) -> int:
 
 
 def aim(
-    layer: Layer, y: Floats, x: Floats | None, positions: int, random: np.random.Generator
+    layer: Layer, y: FloatArray, x: FloatArray | None, positions: int, random: np.random.Generator
 ) -> Goal:
     """Return what one sample of the float model shows of a layer at random positions."""
     # In no order, so that some that follow each other are from anywhere.
@@ -141,7 +141,7 @@ def aim(
     return Goal(layer.values(y, at), total, at, tuple(y.shape), other)
 
 
-def see(layer: Layer, x: Floats, goal: Goal) -> SeenSight:
+def see(layer: Layer, x: FloatArray, goal: Goal) -> SeenSight:
     """Return the sight of the quantized model's input beside a goal."""
     return SeenSight(
         patches=layer.patches(x, goal.at, goal.shape),
@@ -153,7 +153,7 @@ def see(layer: Layer, x: Floats, goal: Goal) -> SeenSight:
     )
 
 
-def means_of(sights: Sequence[Sight]) -> tuple[Floats, Floats]:
+def means_of(sights: Sequence[Sight]) -> tuple[FloatArray, FloatArray]:
     """Return the means of patches and targets over all positions of all samples."""
     count = np.float64(sum(s.count for s in sights))
     patches = np.stack([s.patch_sum for s in sights]).sum(axis=0, dtype=np.float64) / count
@@ -165,12 +165,12 @@ def means_of(sights: Sequence[Sight]) -> tuple[Floats, Floats]:
 class Sums:
     """Means over all columns: of patches, of targets, and of the products of both with patches."""
 
-    inputs: Floats
-    products: Floats
-    patch_mean: Floats
-    target_mean: Floats
+    inputs: FloatArray
+    products: FloatArray
+    patch_mean: FloatArray
+    target_mean: FloatArray
 
-    def moments(self, bias: Floats | None) -> Moments:
+    def moments(self, bias: FloatArray | None) -> Moments:
         """Return second moments.
 
         Without a ``bias`` they are about the means, as if any bias could be had; with one (groups

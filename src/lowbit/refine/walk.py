@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lowbit.graph.memory import give_back
+from lowbit.graph.memory import release_memory
 from lowbit.graph.session import Array, Feed
 from lowbit.parallel import ordered_map
 from lowbit.refine.flow import Flow
@@ -65,7 +65,7 @@ class Walk:
             sights = self._look(step, module, constants)
             outcome = listener.solved(index, module, _solved(solve, module, sights))
             del sights  # before the next are taken, in which this memory serves
-            give_back()
+            release_memory()
             constants |= replaced_constants(self.draft, module, outcome)
             yield outcome
 

@@ -70,9 +70,7 @@ def render_report(report: Report, *, title: str, command: str | None = None) -> 
 
 
 def _asset(name: str) -> str:
-    return (
-        importlib.resources.files("lowbit.report").joinpath("assets", name).read_text("utf-8")
-    )
+    return importlib.resources.files("lowbit.report").joinpath("assets", name).read_text("utf-8")
 
 
 def _versions() -> dict[str, str]:

@@ -33,7 +33,7 @@ _MUCH = 0.05
 def show_budget(console: Console, budget: Budget) -> None:
     """Print the tensors that add most to the error, why, and what was tried on them."""
     show(console, _rows(budget))
-    show(console, _mends(budget))
+    show(console, _suggested_fixes(budget))
     console.print(Text(_how(budget), style="dim"))
     if budget.together is not None:
         console.print(_together(budget))
@@ -41,23 +41,23 @@ def show_budget(console: Console, budget: Budget) -> None:
 
 
 def _rows(budget: Budget) -> Table:
-    title = f"error budget, on {counted(budget.samples, 'sample')} at {decibels(budget.snr_db)} dB"
+    title = f"error budget, on {counted(budget.samples, 'sample')} at {decibels(budget.sqnr_db)} dB"
     table = make_table(title, "tensor, and why", "own dB", "alone", "left out", figures=3)
     for row in budget.rows[:_SHOWN]:
         lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
         lines += [Text(f"  {c.name}: {c.detail}", style="dim") for c in row.causes]
         kept = "" if row.kept is None else f"{-row.kept:+.1%}"
         alone = f"{row.alone:.1%}" if row.samples else f"~{row.alone:.1%}"
-        table.add_row(Group(*lines), decibels(row.own_snr_db), alone, kept)
+        table.add_row(Group(*lines), decibels(row.own_sqnr_db), alone, kept)
     return table
 
 
-def _mends(budget: Budget) -> Table:
+def _suggested_fixes(budget: Budget) -> Table:
     table = make_table(
         "tried on them, one at a time", "change, and how to ask for it", "dB", figures=1
     )
     for row in budget.rows[:_SHOWN]:
-        for mend in row.mends:
+        for mend in row.suggested_fixes:
             what = Name(f"{row.tensor}: {mend.what}")
             table.add_row(
                 Group(what, Text(f"  {mend.config}", style="dim", overflow="fold")),
@@ -83,7 +83,7 @@ def _together(budget: Budget) -> Text:
     count = counted(len(together.tensors), "worst tensor")
     return Text.assemble(
         (f"the {count} at 16 bits, measured together: ", "bold"),
-        f"{decibels(budget.snr_db)} -> {decibels(together.snr_db)} dB, "
+        f"{decibels(budget.sqnr_db)} -> {decibels(together.sqnr_db)} dB, "
         f"{together.noise_won_back:.0%} of the noise won back{_of_known(budget)}\n",
         _retried(together),
         (f"  {together.config}", "dim"),
@@ -95,7 +95,7 @@ def _of_known(budget: Budget) -> str:
     if budget.together is None:
         return ""
     noise = [
-        10 ** (-db / 10) for db in (budget.snr_db, budget.together.snr_db, budget.float_snr_db)
+        10 ** (-db / 10) for db in (budget.sqnr_db, budget.together.sqnr_db, budget.float_sqnr_db)
     ]
     now, after, rest = noise
     if rest < _MUCH * now or rest >= now:
@@ -104,9 +104,9 @@ def _of_known(budget: Budget) -> str:
 
 
 def _retried(together: Together) -> str:
-    if together.retried_snr_db is None:
+    if together.retried_sqnr_db is None:
         return ""
-    return f"quantized again with them at 16 bits: {decibels(together.retried_snr_db)} dB\n"
+    return f"quantized again with them at 16 bits: {decibels(together.retried_sqnr_db)} dB\n"
 
 
 _FEW = 5
@@ -189,11 +189,11 @@ def _show_notes(console: Console, notes: Sequence[str]) -> None:
 
 
 def _scores(title: str, scores: Iterable[Score]) -> Table:
-    table = make_table(title, "tensor", "SNR dB", "cosine", "max error", figures=3)
+    table = make_table(title, "tensor", "SQNR dB", "cosine", "max error", figures=3)
     for score in scores:
         table.add_row(
             Name(score.tensor),
-            decibels(score.snr_db),
+            decibels(score.sqnr_db),
             cosine(score.cosine),
             number(score.max_error),
         )
@@ -202,13 +202,15 @@ def _scores(title: str, scores: Iterable[Score]) -> Table:
 
 def _drops(report: Report) -> Table:
     """Return the layers at which the ratio falls most, with what it was before and after."""
-    table = make_table("SNR falls most at", "tensor", "from dB", "to dB", "fall", figures=3)
+    table = make_table("SQNR falls most at", "tensor", "from dB", "to dB", "fall", figures=3)
     before = dict(zip((s.tensor for s in report.layers[1:]), report.layers, strict=False))
     for score in report.steepest_drops(_FEW):
-        last = before[score.tensor].snr_db
-        if score.snr_db < last:
-            fall = last - score.snr_db
-            table.add_row(Name(score.tensor), decibels(last), decibels(score.snr_db), f"{fall:.2f}")
+        last = before[score.tensor].sqnr_db
+        if score.sqnr_db < last:
+            fall = last - score.sqnr_db
+            table.add_row(
+                Name(score.tensor), decibels(last), decibels(score.sqnr_db), f"{fall:.2f}"
+            )
     return table
 
 

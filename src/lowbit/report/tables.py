@@ -100,7 +100,7 @@ _UNITS = ("kB", "MB", "GB", "TB")
 
 
 def decibels(value: float) -> str:
-    """Return a signal-to-noise ratio; two equal tensors are ``exact``."""
+    """Return a SQNR; two equal tensors are ``exact``."""
     if math.isnan(value):
         return "unknown"
     if math.isinf(value):

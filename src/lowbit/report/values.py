@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from lowbit.numerics.metrics import Closeness
+from lowbit.numerics.metrics import SignalNoise
 from lowbit.planning.plan import FloatNode
 from lowbit.scales.parameters import Adjustment
 
@@ -17,7 +17,7 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
     """Common settings of the value types below."""
 
 
-class Mend(_Value, frozen=True, kw_only=True):
+class SuggestedFix(_Value, frozen=True, kw_only=True):
     """A change that was tried, and what the worst output would then have.
 
     ``config`` is a line for a configuration file, or the option to give.
@@ -25,7 +25,7 @@ class Mend(_Value, frozen=True, kw_only=True):
 
     what: str
     config: str
-    snr_db: float
+    sqnr_db: float
     gain_db: float
 
 
@@ -40,7 +40,7 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
     """What one quantized tensor adds to the error of the outputs.
 
     Attributes:
-        own_snr_db: Signal to noise of the tensor itself, quantized from exact values.
+        own_sqnr_db: Signal to noise of the tensor itself, quantized from exact values.
         alone: Noise of the outputs if only this tensor is quantized, as a share of all there is.
         kept: Share of the noise that goes if only this tensor is left in float. Below zero where
             its error makes up for another's.
@@ -51,36 +51,36 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
     kind: Literal["activation", "weight"]
     op_type: str
     format: str
-    own_snr_db: float
+    own_sqnr_db: float
     alone: float
     kept: float | None = None
     samples: int = 0
     causes: tuple[Cause, ...] = ()
-    mends: tuple[Mend, ...] = ()
+    suggested_fixes: tuple[SuggestedFix, ...] = ()
 
 
 class Together(_Value, frozen=True, kw_only=True):
     """The worst tensors put to 16 bits at once: measured, not added up.
 
-    ``retried_snr_db`` is what a whole new run with them at 16 bits gives, where one was asked for.
+    ``retried_sqnr_db`` is what a whole new run with them at 16 bits gives, where one was asked for.
     """
 
     tensors: tuple[str, ...]
-    snr_db: float
+    sqnr_db: float
     gain_db: float
     noise_won_back: float
     config: str
-    retried_snr_db: float | None = None
+    retried_sqnr_db: float | None = None
 
 
 class Budget(_Value, frozen=True, kw_only=True):
     """How the error of the outputs divides among the quantized tensors, the worst first."""
 
-    snr_db: float
+    sqnr_db: float
     samples: int
     measured: int
     estimated: int
-    float_snr_db: float
+    float_sqnr_db: float
     rows: tuple[BudgetRow, ...]
     together: Together | None = None
 
@@ -154,16 +154,16 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """How close one tensor of the quantized model is to the float one."""
 
     tensor: str
-    snr_db: float
+    sqnr_db: float
     cosine: float
     max_error: float
 
     @classmethod
-    def of(cls, tensor: str, closeness: Closeness) -> Score:
+    def of(cls, tensor: str, closeness: SignalNoise) -> Score:
         """Return the figures of a closeness."""
         return cls(
             tensor=tensor,
-            snr_db=closeness.snr_db,
+            sqnr_db=closeness.sqnr_db,
             cosine=closeness.cosine,
             max_error=closeness.max_error,
         )
@@ -215,21 +215,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorView, ...] = ()
 
     @property
-    def snr_db(self) -> float:
-        """The signal-to-noise ratio of the worst output."""
-        return min((score.snr_db for score in self.outputs), default=math.nan)
+    def sqnr_db(self) -> float:
+        """The SQNR of the worst output."""
+        return min((score.sqnr_db for score in self.outputs), default=math.nan)
 
     @property
     def worst_part_db(self) -> float:
         """The same, where an output mixes values of unlike size that of its worst part."""
-        return min((score.snr_db for score in (*self.outputs, *self.parts)), default=math.nan)
+        return min((score.sqnr_db for score in (*self.outputs, *self.parts)), default=math.nan)
 
     def worst_layers(self, count: int = 5) -> tuple[Score, ...]:
-        """Return the layers with the lowest signal-to-noise ratio."""
-        return tuple(sorted(self.layers, key=lambda score: score.snr_db)[:count])
+        """Return the layers with the lowest SQNR."""
+        return tuple(sorted(self.layers, key=lambda score: score.sqnr_db)[:count])
 
     def steepest_drops(self, count: int = 5) -> tuple[Score, ...]:
-        """Return the layers at which the signal-to-noise ratio falls most from the one before."""
+        """Return the layers at which the SQNR falls most from the one before."""
         falls = [
             (_fall(before, after), after)
             for before, after in zip(self.layers, self.layers[1:], strict=False)
@@ -244,14 +244,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def _fall(before: Score, after: Score) -> float:
     """Return by how much the ratio falls; 0 where both are exact."""
-    if before.snr_db == after.snr_db:
+    if before.sqnr_db == after.sqnr_db:
         return 0.0
-    return before.snr_db - after.snr_db
+    return before.sqnr_db - after.sqnr_db
 
 
-def scores(closenesses: dict[str, Closeness]) -> tuple[Score, ...]:
+def scores(by_name: dict[str, SignalNoise]) -> tuple[Score, ...]:
     """Return the figures of many tensors, in their order."""
-    return tuple(Score.of(name, closeness) for name, closeness in closenesses.items())
+    return tuple(Score.of(name, closeness) for name, closeness in by_name.items())
 
 
 def count_formats(formats: Iterable[str]) -> dict[str, int]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import MinMse
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
 from lowbit.planning.plan import Plan, TensorPlan
-from lowbit.scales.density import Density, Doubles
+from lowbit.scales.density import Density, DoubleArray
 from lowbit.scales.ranges import params_of, params_of_range
 from lowbit.scales.search import power_of_two_candidates, power_of_two_errors
 
@@ -97,7 +97,7 @@ def merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
     return params_of(functools.reduce(operator.or_, measured), spec, members[0].name)
 
 
-def _least_relative_error(measured: list[TensorStats], spec: TensorSpec) -> QParams:
+def _least_relative_error(measured: list[TensorStats], spec: IntegerSpec) -> QParams:
     """Return the scale with the least sum of noise-to-signal ratios.
 
     Ratios, not errors: a pooled tensor of few values counts as much as the large one before it.
@@ -126,5 +126,5 @@ def _least_relative_error(measured: list[TensorStats], spec: TensorSpec) -> QPar
     return tried[int(np.argmin(errors))]
 
 
-def _relative(densities: list[Density], errors: Callable[[Density], Doubles]) -> Doubles:
+def _relative(densities: list[Density], errors: Callable[[Density], DoubleArray]) -> DoubleArray:
     return np.asarray(sum(errors(d) / max(d.power(), 1e-30) for d in densities))

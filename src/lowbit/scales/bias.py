@@ -7,18 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.config.specs import ProductBias, TensorSpec
+from lowbit.config.specs import IntegerSpec, ProductBias
 from lowbit.numerics.affine import QParams
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import BiasPlan
 from lowbit.scales.weights import integers, weight_params
 
 _TINY = np.float32(np.finfo(np.float32).tiny)
 
 
-def bias_params(bias: Floats, row: BiasPlan, tensors: Mapping[str, QParams]) -> QParams:
+def bias_params(bias: FloatArray, row: BiasPlan, tensors: Mapping[str, QParams]) -> QParams:
     """Return the parameters of a bias: its own, or the accumulator's."""
-    if isinstance(row.spec, TensorSpec):
+    if isinstance(row.spec, IntegerSpec):
         return weight_params(bias, row.spec, None)
     source, weight = tensors[row.input], tensors[row.weight]
     scale = np.maximum(source.scale * weight.scale, _TINY, dtype=np.float32)
@@ -30,7 +30,7 @@ def bias_params(bias: Floats, row: BiasPlan, tensors: Mapping[str, QParams]) -> 
 
 
 def repaired_weight(
-    bias: Floats, row: BiasPlan, tensors: Mapping[str, QParams], *, power_of_two: bool = False
+    bias: FloatArray, row: BiasPlan, tensors: Mapping[str, QParams], *, power_of_two: bool = False
 ) -> QParams | None:
     """Return weight parameters under which the bias fits its format, or ``None`` if it does.
 
@@ -64,14 +64,14 @@ def repaired_weight(
 
 
 def bias_integers(
-    bias: Floats, row: BiasPlan, params: QParams, before: QParams | None
+    bias: FloatArray, row: BiasPlan, params: QParams, before: QParams | None
 ) -> NDArray[np.integer]:
     """Return the stored integers of a bias.
 
     ``before`` are its parameters before an alignment moved the input's scale: with
     ``truncate_realigned`` the integers are carried over from there, rounded towards zero.
     """
-    if isinstance(row.spec, TensorSpec):
+    if isinstance(row.spec, IntegerSpec):
         return integers(bias, params, row.spec)
     start = before if row.spec.truncate_realigned and before is not None else params
     old, new = start.broadcast(bias.ndim)[0], params.broadcast(bias.ndim)[0]

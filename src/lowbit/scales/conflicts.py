@@ -27,16 +27,16 @@ _AVERAGES = ("AveragePool", "GlobalAveragePool")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class UnlikeJoin:
-    """A part of a join, and its signal-to-noise ratio alone and under the common scale."""
+class ScaleConflict:
+    """A part of a join, and its SQNR alone and under the common scale."""
 
     node: str
     tensor: str
-    alone_db: float
-    joined_db: float
+    own_scale_db: float
+    shared_scale_db: float
 
 
-def unlike_joins(plan: Plan, stats: Stats) -> list[UnlikeJoin]:
+def scale_conflicts(plan: Plan, stats: Stats) -> list[ScaleConflict]:
     """Return the parts that the join they are in would ruin."""
     return [
         join
@@ -44,12 +44,12 @@ def unlike_joins(plan: Plan, stats: Stats) -> list[UnlikeJoin]:
         if group.op_type == "Concat"
         for name in group.inputs
         if (join := _measure(plan, stats, group, name)) is not None
-        and join.joined_db < _RUINED
-        and join.alone_db - join.joined_db > _LOSES
+        and join.shared_scale_db < _RUINED
+        and join.own_scale_db - join.shared_scale_db > _LOSES
     ]
 
 
-def coarse_averages(plan: Plan, stats: Stats) -> list[UnlikeJoin]:
+def coarse_averages(plan: Plan, stats: Stats) -> list[ScaleConflict]:
     """Return the averages that the scale of their input would make at least twice as coarse."""
     tensors = plan.by_name()
     found = []
@@ -60,12 +60,12 @@ def coarse_averages(plan: Plan, stats: Stats) -> list[UnlikeJoin]:
         if not _are_measured(parts, stats):
             continue
         join = _compared(group.node, parts[-1].name, parts[-1], stats, merged(parts, stats))
-        if join is not None and join.alone_db - join.joined_db > _COARSER:
+        if join is not None and join.own_scale_db - join.shared_scale_db > _COARSER:
             found.append(join)
     return found
 
 
-def _measure(plan: Plan, stats: Stats, group: AlignedGroup, name: str) -> UnlikeJoin | None:
+def _measure(plan: Plan, stats: Stats, group: AlignedGroup, name: str) -> ScaleConflict | None:
     tensors = plan.by_name()
     parts = [tensors[tensors[n].leader] for n in group.inputs]
     own = tensors[tensors[name].leader]
@@ -82,7 +82,7 @@ def _are_measured(parts: Sequence[TensorPlan], stats: Stats) -> bool:
 
 def _compared(
     node: str, name: str, own: TensorPlan, stats: Stats, joined: QParams
-) -> UnlikeJoin | None:
+) -> ScaleConflict | None:
     """Return what a tensor keeps with parameters of its own and with those it must share."""
     density = Density.of(stats[own.observe], name)
     power, spec = density.power(), own.integer
@@ -90,7 +90,7 @@ def _compared(
         return None
     alone = params_of(stats[own.observe], spec, name)
     ratios = (_decibels(power, error_of(density, p, spec)) for p in (alone, joined))
-    return UnlikeJoin(node, name, *ratios)
+    return ScaleConflict(node, name, *ratios)
 
 
 def _decibels(signal: float, noise: float) -> float:

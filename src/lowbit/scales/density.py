@@ -17,16 +17,16 @@ from lowbit.calibrate import log_histogram
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.errors import CalibrationError
 
-Doubles = NDArray[np.float64]
+DoubleArray = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Density:
     """Bins ``[start, end]`` in ascending order with their weights; zeros apart."""
 
-    start: Doubles
-    end: Doubles
-    weight: Doubles
+    start: DoubleArray
+    end: DoubleArray
+    weight: DoubleArray
     zeros: float
 
     @classmethod
@@ -65,7 +65,7 @@ class Density:
         square = _mean_square(self.start, self.end)
         return float((self.weight * square).sum() / max(self.total, 1.0))
 
-    def squared_error(self, scale: Doubles, low: Doubles, high: Doubles) -> Doubles:
+    def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
         """Return the mean squared error for each candidate.
 
         A candidate is a step and the values of its smallest and its largest code.
@@ -109,7 +109,7 @@ class Density:
         inside = (goal - (reached[k] - weight[k])) / weight[k] if weight[k] else 1.0
         return float(start[k] + min(max(inside, 0.0), 1.0) * (end[k] - start[k]))
 
-    def linear(self, edges: Doubles) -> Doubles:
+    def linear(self, edges: DoubleArray) -> DoubleArray:
         """Return the weight between given edges, each bin's spread evenly."""
         knots = np.stack((self.start, self.end), axis=1).reshape(-1)
         after = np.cumsum(self.weight)
@@ -118,12 +118,14 @@ class Density:
         return np.diff(below + self.zeros * (edges > 0))
 
 
-def _mean_square(a: Doubles, b: Doubles) -> Doubles:
+def _mean_square(a: DoubleArray, b: DoubleArray) -> DoubleArray:
     """Return the mean of x squared over each stretch from ``a`` to ``b``."""
     return np.asarray((a * a + a * b + b * b) / 3)
 
 
-def _rounding(x: Doubles, scale: Doubles, low: Doubles, high: Doubles) -> Doubles:
+def _rounding(
+    x: DoubleArray, scale: DoubleArray, low: DoubleArray, high: DoubleArray
+) -> DoubleArray:
     """Return the integral of the squared rounding error from 0 to ``x``, inside the codes."""
     u = np.clip(x, low, high) / scale
     n = np.rint(u)
@@ -131,10 +133,10 @@ def _rounding(x: Doubles, scale: Doubles, low: Doubles, high: Doubles) -> Double
     return np.asarray(scale**3 * (n / 12 + r * r * r / 3))
 
 
-def _cube(x: Doubles) -> Doubles:
+def _cube(x: DoubleArray) -> DoubleArray:
     positive = np.maximum(x, 0.0)
     return positive * positive * positive
 
 
-def _at(x: Doubles, scale: Doubles, low: Doubles, high: Doubles) -> Doubles:
+def _at(x: DoubleArray, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
     return np.asarray((x - np.clip(np.rint(x / scale) * scale, low, high)) ** 2)

@@ -14,7 +14,7 @@ from lowbit.errors import ModelError
 from lowbit.graph.editing import read_tensor
 from lowbit.numerics.blocks import round_bfp, round_mx
 from lowbit.numerics.float16 import FloatFormat, rounded, scale_to_fit
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.ranges import range_of
 
@@ -31,7 +31,7 @@ def float_scales(model: ir.Model, plan: Plan, stats: Stats) -> dict[str, float]:
     return {name: scales[of] for name, of in leader.items() if of in scales}
 
 
-def float_values(model: ir.Model, tensor: TensorPlan) -> Floats:
+def float_values(model: ir.Model, tensor: TensorPlan) -> FloatArray:
     """Return what is written of a constant: its values, made such that the format holds them.
 
     In bfloat16 what is nearly zero becomes the smallest normal number and what is nearly infinite
@@ -56,12 +56,12 @@ def float_values(model: ir.Model, tensor: TensorPlan) -> Floats:
     return values
 
 
-def rounded_values(values: Floats, tensor: TensorPlan, scale: float = 1.0) -> Floats:
+def rounded_values(values: FloatArray, tensor: TensorPlan, scale: float = 1.0) -> FloatArray:
     """Return the values that the model computes with, after rounding to the tensor's format."""
     return round_as(values, tensor.spec, tensor.axis, scale)
 
 
-def round_as(values: Floats, spec: Spec, axis: int | None, scale: float = 1.0) -> Floats:
+def round_as(values: FloatArray, spec: Spec, axis: int | None, scale: float = 1.0) -> FloatArray:
     """Return what ``values`` become in a 16-bit float or block format."""
     match spec:
         case FloatSpec(format=fmt):

@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import OutputMse
-from lowbit.config.specs import TensorSpec
-from lowbit.numerics.formats import Floats
+from lowbit.config.specs import IntegerSpec
+from lowbit.numerics.formats import FloatArray
 from lowbit.ops.traits import traits_of
 from lowbit.planning.plan import Plan
 from lowbit.scales.parameters import constant_values
@@ -28,11 +28,11 @@ class Importance:
     ``axis`` is where outputs lie. Means of zero count every error by itself.
     """
 
-    variances: Floats
-    means: Floats
+    variances: FloatArray
+    means: FloatArray
     axis: int
 
-    def rows(self, array: Floats) -> Floats:
+    def rows(self, array: FloatArray) -> FloatArray:
         """Return an array like the weight as one row for each output."""
         return np.moveaxis(array, self.axis, 0).reshape(array.shape[self.axis], -1)
 
@@ -46,7 +46,7 @@ class Importance:
         part = slice(index, index + 1)
         return Importance(self.variances[part], self.means[part], 0)
 
-    def error(self, difference: Floats) -> Floats:
+    def error(self, difference: FloatArray) -> FloatArray:
         """Return the expected squared error of each output."""
         rows = self.rows(difference)
         spread = np.einsum("ij,ij,ij->i", rows, rows, self.rows(self.variances))
@@ -54,7 +54,7 @@ class Importance:
         return np.asarray(spread + shift * shift, np.float32)
 
     @property
-    def alone(self) -> Floats:
+    def alone(self) -> FloatArray:
         """What the square of an error counts by, with no others beside it."""
         return self.variances + np.square(self.means)
 
@@ -70,7 +70,7 @@ def weight_importance(model: ir.Model, plan: Plan, stats: Stats) -> dict[str, Im
     asking = {
         t.name
         for t in plan.weights()
-        if isinstance(t.spec, TensorSpec) and isinstance(t.spec.method, OutputMse)
+        if isinstance(t.spec, IntegerSpec) and isinstance(t.spec.method, OutputMse)
     }
     found: dict[str, Importance] = {}
     for row in plan.biases:
@@ -89,7 +89,7 @@ def weight_importance(model: ir.Model, plan: Plan, stats: Stats) -> dict[str, Im
 
 
 def _importance(
-    node: ir.Node, variances: Floats, means: Floats, shape: tuple[int, ...]
+    node: ir.Node, variances: FloatArray, means: FloatArray, shape: tuple[int, ...]
 ) -> Importance | None:
     spread, middle = (_spread(node, a, shape) for a in (variances, means))
     traits = traits_of(node)
@@ -102,7 +102,7 @@ def _importance(
     return known
 
 
-def _spread(node: ir.Node, values: Floats, shape: tuple[int, ...]) -> Floats | None:
+def _spread(node: ir.Node, values: FloatArray, shape: tuple[int, ...]) -> FloatArray | None:
     """Return what belongs to the channel that each weight multiplies."""
     match node.op_type:
         case "Conv":

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 
 import onnx_ir as ir
 
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.graph.editing import ARITHMETIC
 from lowbit.planning.placement import effective_output, only_consumer
 from lowbit.planning.plan import Plan
@@ -19,7 +19,7 @@ _GATES = ("Sigmoid", "HardSigmoid")
 def find_limited(model: ir.Model, plan: Plan) -> list[Limited]:
     """Return the limited nodes whose tensors are all planned, in graph order."""
     planned = {t.name for t in plan.tensors}
-    biases = {row.node for row in plan.biases if isinstance(row.spec, TensorSpec)}
+    biases = {row.node for row in plan.biases if isinstance(row.spec, IntegerSpec)}
     found = []
     for node in model.graph:
         if node.op_type not in _LIMITED or node.meta.get(ARITHMETIC):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from lowbit.errors import ModelError
 from lowbit.graph.editing import constant
 from lowbit.numerics.affine import QParams
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import BiasPlan
 
 
@@ -19,7 +19,7 @@ from lowbit.planning.plan import BiasPlan
 class Adjustment:
     """A parameter that had to move, and what it cost.
 
-    ``cost_db`` is how far the tensor's own signal-to-noise ratio fell.
+    ``cost_db`` is how far the tensor's own SQNR fell.
     """
 
     tensor: str
@@ -41,12 +41,12 @@ class Params:
     tensors: Mapping[str, QParams]
     biases: Mapping[str, QParams]
     adjustments: tuple[Adjustment, ...] = ()
-    bias_values: Mapping[str, Floats] = dataclasses.field(default_factory=dict)
+    bias_values: Mapping[str, FloatArray] = dataclasses.field(default_factory=dict)
     biases_before: Mapping[str, QParams] = dataclasses.field(default_factory=dict)
     scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def constant_values(model: ir.Model, name: str) -> Floats:
+def constant_values(model: ir.Model, name: str) -> FloatArray:
     """Return a constant's data; raise if no scale could represent it."""
     data = constant(model.graph.initializers[name])
     if data is None:
@@ -60,7 +60,7 @@ def constant_values(model: ir.Model, name: str) -> Floats:
     return values
 
 
-def bias_values(model: ir.Model, row: BiasPlan) -> Floats:
+def bias_values(model: ir.Model, row: BiasPlan) -> FloatArray:
     """Return what the node adds: its bias, times the factor that Gemm has for it.
 
     Emission resets that factor to one, so integers and scales stand for the product.

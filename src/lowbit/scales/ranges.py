@@ -24,10 +24,10 @@ from lowbit.config.methods import (
     NonOverflow,
     Percentile,
 )
-from lowbit.config.specs import FloatSpec, TensorSpec
+from lowbit.config.specs import FloatSpec, IntegerSpec
 from lowbit.errors import CalibrationError
 from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.scales.density import Density
 from lowbit.scales.search import best_params, error_of
 
@@ -78,7 +78,7 @@ def _requantized(
     return spread
 
 
-def _smooth(counts: NDArray[np.int64]) -> Floats | None:
+def _smooth(counts: NDArray[np.int64]) -> FloatArray | None:
     """Give empty bins a little weight, taken from the others; ``None`` if that is impossible."""
     empty = counts == 0
     occupied = len(counts) - int(empty.sum())
@@ -95,7 +95,7 @@ def _smooth(counts: NDArray[np.int64]) -> Floats | None:
 Range = tuple[float, float]
 
 
-def params_of(stats: TensorStats, spec: TensorSpec, name: str) -> QParams:
+def params_of(stats: TensorStats, spec: IntegerSpec, name: str) -> QParams:
     """Return the parameters that the spec's method chooses for these statistics."""
     if stats.count == 0:
         return params_of_range((0.0, 0.0), spec)
@@ -111,7 +111,7 @@ def params_of(stats: TensorStats, spec: TensorSpec, name: str) -> QParams:
     return params_of_range(range_of(stats, spec, name), spec)
 
 
-def params_of_range(limits: Range, spec: TensorSpec) -> QParams:
+def params_of_range(limits: Range, spec: IntegerSpec) -> QParams:
     """Return the parameters that hold a range; rounded up to a power of two where asked for."""
     if spec.power_of_two:
         nearest = getattr(spec.method, "histogram", "") == "growing"
@@ -121,7 +121,7 @@ def params_of_range(limits: Range, spec: TensorSpec) -> QParams:
     )
 
 
-def power_of_two_of_range(limits: Range, spec: TensorSpec, *, nearest: bool) -> QParams:
+def power_of_two_of_range(limits: Range, spec: IntegerSpec, *, nearest: bool) -> QParams:
     """Return the power-of-two scale that holds a range, or the one nearest to its float scale."""
     exact = choose_qparams(*limits, spec.format, symmetric=True, reduce_range=spec.reduce_range)
     position = -math.log2(float(exact.scale))
@@ -130,7 +130,7 @@ def power_of_two_of_range(limits: Range, spec: TensorSpec, *, nearest: bool) -> 
     return power_of_two_qparams(int(rounded), spec.format)
 
 
-def range_of(stats: TensorStats, spec: TensorSpec | FloatSpec, name: str) -> Range:
+def range_of(stats: TensorStats, spec: IntegerSpec | FloatSpec, name: str) -> Range:
     """Return the range that the spec's method chooses for these statistics."""
     symmetric = isinstance(spec, FloatSpec) or spec.symmetric
     match spec.method:
@@ -169,7 +169,7 @@ def _not_empty(stats: TensorStats, low: float, high: float) -> Range:
 
 
 def _layerwise(
-    stats: TensorStats, spec: TensorSpec, method: LayerwisePercentile, name: str
+    stats: TensorStats, spec: IntegerSpec, method: LayerwisePercentile, name: str
 ) -> QParams:
     """Return the candidate percentile's parameters with the least error on this tensor."""
     if method.histogram == "growing":
@@ -238,7 +238,7 @@ def _growing_entropy(h: GrowingHistogram, levels: int) -> Range:
     return max(float(h.edges[start]), h.low), min(float(h.edges[end]), h.high)
 
 
-def _best_at_centres(h: GrowingHistogram, spec: TensorSpec) -> QParams:
+def _best_at_centres(h: GrowingHistogram, spec: IntegerSpec) -> QParams:
     """Return the best of five power-of-two scales, errors taken at bin centres."""
     centres = (h.edges[:-1] + h.edges[1:]) / 2
     start = power_of_two_of_range((h.low, h.high), spec, nearest=True).position
@@ -251,7 +251,7 @@ def _centre_error(
     centres: NDArray[np.floating],
     weights: NDArray[Any],
     params: QParams,
-    spec: TensorSpec,
+    spec: IntegerSpec,
     power: int,
 ) -> float:
     low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)

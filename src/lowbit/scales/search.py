@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
-from lowbit.scales.density import Density, Doubles
+from lowbit.scales.density import Density, DoubleArray
 
 _COARSE = np.geomspace(0.01, 1.0, 43)
 _OCTAVES = 6
@@ -16,14 +16,14 @@ _TOGETHER = 4
 _TINY = float(np.finfo(np.float32).tiny)
 
 
-def code_range(params: QParams, spec: TensorSpec) -> tuple[float, float]:
+def code_range(params: QParams, spec: IntegerSpec) -> tuple[float, float]:
     """Return the values of the smallest and the largest code."""
     low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
     scale, zero = float(params.scale), int(params.zero_point)
     return scale * (low - zero), scale * (high - zero)
 
 
-def error_of(density: Density, params: QParams, spec: TensorSpec) -> float:
+def error_of(density: Density, params: QParams, spec: IntegerSpec) -> float:
     """Return the mean squared error of quantizing the density with these parameters."""
     low, high = code_range(params, spec)
     return float(
@@ -31,7 +31,7 @@ def error_of(density: Density, params: QParams, spec: TensorSpec) -> float:
     )
 
 
-def best_params(density: Density, low: float, high: float, spec: TensorSpec) -> QParams:
+def best_params(density: Density, low: float, high: float, spec: IntegerSpec) -> QParams:
     """Return the parameters of least squared error for values between ``low`` and ``high``."""
     if spec.power_of_two:
         return _best_power_of_two(density, low, high, spec)
@@ -45,7 +45,7 @@ def best_params(density: Density, low: float, high: float, spec: TensorSpec) -> 
     return _best_asymmetric(density, low, high, spec)
 
 
-def power_of_two_candidates(low: float, high: float, spec: TensorSpec) -> list[int]:
+def power_of_two_candidates(low: float, high: float, spec: IntegerSpec) -> list[int]:
     """Return the positions worth trying: from holding all of the range to 2**-5 of it."""
     qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
     top = max(abs(low), abs(high))
@@ -55,7 +55,7 @@ def power_of_two_candidates(low: float, high: float, spec: TensorSpec) -> list[i
     return list(range(first, first + _OCTAVES))
 
 
-def power_of_two_errors(density: Density, positions: list[int], spec: TensorSpec) -> Doubles:
+def power_of_two_errors(density: Density, positions: list[int], spec: IntegerSpec) -> DoubleArray:
     """Return the mean squared error at each position."""
     scale = np.exp2(-np.asarray(positions, np.float64))
     zero = int(power_of_two_qparams(0, spec.format).zero_point)
@@ -63,20 +63,20 @@ def power_of_two_errors(density: Density, positions: list[int], spec: TensorSpec
     return density.squared_error(scale, scale * (low - zero), scale * (high - zero))
 
 
-def _best_power_of_two(density: Density, low: float, high: float, spec: TensorSpec) -> QParams:
+def _best_power_of_two(density: Density, low: float, high: float, spec: IntegerSpec) -> QParams:
     positions = power_of_two_candidates(low, high, spec)
     errors = power_of_two_errors(density, positions, spec)
     return power_of_two_qparams(positions[int(np.argmin(errors))], spec.format)
 
 
-def _symmetric_errors(density: Density, top: Doubles, spec: TensorSpec) -> Doubles:
+def _symmetric_errors(density: Density, top: DoubleArray, spec: IntegerSpec) -> DoubleArray:
     qmin, qmax = spec.format.limits(symmetric=True, reduce_range=spec.reduce_range)
     scale = 2 * top / (qmax - qmin)
     zero = 0 if spec.format.signed else (qmax + qmin + 1) // 2
     return density.squared_error(scale, scale * (qmin - zero), scale * (qmax - zero))
 
 
-def _best_ratio(density: Density, errors: Callable[[Density, Doubles], Doubles]) -> float:
+def _best_ratio(density: Density, errors: Callable[[Density, DoubleArray], DoubleArray]) -> float:
     """Return the ratio (of at most 1) of least error: a coarse search, then a fine one."""
     coarse = int(np.argmin(errors(density.coarser(_TOGETHER), _COARSE)))
     low, high = _COARSE[max(coarse - 1, 0)], _COARSE[min(coarse + 1, len(_COARSE) - 1)]
@@ -84,10 +84,10 @@ def _best_ratio(density: Density, errors: Callable[[Density, Doubles], Doubles])
     return float(fine[int(np.argmin(errors(density, fine)))])
 
 
-def _best_asymmetric(density: Density, low: float, high: float, spec: TensorSpec) -> QParams:
+def _best_asymmetric(density: Density, low: float, high: float, spec: IntegerSpec) -> QParams:
     """Shrink both ends together, then each alone."""
 
-    def errors(priced: Density, lows: Doubles, highs: Doubles) -> Doubles:
+    def errors(priced: Density, lows: DoubleArray, highs: DoubleArray) -> DoubleArray:
         tried = [_params(a, b, spec) for a, b in zip(lows, highs, strict=True)]
         ranges = np.array([code_range(p, spec) for p in tried])
         scale = np.array([float(p.scale) for p in tried])
@@ -102,7 +102,7 @@ def _best_asymmetric(density: Density, low: float, high: float, spec: TensorSpec
     return _params(low, high, spec)
 
 
-def _params(low: float, high: float, spec: TensorSpec) -> QParams:
+def _params(low: float, high: float, spec: IntegerSpec) -> QParams:
     return choose_qparams(
         low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
     )

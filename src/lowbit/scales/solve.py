@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.specs import ProductBias
-from lowbit.graph.memory import not_collecting
+from lowbit.graph.memory import garbage_collection_paused
 from lowbit.numerics.affine import QParams, power_of_two_qparams
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.alignment import align, components
 from lowbit.scales.bias import bias_params, repaired_weight
@@ -32,7 +32,7 @@ from lowbit.scales.weights import weight_params
 from lowbit.targets.target import ShiftLimits, Target
 
 
-@not_collecting()
+@garbage_collection_paused()
 def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
     """Return the parameters of every planned tensor and bias."""
     scales = float_scales(model, plan, stats)
@@ -63,7 +63,7 @@ def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params
 
 
 def settle_biases(
-    model: ir.Model, plan: Plan, params: Params, target: Target, values: Mapping[str, Floats]
+    model: ir.Model, plan: Plan, params: Params, target: Target, values: Mapping[str, FloatArray]
 ) -> Params:
     """Return ``params`` with the parameters of all biases.
 
@@ -198,7 +198,7 @@ def _adjustment(moved: Moved, tensor: TensorPlan, stats: Stats) -> Adjustment:
 
 
 def _cost(tensor: TensorPlan, stats: Stats, before: QParams, after: QParams) -> float | None:
-    """Return how many decibels of its own signal-to-noise ratio a tensor loses."""
+    """Return how many decibels of its own SQNR a tensor loses."""
     if tensor.range is not None or stats[tensor.observe].counts is None:
         return None
     density = Density.of(stats[tensor.observe], tensor.name)

@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.config.specs import TensorSpec
-from lowbit.numerics.formats import Floats
+from lowbit.config.specs import IntegerSpec
+from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.bias import bias_integers
 from lowbit.scales.floats import float_values
@@ -35,7 +35,7 @@ class Weights:
 
     tensors: Mapping[str, Callable[[], Integers]]
     biases: Mapping[str, Integers]
-    floats: Mapping[str, Callable[[], Floats]] = dataclasses.field(default_factory=dict)
+    floats: Mapping[str, Callable[[], FloatArray]] = dataclasses.field(default_factory=dict)
 
 
 def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
@@ -51,7 +51,7 @@ def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
     }
     integers, floats = {}, {}
     for tensor in plan.weights():
-        if isinstance(tensor.spec, TensorSpec):
+        if isinstance(tensor.spec, IntegerSpec):
             integers[tensor.name] = _maker(model, tensor, params)
         else:
             floats[tensor.name] = functools.partial(float_values, model, tensor)

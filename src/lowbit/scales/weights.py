@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.methods import MinMax, MinMse, NonOverflow, OutputMse, Percentile
-from lowbit.config.specs import TensorSpec
+from lowbit.config.specs import IntegerSpec
 from lowbit.errors import ConfigError
 from lowbit.numerics.affine import (
     QParams,
@@ -17,7 +17,7 @@ from lowbit.numerics.affine import (
     power_of_two_qparams,
     quantize,
 )
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.scales.importance import Importance
 from lowbit.scales.ranges import params_of, power_of_two_of_range
 from lowbit.scales.search import power_of_two_candidates
@@ -32,7 +32,7 @@ _ENOUGH = 1 << 18
 
 
 def weight_params(
-    data: Floats, spec: TensorSpec, axis: int | None, importance: Importance | None = None
+    data: FloatArray, spec: IntegerSpec, axis: int | None, importance: Importance | None = None
 ) -> QParams:
     """Return the parameters of a constant, a scale for each channel of ``axis`` if given.
 
@@ -58,7 +58,7 @@ def weight_params(
     return QParams(scale, zero, spec.format, axis, spec.group, data.shape[axis])
 
 
-def _rows(data: Floats, axis: int, group: int | None) -> Floats:
+def _rows(data: FloatArray, axis: int, group: int | None) -> FloatArray:
     """Return a row for each channel of an axis, or for each group along it, filled up by zeros."""
     if group is None:
         return np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
@@ -79,7 +79,7 @@ def _row_importance(
     return Importance(matter, np.zeros_like(matter), 0)
 
 
-def _of_rows(rows: Floats, spec: TensorSpec, known: Importance | None) -> QParams:
+def _of_rows(rows: FloatArray, spec: IntegerSpec, known: Importance | None) -> QParams:
     match spec.method:
         case MinMax() if not spec.power_of_two:
             return _per_row(rows, np.ones(1, np.float32), spec, None)
@@ -97,13 +97,13 @@ def _of_rows(rows: Floats, spec: TensorSpec, known: Importance | None) -> QParam
             )
 
 
-def integers(data: Floats, params: QParams, spec: TensorSpec) -> NDArray[np.integer]:
+def integers(data: FloatArray, params: QParams, spec: IntegerSpec) -> NDArray[np.integer]:
     """Return the stored integers of a constant: nearest codes within the format's limits."""
     limits = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
     return quantize(data, params, limits)
 
 
-def _per_tensor(data: Floats, spec: TensorSpec, importance: Importance | None) -> QParams:
+def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | None) -> QParams:
     low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
     match spec.method:
         case NonOverflow(nearest=nearest):
@@ -128,7 +128,7 @@ def _per_tensor(data: Floats, spec: TensorSpec, importance: Importance | None) -
 
 
 def _power_of_two_mse(
-    data: Floats, spec: TensorSpec, importance: Importance | None, *, quark: bool
+    data: FloatArray, spec: IntegerSpec, importance: Importance | None, *, quark: bool
 ) -> QParams:
     """Return the power-of-two scale of least squared error on the values themselves."""
     low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
@@ -142,7 +142,9 @@ def _power_of_two_mse(
     return tried[int(np.argmin(errors))]
 
 
-def _error(data: Floats, params: QParams, spec: TensorSpec, importance: Importance | None) -> float:
+def _error(
+    data: FloatArray, params: QParams, spec: IntegerSpec, importance: Importance | None
+) -> float:
     difference = data - dequantize(integers(data, params, spec), params)
     if importance is not None:
         return float(importance.error(difference).sum(dtype=np.float64))
@@ -150,7 +152,7 @@ def _error(data: Floats, params: QParams, spec: TensorSpec, importance: Importan
     return float(flat @ flat)
 
 
-def _least_output_error(data: Floats, spec: TensorSpec, importance: Importance) -> QParams:
+def _least_output_error(data: FloatArray, spec: IntegerSpec, importance: Importance) -> QParams:
     """Return the parameters of the shrunken range with the least error of the outputs."""
     low, high = min(float(data.min()), 0.0), max(float(data.max()), 0.0)
     step = -(-data.size // _ENOUGH)
@@ -169,7 +171,9 @@ def _least_output_error(data: Floats, spec: TensorSpec, importance: Importance) 
     return tried[int(np.argmin(errors))]
 
 
-def _per_row(rows: Floats, ratios: Floats, spec: TensorSpec, known: Importance | None) -> QParams:
+def _per_row(
+    rows: FloatArray, ratios: FloatArray, spec: IntegerSpec, known: Importance | None
+) -> QParams:
     """Return, for each row, the parameters of the shrunken range with the least squared error."""
     low, high = rows.min(axis=1, initial=0.0), rows.max(axis=1, initial=0.0)
     qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
@@ -203,7 +207,7 @@ def _per_row(rows: Floats, ratios: Floats, spec: TensorSpec, known: Importance |
     return best
 
 
-def _revive(scale: Floats, rows: Floats) -> Floats:
+def _revive(scale: FloatArray, rows: FloatArray) -> FloatArray:
     """Give channels of nothing but zeros the smallest scale of the others.
 
     Any scale represents zeros, but the bias of such a channel is stored in steps of input scale

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from lowbit.config.mixed_precision import LayerOption
-from lowbit.config.specs import Handover, Spec, TensorOverride
+from lowbit.config.specs import Requantization, Spec, TensorOverride
 from lowbit.graph.naming import tensor_name
 from lowbit.planning import Plan
 
@@ -18,7 +18,7 @@ class Meetings:
     """The format of each tensor that changes, and who reads it in another one."""
 
     tensors: tuple[TensorOverride, ...] = ()
-    handovers: tuple[Handover, ...] = ()
+    requantize: tuple[Requantization, ...] = ()
 
 
 def find_meetings(
@@ -37,7 +37,7 @@ def find_meetings(
     ]
     return Meetings(
         tuple(tensor for met in found for tensor in met.tensors),
-        tuple(row for met in found for row in met.handovers),
+        tuple(row for met in found for row in met.requantize),
     )
 
 
@@ -51,19 +51,19 @@ def _meeting(
     before = value.is_graph_output() and written != common
     wanted = dict.fromkeys([*readers.values(), *([common] if before else [])])
     tensors = [TensorOverride(tensor=name, spec=written, optional=True)]
-    handovers = []
+    requantize = []
     for number, spec in enumerate(spec for spec in wanted if spec != written):
         at_output = before and spec == common
         other = f"{name}_before" if at_output else f"{name}_again_{number}"
         names = tuple(str(node.name) for node, its in readers.items() if its == spec)
-        handovers.append(Handover(tensor=name, readers=names, name=other, before=at_output))
+        requantize.append(Requantization(tensor=name, readers=names, name=other, before=at_output))
         if at_output:
             tensors[0] = TensorOverride(tensor=other, spec=written, optional=True)
         else:
             tensors.append(TensorOverride(tensor=other, spec=spec, optional=True))
     # Names are given away last, so that the rows before still find the tensor.
-    handovers.sort(key=lambda row: row.before)
-    return Meetings(tuple(t for t in tensors if t.spec != planned.get(t.tensor)), tuple(handovers))
+    requantize.sort(key=lambda row: row.before)
+    return Meetings(tuple(t for t in tensors if t.spec != planned.get(t.tensor)), tuple(requantize))
 
 
 def _read(node: ir.Node, options: Mapping[str, LayerOption], common: Spec) -> Spec:

@@ -24,7 +24,7 @@ from lowbit.planning import Plan
 from lowbit.report.values import Step
 from lowbit.transforms import can_equalize, can_smooth
 
-_Field = Literal["correct", "equalize", "smooth"]
+_Field = Literal["bias_correction", "equalization", "smooth_quant"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class _Option:
 
 
 _OPTIONS = (
-    _Option("bias correction", "correct", without=False),
-    _Option("equalization", "equalize", without=None),
-    _Option("smoothing", "smooth", without=None),
+    _Option("bias correction", "bias_correction", without=False),
+    _Option("equalization", "equalization", without=None),
+    _Option("smoothing", "smooth_quant", without=None),
 )
 
 
 def options(config: QuantConfig) -> list[_Option]:
     """Return the steps of a configuration that can be judged."""
-    if not config.choose:
+    if not config.keep_only_if_better:
         return []
     found = [option for option in _OPTIONS if getattr(config, option.field) != option.without]
     # Another's equalization or smoothing than our own is there to be had as it is.
@@ -55,10 +55,10 @@ def options(config: QuantConfig) -> list[_Option]:
 
 def as_collected(config: QuantConfig, stats: Stats) -> QuantConfig:
     """Return the configuration with the choice that statistics kept from another run embody."""
-    if config.choose and not stats.equalized:
-        config = msgspec.structs.replace(config, equalize=None)
-    if config.choose and not stats.smoothed:
-        config = msgspec.structs.replace(config, smooth=None)
+    if config.keep_only_if_better and not stats.equalized:
+        config = msgspec.structs.replace(config, equalization=None)
+    if config.keep_only_if_better and not stats.smoothed:
+        config = msgspec.structs.replace(config, smooth_quant=None)
     return config
 
 
@@ -92,9 +92,9 @@ def _applies(field: _Field, wanted: Any, built: Built) -> bool:
     """Whether a step would change this model at all; if not, nothing is calibrated for it."""
     model = built.ready.equalized.model
     match field:
-        case "equalize":
+        case "equalization":
             return can_equalize(model, wanted)
-        case "smooth":
+        case "smooth_quant":
             return can_smooth(model, wanted)
     return True
 
@@ -107,7 +107,9 @@ def _rebuilt(
     builder: Builder, built: Built, changes: dict[_Field, object], plan: Plan | None
 ) -> Built:
     config = _with(built.config, changes)
-    if "equalize" in changes or "smooth" in changes:  # other activations, so other statistics
+    if (
+        "equalization" in changes or "smooth_quant" in changes
+    ):  # other activations, so other statistics
         return builder.build(config, builder.samples.fitting, plan=plan)
     return builder.solve(config, built.ready, built.plan, built.stats)
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.config import QuantConfig
-from lowbit.config.mixed_precision import LayerOption, Mixing
+from lowbit.config.mixed_precision import LayerOption, MixedPrecision
 from lowbit.config.specs import Rule, TensorOverride
 from lowbit.errors import ConfigError, PlanError, did_you_mean
 from lowbit.graph.editing import is_constant
@@ -36,7 +36,7 @@ _REST = "__ungrouped__"
 
 
 def mixed(
-    builder: Builder, built: Built, mixing: Mixing, metric: Metric | None
+    builder: Builder, built: Built, mixing: MixedPrecision, metric: Metric | None
 ) -> tuple[Built, Mix]:
     """Return the model built with layers in other formats, and why these.
 
@@ -51,7 +51,9 @@ def mixed(
 class _Search:
     """One search over one model."""
 
-    def __init__(self, builder: Builder, base: Built, mixing: Mixing, metric: Metric) -> None:
+    def __init__(
+        self, builder: Builder, base: Built, mixing: MixedPrecision, metric: Metric
+    ) -> None:
         self._builder, self._base, self._mixing, self._metric = builder, base, mixing, metric
         self._nodes = {n.name: n for n in base.ready.adapted.graph if n.name}
         outputs = [tensor_name(v) for v in base.ready.adapted.graph.outputs]
@@ -107,7 +109,7 @@ class _Search:
         config = msgspec.structs.replace(
             self._config_with(changes),
             tensors=(*base.config.tensors, *met.tensors),
-            handovers=(*base.config.handovers, *met.handovers),
+            requantize=(*base.config.requantize, *met.requantize),
         )
         ready = prepare(
             self._builder.loaded, config, equalized=base.ready.equalized, target=base.ready.target
@@ -115,7 +117,7 @@ class _Search:
         plan = make_plan(ready.adapted, config, ready.target)
         known = dict(self._stats.tensors)
         # Under its second name a tensor has the same numbers.
-        known |= {h.name: known[h.tensor] for h in met.handovers if h.tensor in known}
+        known |= {h.name: known[h.tensor] for h in met.requantize if h.tensor in known}
         return self._builder.solve(config, ready, plan, self._completed(ready, plan, known))
 
     def _taken(self, mix: Mix) -> Mix:
@@ -226,7 +228,7 @@ class _Search:
             config,
             rules=(*config.rules, *rules),
             tensors=(*config.tensors, *tensors.values()),
-            mix=None,
+            mixed_precision=None,
         )
 
     def _overrides(self, node: ir.Node, option: LayerOption) -> Iterator[TensorOverride]:
@@ -272,12 +274,12 @@ def _activations(node: ir.Node) -> list[ir.Value]:
     return [v for v in node.inputs if v is not None and not is_constant(v)]
 
 
-def _is_settled(baseline: float, mixing: Mixing) -> bool:
+def _is_settled(baseline: float, mixing: MixedPrecision) -> bool:
     """Whether there is nothing to win before anything changes."""
     threshold = mixing.threshold or 0.0
     return baseline > threshold if mixing.goal == "speed" else baseline <= threshold
 
 
-def _settled_note(mix: Mix, mixing: Mixing) -> str:
+def _settled_note(mix: Mix, mixing: MixedPrecision) -> str:
     word = "further than" if mixing.goal == "speed" else "as near as"
     return f"nothing changes: {mix.baseline:.4g} is {word} {mixing.threshold:g} already"

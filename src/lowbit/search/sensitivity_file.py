@@ -10,7 +10,7 @@ import pathlib
 
 import msgspec
 
-from lowbit.config.mixed_precision import Mixing
+from lowbit.config.mixed_precision import MixedPrecision
 from lowbit.errors import ConfigError
 from lowbit.pipeline.building import Built
 from lowbit.version import __version__
@@ -77,7 +77,7 @@ class _File(msgspec.Struct, kw_only=True):
     results: tuple[_Row, ...]
 
 
-def read_measured(path: str, base: Built, mixing: Mixing) -> tuple[Measured, ...] | None:
+def read_measured(path: str, base: Built, mixing: MixedPrecision) -> tuple[Measured, ...] | None:
     """Return what the file holds, or nothing if there is none or it is of another search."""
     file = pathlib.Path(path)
     if not file.exists():
@@ -101,7 +101,9 @@ def read_measured(path: str, base: Built, mixing: Mixing) -> tuple[Measured, ...
     )
 
 
-def write_measured(path: str, rows: tuple[Measured, ...], base: Built, mixing: Mixing) -> None:
+def write_measured(
+    path: str, rows: tuple[Measured, ...], base: Built, mixing: MixedPrecision
+) -> None:
     """Write what was measured."""
     results = tuple(
         _Row(
@@ -122,7 +124,7 @@ def write_measured(path: str, rows: tuple[Measured, ...], base: Built, mixing: M
     partial.replace(file)
 
 
-def _key(base: Built, mixing: Mixing) -> str:
+def _key(base: Built, mixing: MixedPrecision) -> str:
     """Return a word for all that scores depend on but the numbers of weights and data."""
     lasting = msgspec.structs.replace(
         mixing,

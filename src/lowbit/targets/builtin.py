@@ -12,12 +12,12 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.traits import OPS
 from lowbit.targets.target import Alignment, FusedPair, ShiftLimits, Target
 
-_EIGHT = (Format.INT8, Format.UINT8)
-_INTEGERS = (*_EIGHT, Format.INT16, Format.UINT16)
+_EIGHT = (IntegerFormat.INT8, IntegerFormat.UINT8)
+_INTEGERS = (*_EIGHT, IntegerFormat.INT16, IntegerFormat.UINT16)
 _FLOATS = tuple(FloatFormat)
 
 _COMPUTE = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
@@ -66,7 +66,7 @@ ONNXRUNTIME = Target(
     description="onnxruntime and every runtime that reads standard Q/DQ",
     operators=tuple(OPS),
     activation_formats=_INTEGERS,
-    weight_formats=(*_INTEGERS, Format.INT4, Format.UINT4),
+    weight_formats=(*_INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
     float_formats=_FLOATS,
     blocks=True,
     shares=_MOVES_DATA,
@@ -104,7 +104,7 @@ RYZEN_AI_CNN = Target(
     description="AMD Ryzen AI NPUs, the fixed-point CNN datapath (XINT8)",
     operators=(*_QUARK_NPU, "Flatten"),
     activation_formats=_EIGHT,
-    weight_formats=(Format.INT8,),
+    weight_formats=(IntegerFormat.INT8,),
     power_of_two=True,
     per_channel=False,
     shares=("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Resize", "Gather"),
@@ -191,7 +191,7 @@ QUARK_NPU_CNN = Target(
     description="where AMD Quark's NPU flow puts Q/DQ, and how it adjusts them (XINT8)",
     operators=_QUARK_NPU,
     activation_formats=_EIGHT,
-    weight_formats=(Format.INT8,),
+    weight_formats=(IntegerFormat.INT8,),
     power_of_two=True,
     per_channel=False,
     shares=_QUARK_SHARES,
@@ -216,7 +216,7 @@ QUARK_VINT8 = Target(
     description="AMD Quark's VINT8: a pair on every tensor, no NPU arithmetic",
     operators=tuple(OPS),
     activation_formats=_EIGHT,
-    weight_formats=(Format.INT8,),
+    weight_formats=(IntegerFormat.INT8,),
     power_of_two=True,
     per_channel=False,
     shares=_QUARK_SHARES,

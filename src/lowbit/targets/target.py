@@ -15,7 +15,7 @@ import msgspec
 
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 
 AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
 """How one set of parameters is found for tensors that must agree.
@@ -54,8 +54,8 @@ class OperatorFormats(_Data, frozen=True, kw_only=True):
     """Operators that take other formats than the rest; ``None``: the same for this role."""
 
     operators: tuple[str, ...]
-    activation: tuple[Format, ...] | None = None
-    weight: tuple[Format, ...] | None = None
+    activation: tuple[IntegerFormat, ...] | None = None
+    weight: tuple[IntegerFormat, ...] | None = None
 
 
 class ShiftLimits(_Data, frozen=True, kw_only=True):
@@ -108,8 +108,8 @@ class Target(_Data, frozen=True, kw_only=True):
     description: str = ""
     operators: tuple[str, ...]
     every_operator: bool = False
-    activation_formats: tuple[Format, ...]
-    weight_formats: tuple[Format, ...]
+    activation_formats: tuple[IntegerFormat, ...]
+    weight_formats: tuple[IntegerFormat, ...]
     float_formats: tuple[FloatFormat, ...] = ()
     blocks: bool = False
     formats: tuple[OperatorFormats, ...] = ()
@@ -128,7 +128,9 @@ class Target(_Data, frozen=True, kw_only=True):
     softmax_range: tuple[float, float] | None = None
     fallback: str = "the CPU"
 
-    def formats_of(self, op_type: str) -> tuple[tuple[Format, ...], tuple[Format, ...]]:
+    def formats_of(
+        self, op_type: str
+    ) -> tuple[tuple[IntegerFormat, ...], tuple[IntegerFormat, ...]]:
         """Return the formats an operator takes for activations and for weights."""
         activation, weight = self.activation_formats, self.weight_formats
         for entry in self.formats:

@@ -18,35 +18,35 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 
-Doubles = NDArray[np.float64]
+DoubleArray = NDArray[np.float64]
 
 # A round in which no factor changes by more than this (in octaves) is the last.
 _SETTLED = 1e-3
 
 
-def output_peaks(kernel: Floats) -> Floats:
+def output_peaks(kernel: FloatArray) -> FloatArray:
     """Return the largest absolute weight of each output channel."""
     return np.asarray(np.abs(kernel).max(axis=(2, 3), initial=0)).reshape(-1)
 
 
-def input_peaks(kernel: Floats) -> Floats:
+def input_peaks(kernel: FloatArray) -> FloatArray:
     """Return the largest absolute weight of each input channel."""
     return np.asarray(np.abs(kernel).max(axis=(1, 3), initial=0)).reshape(-1)
 
 
-def relative(peaks: Floats) -> Floats:
+def relative(peaks: FloatArray) -> FloatArray:
     """Return peaks as fractions of the largest of them."""
     return np.asarray(peaks / max(peaks.max(initial=0), np.finfo(np.float32).tiny))
 
 
-def scale_outputs(kernel: Floats, factors: Floats) -> None:
+def scale_outputs(kernel: FloatArray, factors: FloatArray) -> None:
     """Multiply the weights of each output channel. Changes ``kernel``."""
     kernel *= factors.reshape(kernel.shape[0], kernel.shape[1], 1, 1)
 
 
-def scale_inputs(kernel: Floats, factors: Floats) -> None:
+def scale_inputs(kernel: FloatArray, factors: FloatArray) -> None:
     """Multiply the weights of each input channel. Changes ``kernel``."""
     kernel *= factors.reshape(kernel.shape[0], 1, kernel.shape[2], 1)
 
@@ -55,14 +55,14 @@ def scale_inputs(kernel: Floats, factors: Floats) -> None:
 class Bounds:
     """How far the factor of each channel may go; one where ``frozen``."""
 
-    lowest: Doubles
-    highest: Doubles
+    lowest: DoubleArray
+    highest: DoubleArray
     frozen: NDArray[np.bool_]
 
 
 def make_bounds(
     channels: int,
-    limits: Sequence[tuple[float, Doubles]],
+    limits: Sequence[tuple[float, DoubleArray]],
     *,
     largest: float,
     headroom: float = 1.0,
@@ -88,7 +88,9 @@ def make_bounds(
     return Bounds(np.full(channels, 1 / largest), highest, frozen)
 
 
-def next_factors(written: Floats, read: Floats, total: Doubles, bounds: Bounds) -> Doubles:
+def next_factors(
+    written: FloatArray, read: FloatArray, total: DoubleArray, bounds: Bounds
+) -> DoubleArray:
     """Return the factors in all, after ``total``, that make both peaks equal within bounds."""
     alive = (written > 0) & (read > 0)
     ratio = np.divide(read, written, out=np.ones(len(total)), where=alive, dtype=np.float64)
@@ -96,12 +98,14 @@ def next_factors(written: Floats, read: Floats, total: Doubles, bounds: Bounds) 
     return np.where(bounds.frozen | ~alive, total, wanted)
 
 
-def is_settled(before: Doubles, after: Doubles) -> bool:
+def is_settled(before: DoubleArray, after: DoubleArray) -> bool:
     """Whether a round changed so little that another is not worth it."""
     return bool(np.abs(np.log2(after / before)).max(initial=0) < _SETTLED)
 
 
-def is_capped(written: Floats, read: Floats, total: Doubles, bounds: Bounds) -> NDArray[np.bool_]:
+def is_capped(
+    written: FloatArray, read: FloatArray, total: DoubleArray, bounds: Bounds
+) -> NDArray[np.bool_]:
     """Return which channels would go further if their bounds let them."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         wish = np.sqrt(np.asarray(read, np.float64) / written)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowbit.transforms._cross_layer_math import Doubles
+from lowbit.transforms._cross_layer_math import DoubleArray
 
 
-def spreading_basis(size: int) -> Doubles:
+def spreading_basis(size: int) -> DoubleArray:
     """Return an orthogonal matrix of small entries, the first column all alike.
 
     A Hadamard matrix (Sylvester's) for a power of two; what is odd of the size is a cosine basis.
@@ -18,7 +18,7 @@ def spreading_basis(size: int) -> Doubles:
     return matrix
 
 
-def rotation(size: int, *, keep_mean: bool, random: bool, seed: int) -> Doubles:
+def rotation(size: int, *, keep_mean: bool, random: bool, seed: int) -> DoubleArray:
     """Return the matrix that a row of channels is multiplied by.
 
     ``keep_mean``: channels that are all alike stay so; then taking off their mean can be done
@@ -34,15 +34,15 @@ def rotation(size: int, *, keep_mean: bool, random: bool, seed: int) -> Doubles:
     return (basis * signs) @ basis.T
 
 
-def _uneven_signs(size: int) -> Doubles:
+def _uneven_signs(size: int) -> DoubleArray:
     """Return signs without a period: those of a quadratic chirp."""
     at = np.arange(size, dtype=np.float64)
     return np.where(np.sin(np.pi * at * at / max(size, 1) + 0.5) >= 0, 1.0, -1.0)
 
 
-def _cosines(size: int) -> Doubles:
+def _cosines(size: int) -> DoubleArray:
     """Return the orthonormal cosine basis, a basis vector a column."""
     places, waves = np.arange(size)[:, None] + 0.5, np.arange(size)[None, :]
-    matrix: Doubles = np.cos(np.pi * places * waves / size) * np.sqrt(2 / size)
+    matrix: DoubleArray = np.cos(np.pi * places * waves / size) * np.sqrt(2 / size)
     matrix[:, 0] = 1 / np.sqrt(size)
     return matrix

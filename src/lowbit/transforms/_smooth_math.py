@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowbit.transforms._cross_layer_math import Doubles
+from lowbit.transforms._cross_layer_math import DoubleArray
 
 ALPHAS = tuple(round(0.1 * k, 1) for k in range(11))
 
@@ -39,20 +39,20 @@ class Levels:
 class Read:
     """A layer's weights ``[out, in]``, with peaks and second moments of the channels it reads."""
 
-    weight: Doubles
-    peaks: Doubles
-    powers: Doubles
+    weight: DoubleArray
+    peaks: DoubleArray
+    powers: DoubleArray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Written:
     """Numbers that take the factor: their peak and mean square for each channel."""
 
-    peaks: Doubles
-    powers: Doubles
+    peaks: DoubleArray
+    powers: DoubleArray
 
 
-def smooth_factors(x: Doubles, w: Doubles, alpha: float) -> Doubles:
+def smooth_factors(x: DoubleArray, w: DoubleArray, alpha: float) -> DoubleArray:
     """Return s for peaks of activations and weights; their geometric mean is one.
 
     A channel that is always zero on one side can be had at any factor: at one with which it does
@@ -73,13 +73,13 @@ def smooth_factors(x: Doubles, w: Doubles, alpha: float) -> Doubles:
 
 
 def output_noise(
-    reads: Sequence[Read], written: Written | None, s: Doubles, levels: Levels
+    reads: Sequence[Read], written: Written | None, s: DoubleArray, levels: Levels
 ) -> float:
     """Return the noise of the layers' outputs over their signal, added up over the layers."""
     return sum(_noise_of(read, written, s, levels) for read in reads)
 
 
-def _noise_of(read: Read, written: Written | None, s: Doubles, levels: Levels) -> float:
+def _noise_of(read: Read, written: Written | None, s: DoubleArray, levels: Levels) -> float:
     energy = np.square(read.weight).sum(axis=0)
     signal = float((read.powers * energy).sum())
     if signal <= 0:
@@ -99,7 +99,10 @@ def _noise_of(read: Read, written: Written | None, s: Doubles, levels: Levels) -
 
 
 def best_alpha(
-    reads: Sequence[Read], written: Written | None, peaks: tuple[Doubles, Doubles], levels: Levels
+    reads: Sequence[Read],
+    written: Written | None,
+    peaks: tuple[DoubleArray, DoubleArray],
+    levels: Levels,
 ) -> float | None:
     """Return the alpha with the least noise; ``None`` if there is less without any factor."""
     best, least = None, output_noise(reads, written, np.ones(len(peaks[0])), levels)
@@ -110,6 +113,6 @@ def best_alpha(
     return best
 
 
-def _variance(numbers: Doubles, levels: int) -> float:
+def _variance(numbers: DoubleArray, levels: int) -> float:
     """Return the mean square of what rounding to one step for all of them changes."""
     return (float(np.max(numbers, initial=0)) / levels) ** 2 / 12 if levels else 0.0

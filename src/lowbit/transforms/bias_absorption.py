@@ -17,7 +17,7 @@ from lowbit.graph.editing import add_constant
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
 from lowbit.ops.channels import Place
-from lowbit.transforms._cross_layer_math import Doubles
+from lowbit.transforms._cross_layer_math import DoubleArray
 from lowbit.transforms.channel_groups import reads, written
 from lowbit.transforms.channel_statistics import reduce_channels
 from lowbit.transforms.layers import Layer, find_layer, give_constant
@@ -44,7 +44,7 @@ def absorb(
     """Move what biases can give away, and say how much that was. Changes ``model``."""
     pairs = {tensor_name(pair.writer.node.outputs[0]): pair for pair in _find(model.graph)}
 
-    def of(name: str, array: Array) -> Doubles:
+    def of(name: str, array: Array) -> DoubleArray:
         axis = pairs[name].place.axis
         others = tuple(k for k in range(array.ndim) if k != axis)
         return np.asarray(array.min(axis=others, initial=np.inf), np.float64)
@@ -94,7 +94,7 @@ def _sees_all(layer: Layer) -> bool:
     return not automatic and not any(node.attributes.get_ints("pads", ()))
 
 
-def _move(graph: ir.Graph, pair: _Pair, low: Doubles) -> int:
+def _move(graph: ir.Graph, pair: _Pair, low: DoubleArray) -> int:
     """Move the bias of one pair; return of how many channels. Changes ``graph``."""
     c = np.where(np.isfinite(low) & (low > 0), low, 0).astype(np.float32)
     count = int((c > 0).sum())

@@ -12,7 +12,7 @@ from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, session
 from lowbit.ops.channels import Place
 from lowbit.parallel import ordered_map
-from lowbit.transforms._cross_layer_math import Doubles
+from lowbit.transforms._cross_layer_math import DoubleArray
 
 
 def channel_maxima(
@@ -20,11 +20,11 @@ def channel_maxima(
     wanted: Sequence[tuple[ir.Value, Place]],
     data: Iterable[Feed],
     progress: Callable[[int], None] = lambda _: None,
-) -> dict[str, Doubles]:
+) -> dict[str, DoubleArray]:
     """Return the maxima by tensor name; none at all if there is no data."""
     places = {tensor_name(value): place for value, place in wanted}
 
-    def of(name: str, array: Array) -> Doubles:
+    def of(name: str, array: Array) -> DoubleArray:
         return _maxima(array, places[name])
 
     return reduce_channels(model, list(places), data, of, np.maximum, progress)
@@ -34,20 +34,20 @@ def reduce_channels(
     model: ir.Model,
     names: Sequence[str],
     data: Iterable[Feed],
-    of: Callable[[str, Array], Doubles],
-    join: Callable[[Doubles, Doubles], Doubles],
+    of: Callable[[str, Array], DoubleArray],
+    join: Callable[[DoubleArray, DoubleArray], DoubleArray],
     progress: Callable[[int], None] = lambda _: None,
-) -> dict[str, Doubles]:
+) -> dict[str, DoubleArray]:
     """Return by tensor name what ``of`` says of each sample's array, joined over all samples.
 
     Samples run in parallel, and of each only what ``of`` returns is kept.
     """
-    joined: dict[str, Doubles] = {}
+    joined: dict[str, DoubleArray] = {}
     with session(
         model, names, threads=1, optimize="all", name="the model for equalization"
     ) as running:
 
-        def work(feed: Feed) -> list[Doubles]:
+        def work(feed: Feed) -> list[DoubleArray]:
             arrays = running.run(names, feed)
             return [of(name, array) for name, array in zip(names, arrays, strict=True)]
 
@@ -58,7 +58,7 @@ def reduce_channels(
     return joined
 
 
-def _maxima(array: Array, place: Place) -> Doubles:
+def _maxima(array: Array, place: Place) -> DoubleArray:
     """Return the maximum of each channel; not a number where one is."""
     others = tuple(axis for axis in range(array.ndim) if axis != place.axis)
     found = array.max(axis=others, initial=-np.inf)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.config.transforms import Equalize
+from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Feed
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.transforms._cross_layer_math import (
     Bounds,
-    Doubles,
+    DoubleArray,
     input_peaks,
     is_capped,
     is_settled,
@@ -80,17 +80,17 @@ class _State:
 
     group: Group
     bounds: Bounds
-    total: Doubles
+    total: DoubleArray
 
 
-def can_equalize(model: ir.Model, config: Equalize) -> bool:
+def can_equalize(model: ir.Model, config: CrossLayerEqualization) -> bool:
     """Whether a normalized model has anything that equalization may change."""
     return config.absorb or any(not group.obstacles for group in find_groups(model.graph))
 
 
 def equalize_groups(
     model: ir.Model,
-    config: Equalize,
+    config: CrossLayerEqualization,
     data: Iterable[Feed] | None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Equalized:
@@ -130,14 +130,16 @@ def _measure(
     groups: list[Group],
     data: Iterable[Feed] | None,
     progress: Callable[[int], None],
-) -> Mapping[str, Doubles]:
+) -> Mapping[str, DoubleArray]:
     limits = [limit for group in groups for limit in group.limits]
     if not limits or data is None:
         return {}
     return channel_maxima(model, [(lim.value, lim.place) for lim in limits], data, progress)
 
 
-def _start(group: Group, config: Equalize, maxima: Mapping[str, Doubles]) -> _State:
+def _start(
+    group: Group, config: CrossLayerEqualization, maxima: Mapping[str, DoubleArray]
+) -> _State:
     unknown = np.full(group.channels, np.inf)
     limits = [
         (limit.bound, maxima.get(tensor_name(limit.value), unknown)) for limit in group.limits
@@ -158,7 +160,7 @@ def _balance(state: _State) -> bool:
     return is_settled(before, state.total)
 
 
-def _peaks(group: Group) -> tuple[Floats, Floats]:
+def _peaks(group: Group) -> tuple[FloatArray, FloatArray]:
     """Return the largest weight by channel, relative to its layer's, written and read."""
     written = np.max([relative(output_peaks(layer.kernel)) for layer in group.writers], axis=0)
     read = np.max(
@@ -180,7 +182,7 @@ def _scale_offsets(graph: ir.Graph, state: _State) -> None:
         give_constant(graph, offset.node, offset.index, _scaled(offset, state.total))
 
 
-def _scaled(offset: Offset, factors: Doubles) -> Floats:
+def _scaled(offset: Offset, factors: DoubleArray) -> FloatArray:
     data = np.asarray(constant(offset.node.inputs[offset.index]))
     shape = [1] * data.ndim
     shape[offset.axis] = -1

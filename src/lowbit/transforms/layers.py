@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import add_constant, constant, is_constant
 from lowbit.graph.naming import tensor_name
-from lowbit.numerics.formats import Floats
+from lowbit.numerics.formats import FloatArray
 from lowbit.transforms import _cross_layer_math
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -23,9 +23,9 @@ class Layer:
     """
 
     node: ir.Node
-    weight: Floats
-    kernel: Floats
-    bias: Floats | None
+    weight: FloatArray
+    kernel: FloatArray
+    bias: FloatArray | None
 
     @property
     def source(self) -> str:
@@ -45,13 +45,13 @@ class Layer:
         """How many channels it reads."""
         return int(self.kernel.shape[0] * self.kernel.shape[2])
 
-    def scale_outputs(self, factors: Floats) -> None:
+    def scale_outputs(self, factors: FloatArray) -> None:
         """Multiply what the layer writes."""
         _cross_layer_math.scale_outputs(self.kernel, factors)
         if self.bias is not None:
             self.bias *= factors
 
-    def scale_inputs(self, factors: Floats) -> None:
+    def scale_inputs(self, factors: FloatArray) -> None:
         """Multiply the weights on what the layer reads."""
         _cross_layer_math.scale_inputs(self.kernel, factors)
 
@@ -89,7 +89,7 @@ def has_shared_weight(layer: Layer) -> bool:
     return value is not None and len(value.uses()) > 1
 
 
-def give_constant(graph: ir.Graph, node: ir.Node, index: int, data: Floats) -> None:
+def give_constant(graph: ir.Graph, node: ir.Node, index: int, data: FloatArray) -> None:
     """Replace a node's constant; others that share the old one keep it. Changes ``graph``."""
     value = node.inputs[index]
     if value is None:
@@ -101,7 +101,7 @@ def give_constant(graph: ir.Graph, node: ir.Node, index: int, data: Floats) -> N
         node.replace_input_with(index, add_constant(graph, f"{node.name}_{index}", data))
 
 
-def multiply_inputs(graph: ir.Graph, nodes: list[ir.Node], scale: Floats, name: str) -> None:
+def multiply_inputs(graph: ir.Graph, nodes: list[ir.Node], scale: FloatArray, name: str) -> None:
     """Put one Mul by a constant before nodes that read the same tensor first. Changes ``graph``.
 
     ``nodes`` are in the graph's order.
@@ -117,12 +117,12 @@ def multiply_inputs(graph: ir.Graph, nodes: list[ir.Node], scale: Floats, name: 
         reader.replace_input_with(0, result)
 
 
-def _own_floats(value: ir.Value | None) -> Floats | None:
+def _own_floats(value: ir.Value | None) -> FloatArray | None:
     data = constant(value) if is_constant(value) else None
     return np.array(data, order="C") if data is not None and data.dtype == np.float32 else None
 
 
-def _kernel(node: ir.Node, weight: Floats) -> Floats:
+def _kernel(node: ir.Node, weight: FloatArray) -> FloatArray:
     """Return the weights as ``[group, out, in, rest]``, sharing their memory."""
     group = node.attributes.get_int("group", 1)
     match node.op_type:

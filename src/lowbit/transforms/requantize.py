@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from lowbit.config.specs import Handover
+from lowbit.config.specs import Requantization
 from lowbit.errors import PlanError, did_you_mean
-from lowbit.graph.editing import HANDOVER
+from lowbit.graph.editing import REQUANTIZED
 
 
-def hand_over(model: ir.Model, rows: Sequence[Handover]) -> ir.Model:
+def insert_requantization(model: ir.Model, rows: Sequence[Requantization]) -> ir.Model:
     """Return the model in which the readers of each row read its tensor under the new name."""
     if not rows:
         return model
@@ -28,7 +28,7 @@ def hand_over(model: ir.Model, rows: Sequence[Handover]) -> ir.Model:
             near = did_you_mean(row.tensor, values)
             raise PlanError(f"no tensor is called {row.tensor!r}, to be handed over{near}")
         node = ir.node("Identity", [value], name=row.name)
-        node.meta[HANDOVER] = True
+        node.meta[REQUANTIZED] = True
         again = node.outputs[0]
         again.name, again.type, again.shape = row.name, value.type, value.shape
         if row.before:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.graph.editing import KEPT, add_constant, candidates, constant, replace_node, take_over
-from lowbit.graph.memory import not_collecting
+from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, names_of, tensor_name
 from lowbit.normalize.fold_affine import normalization
 from lowbit.ops.traits import reduced_axes, spatial_size
@@ -163,7 +163,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
 )
 
 
-@not_collecting()
+@garbage_collection_paused()
 def adapt(
     model: ir.Model,
     names: Sequence[str],

@@ -19,8 +19,8 @@ from lowbit.errors import PlanError, did_you_mean
 from lowbit.graph.editing import add_constant, constant
 from lowbit.graph.naming import names_of, tensor_name
 from lowbit.graph.session import Array, Feed, session
-from lowbit.numerics.formats import Floats
-from lowbit.transforms._cross_layer_math import Doubles
+from lowbit.numerics.formats import FloatArray
+from lowbit.transforms._cross_layer_math import DoubleArray
 from lowbit.transforms._rotation_math import rotation
 from lowbit.transforms.cross_layer import Equalized
 from lowbit.transforms.layers import Layer, find_layer, give_constant
@@ -163,7 +163,7 @@ class _Turn:
                 return index
         raise PlanError(f"rotate: {node.op_type} {node.name!r} has no constant to rotate")
 
-    def _add_bias(self, node: ir.Node, shift: Floats) -> None:
+    def _add_bias(self, node: ir.Node, shift: FloatArray) -> None:
         """Add to what a layer writes: in its bias, the Add behind it, or one of its own."""
         layer = self._layer(node)
         beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
@@ -206,7 +206,7 @@ class _Turn:
             )
 
 
-def _weights(layer: Layer) -> Doubles:
+def _weights(layer: Layer) -> DoubleArray:
     return np.asarray(layer.kernel[0].sum(axis=-1), np.float64)
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from lowbit.config.transforms import QuarkSmoothQuant, Smoothing, SmoothQuant
 from lowbit.graph.session import Array, Feed
 from lowbit.quark.smooth_quant import smooth_like_quark
-from lowbit.transforms._cross_layer_math import Doubles, input_peaks
+from lowbit.transforms._cross_layer_math import DoubleArray, input_peaks
 from lowbit.transforms._smooth_math import Levels, Read, best_alpha, smooth_factors
 from lowbit.transforms.channel_statistics import reduce_channels
 from lowbit.transforms.cross_layer import Equalized
@@ -64,7 +64,7 @@ def _smooth_site(
     graph: ir.Graph,
     site: Site,
     config: SmoothQuant,
-    seen: Mapping[str, Doubles],
+    seen: Mapping[str, DoubleArray],
     levels: Levels,
 ) -> float | None:
     """Move the factors of one site; return the alpha. Changes ``graph`` and the site's layers."""
@@ -91,13 +91,13 @@ def _smooth_site(
     return alpha
 
 
-def _read(layer: Layer, seen: Mapping[str, Doubles]) -> Read:
+def _read(layer: Layer, seen: Mapping[str, DoubleArray]) -> Read:
     rows = seen[layer.source]
     weight = np.asarray(layer.kernel[0, :, :, 0], np.float64)
     return Read(weight, rows[_PEAK], rows[_SQUARES] / np.maximum(rows[_COUNT], 1))
 
 
-def _measure(_: str, array: Array) -> Doubles:
+def _measure(_: str, array: Array) -> DoubleArray:
     """Return peak, sum of squares and count of each channel; those of a layer's input lie last."""
     flat = array.reshape(-1, array.shape[-1])
     squares = np.einsum("ij,ij->j", flat, flat, dtype=np.float64)
@@ -105,7 +105,7 @@ def _measure(_: str, array: Array) -> Doubles:
     return np.stack([peaks, squares, np.full(len(squares), len(flat))]).astype(np.float64)
 
 
-def _join(one: Doubles, other: Doubles) -> Doubles:
+def _join(one: DoubleArray, other: DoubleArray) -> DoubleArray:
     both = one + other
     both[_PEAK] = np.maximum(one[_PEAK], other[_PEAK])
     return both

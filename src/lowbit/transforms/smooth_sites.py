@@ -18,7 +18,7 @@ import onnx_ir as ir
 from lowbit.graph.editing import constant, constant_shape, is_constant
 from lowbit.ops.channels import Place, carry
 from lowbit.ops.traits import clip_bounds
-from lowbit.transforms._cross_layer_math import Doubles, output_peaks
+from lowbit.transforms._cross_layer_math import DoubleArray, output_peaks
 from lowbit.transforms._smooth_math import Written
 from lowbit.transforms.channel_groups import reads, written
 from lowbit.transforms.layers import Layer, find_layer, give_constant, has_shared_weight
@@ -52,7 +52,7 @@ class Factor:
         axis = self.place.axis - (self.place.rank - len(shape))
         return math.prod(shape) == 1 or (0 <= axis < len(shape) and shape[axis] == channels)
 
-    def numbers(self, channels: int) -> Doubles:
+    def numbers(self, channels: int) -> DoubleArray:
         """Return the largest absolute number for each channel."""
         data = np.abs(np.asarray(constant(self.node.inputs[self.index]), np.float64))
         if data.size == 1:
@@ -60,7 +60,7 @@ class Factor:
         axis = self.place.axis - (self.place.rank - data.ndim)
         return np.asarray(np.moveaxis(data, axis, 0).reshape(channels, -1).max(axis=1))
 
-    def scale(self, graph: ir.Graph, s: Doubles) -> None:
+    def scale(self, graph: ir.Graph, s: DoubleArray) -> None:
         """Put s in. Changes ``graph``."""
         data = np.asarray(constant(self.node.inputs[self.index]))
         column = s.reshape(-1, *[1] * (self.place.rank - 1 - self.place.axis))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.traits import OPS
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat, VitisQuantFormat
@@ -115,11 +115,11 @@ def target_of(
     )
 
 
-def _weight_formats(flow: Flow, base: Target) -> tuple[Format, ...]:
+def _weight_formats(flow: Flow, base: Target) -> tuple[IntegerFormat, ...]:
     """Return the target's formats and 4 bits, which Quark's documentation promises."""
     if flow is Flow.NPU_CNN:
         return base.weight_formats
-    return (*base.weight_formats, Format.INT4, Format.UINT4)
+    return (*base.weight_formats, IntegerFormat.INT4, IntegerFormat.UINT4)
 
 
 def _operators(

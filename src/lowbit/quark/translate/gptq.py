@@ -9,9 +9,9 @@ import msgspec
 
 from lowbit.config.methods import MinMse
 from lowbit.config.refinement import Gptq
-from lowbit.config.specs import Spec, TensorSpec
+from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.errors import ConfigError
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.translate.reading import read_struct
 
@@ -31,7 +31,7 @@ class GptqParams(
     weight_symmetric: bool = True
 
 
-_FORMATS = {4: Format.INT4, 8: Format.INT8}
+_FORMATS = {4: IntegerFormat.INT4, 8: IntegerFormat.INT8}
 
 
 def read_gptq(given: Mapping[str, Any], *, lenient: bool) -> GptqParams:
@@ -39,9 +39,9 @@ def read_gptq(given: Mapping[str, Any], *, lenient: bool) -> GptqParams:
     return read_struct("GPTQParams", given, GptqParams, lenient=lenient)
 
 
-def gptq_weight(start: Spec, params: GptqParams) -> TensorSpec:
+def gptq_weight(start: Spec, params: GptqParams) -> IntegerSpec:
     """Return the spec of weights that GPTQ rounds to."""
-    if not isinstance(start, TensorSpec):
+    if not isinstance(start, IntegerSpec):
         raise QuarkConfigError(f"GPTQ rounds to integers, and weights are {start.describe()}")
     if start.power_of_two:
         raise QuarkConfigError(

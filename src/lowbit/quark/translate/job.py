@@ -10,11 +10,11 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.mixed_precision import Mixing
+from lowbit.config.mixed_precision import MixedPrecision
 from lowbit.config.refinement import AdaRound, Refinement
-from lowbit.config.specs import BiasSpec, ProductBias, Spec, TensorOverride, TensorSpec
+from lowbit.config.specs import BiasSpec, IntegerSpec, ProductBias, Spec, TensorOverride
 from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant, Rotate
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.numerics.metrics import Metric
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
@@ -92,13 +92,13 @@ def make_job(
         tensors=(*exceptions.tensors, *_tensors(config, options, nodes, activation)),
         domain=_domain(flow, options),
         head="int8",
-        rotate=_rotate(config, options),
-        equalize=_equalize(config, options),
-        smooth=_smooth(config, options),
-        correct=bool(options.BiasCorrection),
+        rotation=_rotate(config, options),
+        equalization=_equalize(config, options),
+        smooth_quant=_smooth(config, options),
+        bias_correction=bool(options.BiasCorrection),
         casts=bool(options.BF16QDQToCast),
-        refine=_refine(config, options, weight, gptq, lenient=lenient),
-        mix=mix,
+        refinement=_refine(config, options, weight, gptq, lenient=lenient),
+        mixed_precision=mix,
     )
     target = target_of(flow, config, options, nodes.op_types())
     return Job(config=quant, target=target, options=options, metric=metric)
@@ -136,10 +136,10 @@ def _activation(config: QuantizationConfig, options: ExtraOptions, flow: Flow) -
 def _bias(flow: Flow, activation: Spec, weight: Spec, options: ExtraOptions) -> BiasSpec | None:
     if options.QuantizeBias is False:
         return None
-    if not isinstance(weight, TensorSpec):
+    if not isinstance(weight, IntegerSpec):
         return weight
     in_accumulator = flow is not Flow.NPU_CNN if options.Int32Bias is None else options.Int32Bias
-    if not isinstance(activation, TensorSpec):
+    if not isinstance(activation, IntegerSpec):
         in_accumulator = False  # There is no scale to multiply with.
     if not in_accumulator and not options.Int16Bias:
         return msgspec.structs.replace(weight, per_channel=False)
@@ -147,7 +147,7 @@ def _bias(flow: Flow, activation: Spec, weight: Spec, options: ExtraOptions) -> 
         options.QDQDisableWeightAdjustForInt32Bias is False
     )
     return ProductBias(
-        format=Format.INT16 if options.Int16Bias else Format.INT32,
+        format=IntegerFormat.INT16 if options.Int16Bias else IntegerFormat.INT32,
         repair=repair,
         truncate_realigned=True,
     )
@@ -231,7 +231,7 @@ def _refine(
     if not config.include_fast_ft:
         say("FastFinetune is given without include_fast_ft: the model is finetuned, as asked for")
     refinement = refinement_of(read_finetune(given or {}, lenient=lenient))
-    if isinstance(refinement, AdaRound) and not isinstance(weight, TensorSpec):
+    if isinstance(refinement, AdaRound) and not isinstance(weight, IntegerSpec):
         raise QuarkConfigError(
             f"AdaRound chooses between two integers, and weights in {weight.describe()} have none: "
             "take AdaQuant (OptimAlgorithm 'adaquant')"
@@ -246,7 +246,7 @@ def _mix(
     weight: Spec,
     *,
     lenient: bool,
-) -> tuple[Mixing | None, Metric | None]:
+) -> tuple[MixedPrecision | None, Metric | None]:
     given = options.AutoMixprecision
     if not config.include_auto_mp and not given:
         return None, None

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import onnx_ir as ir
 
-from lowbit.config.specs import BiasSpec, ProductBias, Rule, Spec, TensorOverride, TensorSpec
+from lowbit.config.specs import BiasSpec, IntegerSpec, ProductBias, Rule, Spec, TensorOverride
 from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
 from lowbit.quark.translate.selection import Nodes, exactly, inputs_of, outputs_of
 from lowbit.quark.translate.specs import layer_spec
@@ -56,7 +56,7 @@ def layer_bias(weight: Spec, asked: QTensorConfig) -> BiasSpec:
     if asked.data_type.__name__ in ("Int32", "UInt32"):
         return ProductBias(repair=False, truncate_realigned=True)
     bias = layer_spec(weight, asked)
-    if isinstance(bias, TensorSpec):
+    if isinstance(bias, IntegerSpec):
         return msgspec.structs.replace(bias, per_channel=False, group=None)
     return bias
 

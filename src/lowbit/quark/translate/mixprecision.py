@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from lowbit.config.mixed_precision import LayerOption, Mixing, Subgraph
-from lowbit.config.specs import BiasSpec, Spec, TensorSpec
+from lowbit.config.mixed_precision import LayerOption, MixedPrecision, Subgraph
+from lowbit.config.specs import BiasSpec, IntegerSpec, Spec
 from lowbit.errors import ConfigError
 from lowbit.numerics.metrics import Metric, Outputs
 from lowbit.quark.errors import QuarkConfigError, say
@@ -93,7 +93,7 @@ class Precision:
 
 def read_mixing(
     given: Mapping[str, Any], precision: Precision, *, lenient: bool
-) -> tuple[Mixing, Metric | None]:
+) -> tuple[MixedPrecision, Metric | None]:
     """Return what the dictionary means, and the user's own distance if there is one."""
     asked = read_struct("AutoMixprecision", given, AutoMix, lenient=lenient)
     threshold = asked.metric_threshold
@@ -104,7 +104,7 @@ def read_mixing(
             raise QuarkConfigError("AutoMixprecision: Top1AccTarget needs an EvaluateFunction")
         threshold = asked.top1_acc_target
     try:
-        mixing = Mixing(
+        mixing = MixedPrecision(
             options=_options(asked, precision),
             op_types=tuple(asked.target_op_type),
             include=(*(asked.include_layers or ()), *(asked.target_tensors or ())),
@@ -171,7 +171,7 @@ def _typed(asked: AutoMix, precision: Precision) -> LayerOption:
         bias = typed_spec(precision.weight, asked.bias_target_quant_type, precision.options)
     elif precision.options.Int32Bias is False:
         bias = weights
-    if isinstance(bias, TensorSpec):
+    if isinstance(bias, IntegerSpec):
         bias = msgspec.structs.replace(bias, per_channel=False, group=None)
     return LayerOption(
         inputs=None if act is None else typed_spec(precision.activation, act, precision.options),
@@ -181,7 +181,7 @@ def _typed(asked: AutoMix, precision: Precision) -> LayerOption:
 
 
 def _symmetric(spec: Spec, *, said: bool | None) -> Spec:
-    if said is None or not isinstance(spec, TensorSpec):
+    if said is None or not isinstance(spec, IntegerSpec):
         return spec
     return msgspec.structs.replace(spec, symmetric=said)
 

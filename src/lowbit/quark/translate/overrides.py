@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from lowbit.config.methods import MinMax
-from lowbit.config.specs import Spec, TensorOverride, TensorSpec
+from lowbit.config.specs import IntegerSpec, Spec, TensorOverride
 from lowbit.errors import did_you_mean
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.translate.blocks import float_spec, is_float
 from lowbit.quark.translate.types import integer_format
@@ -29,7 +29,7 @@ def override_of(name: str, entry: Any, given: Spec) -> TensorOverride:
 
 
 def _integers(name: str, asked: dict[str, Any], given: Spec) -> TensorOverride:
-    spec = given if isinstance(given, TensorSpec) else TensorSpec(format=Format.INT8)
+    spec = given if isinstance(given, IntegerSpec) else IntegerSpec(format=IntegerFormat.INT8)
     if asked.get("quant_type") is not None:
         spec = msgspec.structs.replace(spec, format=integer_format(asked["quant_type"]))
     for key, field in (("symmetric", "symmetric"), ("reduce_range", "reduce_range")):
@@ -54,7 +54,7 @@ def _single(name: str, entry: Any) -> dict[str, Any]:
     return dict(entries[0])
 
 
-def _range(name: str, asked: dict[str, Any], spec: TensorSpec) -> tuple[float, float] | None:
+def _range(name: str, asked: dict[str, Any], spec: IntegerSpec) -> tuple[float, float] | None:
     """Return the range that limits, or a scale and a zero point, mean."""
     if asked.get("rmin") is not None and asked.get("rmax") is not None:
         return float(asked["rmin"]), float(asked["rmax"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lowbit.config.methods import Method, MinMax
-from lowbit.config.specs import Spec, TensorSpec
+from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.spec import QTensorConfig, QuantGranularity
 from lowbit.quark.onnx.quantization.quant_utils import AnyQuantType
@@ -67,8 +67,8 @@ def layer_spec(start: Spec, asked: QTensorConfig) -> Spec:
         return block_spec(kind, attributes.get("BFPAttributes"), attributes.get("MXAttributes"))
     per_channel = asked.quant_granularity is QuantGranularity.Channel
     group = group_of(asked)
-    if not isinstance(start, TensorSpec):
-        return TensorSpec(
+    if not isinstance(start, IntegerSpec):
+        return IntegerSpec(
             format=integer_format(kind),
             symmetric=asked.symmetric,
             per_channel=per_channel,
@@ -89,9 +89,9 @@ def typed_spec(start: Spec, kind: AnyQuantType, options: ExtraOptions) -> Spec:
         return float_spec(kind, MinMax(), scaled=False)
     if is_block(kind):
         return block_spec(kind, options.BFPAttributes, options.MXAttributes)
-    if isinstance(start, TensorSpec):
+    if isinstance(start, IntegerSpec):
         return msgspec.structs.replace(start, format=integer_format(kind))
-    return TensorSpec(format=integer_format(kind))
+    return IntegerSpec(format=integer_format(kind))
 
 
 def _integers(
@@ -101,8 +101,8 @@ def _integers(
     method: Method,
     *,
     symmetric: bool,
-) -> TensorSpec:
-    return TensorSpec(
+) -> IntegerSpec:
+    return IntegerSpec(
         format=integer_format(kind),
         symmetric=symmetric,
         power_of_two=is_power_of_two(config.calibrate_method, options),

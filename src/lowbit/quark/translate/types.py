@@ -18,7 +18,7 @@ from lowbit.config.methods import (
     NonOverflow,
     Percentile,
 )
-from lowbit.numerics.formats import Format
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx.calibration.methods import (
     ExtendedCalibrationMethod,
@@ -40,14 +40,14 @@ from lowbit.quark.onnx.quantization.quant_utils import (
 )
 from lowbit.quark.translate.options import ExtraOptions
 
-_INTEGERS: Mapping[str, Format] = MappingProxyType(
+_INTEGERS: Mapping[str, IntegerFormat] = MappingProxyType(
     {
-        "QInt4": Format.INT4,
-        "QUInt4": Format.UINT4,
-        "QInt8": Format.INT8,
-        "QUInt8": Format.UINT8,
-        "QInt16": Format.INT16,
-        "QUInt16": Format.UINT16,
+        "QInt4": IntegerFormat.INT4,
+        "QUInt4": IntegerFormat.UINT4,
+        "QInt8": IntegerFormat.INT8,
+        "QUInt8": IntegerFormat.UINT8,
+        "QInt16": IntegerFormat.INT16,
+        "QUInt16": IntegerFormat.UINT16,
     }
 )
 """By the name of the member, which is the same in onnxruntime's and in both of Quark's types."""
@@ -63,7 +63,7 @@ _ELEMENTS = {
 }
 
 
-def integer_format(kind: AnyQuantType) -> Format:
+def integer_format(kind: AnyQuantType) -> IntegerFormat:
     """Return the integer format of a quantized type."""
     name = getattr(kind, "name", str(kind))
     if name not in _INTEGERS:

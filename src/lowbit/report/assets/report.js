@@ -35,7 +35,7 @@
       kind: view ? view.kind : "float",
       op: view ? view.op_type : "",
       format: view ? view.format : "float",
-      snr: layer ? layer.snr_db : share ? share.own_snr_db : null,
+      sqnr: layer ? layer.sqnr_db : share ? share.own_sqnr_db : null,
       cosine: layer ? layer.cosine : null,
       error: layer ? layer.max_error : null,
       alone: share ? share.alone : null,
@@ -53,12 +53,12 @@
   const card = (label, value, small) => cards.append(make("div", { className: "card" },
     make("span", { className: "label", textContent: label }), make("b", { textContent: value }), make("small", { textContent: small || "" })));
   const scores = report.parts.length ? report.parts : report.outputs;
-  const worst = [...scores].sort((a, b) => (a.snr_db ?? 1e9) - (b.snr_db ?? 1e9))[0];
+  const worst = [...scores].sort((a, b) => (a.sqnr_db ?? 1e9) - (b.sqnr_db ?? 1e9))[0];
   for (const row of report.accuracy) card(row.name + ", float to quantized", brief(row.float_score) + " → " + brief(row.quantized_score) + " " + row.unit,
     "gap " + brief(row.gap) + " (" + brief(row.low) + " to " + brief(row.high) + ", 95 %)" + (known(row.fused_score) ? "; fused " + brief(row.fused_score) : ""));
-  if (worst) card("signal to noise" + (scores.length > 1 ? ", worst output" : ""), db(worst.snr_db) + (known(worst.snr_db) ? " dB" : ""), worst.tensor + ", cosine " + (worst.cosine ?? 1).toFixed(5));
+  if (worst) card("signal to quantization noise" + (scores.length > 1 ? ", worst output" : ""), db(worst.sqnr_db) + (known(worst.sqnr_db) ? " dB" : ""), worst.tensor + ", cosine " + (worst.cosine ?? 1).toFixed(5));
   if (report.size_before) card("constants", size(report.size_after), "from " + size(report.size_before) + (report.size_after ? ", " + (report.size_before / report.size_after).toFixed(2) + " times smaller" : ""));
-  if (report.fused.length) { const f = [...report.fused].sort((a, b) => (a.snr_db ?? 1e9) - (b.snr_db ?? 1e9))[0]; card("through fused kernels", db(f.snr_db) + (known(f.snr_db) ? " dB" : ""), "on this processor"); }
+  if (report.fused.length) { const f = [...report.fused].sort((a, b) => (a.sqnr_db ?? 1e9) - (b.sqnr_db ?? 1e9))[0]; card("through fused kernels", db(f.sqnr_db) + (known(f.sqnr_db) ? " dB" : ""), "on this processor"); }
   if (report.latency) card("time for one sample", report.latency.quantized_ms.toFixed(2) + " ms", "float " + report.latency.float_ms.toFixed(2) + " ms");
   const seconds = Object.entries(report.seconds);
   if (seconds.length) card("this run", seconds.reduce((sum, [, s]) => sum + s, 0).toFixed(1) + " s", (page.memory ? size(page.memory) + " at its peak; " : "") + seconds.filter(([, s]) => s > 0.05).map(([name, s]) => name + " " + s.toFixed(1) + " s").join(", "));
@@ -96,13 +96,13 @@
     const plotted = rows.filter((row) => layers.has(row.tensor));
     const place = document.querySelector("#layers .plot");
     if (!plotted.length) { place.hidden = true; return; }
-    draw(place, "Signal-to-noise ratio of " + plotted.length + " layers in graph order; the table below has the numbers", 260, {
+    draw(place, "SQNR of " + plotted.length + " layers in graph order; the table below has the numbers", 260, {
       scales: { x: { time: false } },
       axes: [axis({ label: "layer, in graph order", labelFont: "12px system-ui", values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t : "")) }), axis({ label: "dB", labelFont: "12px system-ui", size: 48 })],
       series: [{ label: "layer", value: (_, v) => (v === null ? "-" : plotted[Math.round(v) - 1]?.tensor ?? v) },
-        { label: "SNR dB", stroke: () => colour("accent"), fill: () => colour("accent-soft"), width: 2, points: { show: plotted.length < 160, size: 5 }, value: (_, v) => (v === null ? "-" : v.toFixed(2)) }],
+        { label: "SQNR dB", stroke: () => colour("accent"), fill: () => colour("accent-soft"), width: 2, points: { show: plotted.length < 160, size: 5 }, value: (_, v) => (v === null ? "-" : v.toFixed(2)) }],
       hooks: { ready: [pick(plotted)] },
-    }, [plotted.map((_, index) => index + 1), plotted.map((row) => row.snr)]);
+    }, [plotted.map((_, index) => index + 1), plotted.map((row) => row.sqnr)]);
   };
   const drawBudget = () => {
     const top = report.budget.rows.slice(0, 24);
@@ -159,7 +159,7 @@
   // ---- the table
   const columns = [
     ["#", "index", true, (row) => String(row.index)], ["tensor", "tensor", false, null], ["operator", "op", false, (row) => row.op, "wide"],
-    ["format", "format", false, (row) => row.format], ["SNR dB", "snr", true, (row) => (row.snr === null && !layers.has(row.tensor) ? "-" : db(row.snr))],
+    ["format", "format", false, (row) => row.format], ["SQNR dB", "sqnr", true, (row) => (row.sqnr === null && !layers.has(row.tensor) ? "-" : db(row.sqnr))],
     ["cosine", "cosine", true, (row) => (known(row.cosine) ? row.cosine.toFixed(5) : "-"), "wide"], ["max error", "error", true, (row) => brief(row.error), "wide"],
     ["alone", "alone", true, (row) => (known(row.alone) ? (row.measured ? "" : "~") + percent(row.alone, 2) : "-")], ["clipped", "clipped", true, (row) => (known(row.clipped) ? percent(row.clipped, 2) : "-"), "wide"],
   ];
@@ -226,7 +226,7 @@
   if (report.budget) {
     const budget = report.budget;
     by("budget").hidden = false;
-    by("budget").querySelector(".how").textContent = "Noise of the outputs with only this tensor quantized, as a share of all of it, at " + db(budget.snr_db) + " dB on " + budget.samples + " samples. " +
+    by("budget").querySelector(".how").textContent = "Noise of the outputs with only this tensor quantized, as a share of all of it, at " + db(budget.sqnr_db) + " dB on " + budget.samples + " samples. " +
       budget.measured + " tensors are measured, " + budget.estimated + " estimated (~).";
     const place = by("budget").querySelector(".rows");
     budget.rows.slice(0, 12).forEach((row, index) => {
@@ -235,9 +235,9 @@
       place.append(make("details", { open: index < 2 }, make("summary", {}, name, make("span", { className: "number", textContent: (row.samples ? "" : "~") + percent(row.alone) }), make("span", { className: "quiet", textContent: row.causes.map((c) => c.name).join(", ") })),
         ...row.causes.map((c) => make("div", {}, make("b", { textContent: c.name }), ": " + c.detail)),
         kept ? make("div", { className: "quiet", textContent: kept }) : null,
-        ...row.mends.map((m) => make("div", {}, m.what + ": ", make("span", { className: m.gain_db > 0 ? "gain" : "loss", textContent: (m.gain_db > 0 ? "+" : "") + m.gain_db.toFixed(2) + " dB" }), make("code", { className: "line", textContent: m.config })))));
+        ...row.suggested_fixes.map((m) => make("div", {}, m.what + ": ", make("span", { className: m.gain_db > 0 ? "gain" : "loss", textContent: (m.gain_db > 0 ? "+" : "") + m.gain_db.toFixed(2) + " dB" }), make("code", { className: "line", textContent: m.config })))));
     });
-    if (budget.together) place.append(make("p", {}, make("b", { textContent: "The " + budget.together.tensors.length + " worst at 16 bits, measured together: " }), db(budget.snr_db) + " → " + db(budget.together.snr_db) + " dB, " + percent(budget.together.noise_won_back, 0) + " of the noise won back." + (known(budget.together.retried_snr_db) ? " Quantized again with them at 16 bits: " + db(budget.together.retried_snr_db) + " dB." : ""), make("code", { className: "line", textContent: budget.together.config })));
+    if (budget.together) place.append(make("p", {}, make("b", { textContent: "The " + budget.together.tensors.length + " worst at 16 bits, measured together: " }), db(budget.sqnr_db) + " → " + db(budget.together.sqnr_db) + " dB, " + percent(budget.together.noise_won_back, 0) + " of the noise won back." + (known(budget.together.retried_sqnr_db) ? " Quantized again with them at 16 bits: " + db(budget.together.retried_sqnr_db) + " dB." : ""), make("code", { className: "line", textContent: budget.together.config })));
   }
   for (const section of document.querySelectorAll("main section:not([hidden])")) {
     const head = section.querySelector("h2");
