@@ -25,8 +25,8 @@ $(VENV)/.bench: $(VENV)/.installed
 demo: $(VENV)/.installed  ## quantize the bundled example with XINT8, print accuracy, write a report
 	$(BIN)/python examples/cifar10/demo.py
 
-test: $(VENV)/.test  ## run every test
-	$(BIN)/python -m pytest
+test: $(VENV)/.test  ## run every test, one process for each core
+	$(BIN)/python -m pytest -n auto
 
 check: $(VENV)/.check  ## formatting, lints, types, layers
 	$(BIN)/ruff format --check src tests bench

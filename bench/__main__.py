@@ -5,7 +5,7 @@
     python -m bench --parts large                        # only the 20,000-node graph
     python -m bench --render                             # the page again from results.json
 
-Models other than the bundled example are left out, with a word, unless ``LOWBIT_ASSETS`` names their
+Models other than the bundled example are skipped, with a word, unless ``LOWBIT_ASSETS`` names their
 folder. What an earlier run measured and this one does not is kept in ``results.json``.
 """
 
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         "--note",
         action="append",
         default=[],
-        help="a sentence for the page, such as what was left out",
+        help="a sentence for the page, such as what was skipped",
     )
     add("--render", action="store_true", help="measure nothing; write the page again")
     return parser

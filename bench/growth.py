@@ -60,7 +60,7 @@ def _point(
     return {"axis": axis, "value": value, **kept}
 
 
-def pictures(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def images(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the file name of the picture of each axis that there are figures of."""
     return {
         axis: f"growth-{axis}.svg"
@@ -71,7 +71,7 @@ def pictures(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def draw(records: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> None:
     """Draw one picture for each axis there are figures of."""
-    for axis, name in pictures(records).items():
+    for axis, name in images(records).items():
         own = [r for r in records if r["axis"] == axis and not r["error"]]
         _picture(own, axis, folder / name)
 

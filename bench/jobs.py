@@ -1,7 +1,7 @@
 """What is measured: each job, and how each tool is asked for it.
 
 Settings are plain values; the scripts in ``bench/tools`` read them in the tool's own environment.
-A tool that has no such job is left out of it.
+A tool that has no such job is skipped in it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _native(preset: str, like: str, *, refine: bool) -> Job:
         ", reconstructed" if refine else ", equalized, not reconstructed"
     )
     name = f"native-{preset.lower()}" + ("" if refine else "-calibrated")
-    settings = {"preset": preset, "family": "native", "refinement": refine}
+    settings = {"preset": preset, "family": "native", "refine": refine}
     return Job(name, title, {LOWBIT: settings}, like=like)
 
 
@@ -115,13 +115,13 @@ _ALL = (
             iterations=ITERATIONS,
         )
     ),
-    _native("A8W8", "a8w8-minmax", refinement=False),
-    _native("XINT8", "xint8", refinement=False),
-    _native("A8W8", "a8w8-minmax", refinement=True),
-    _native("XINT8", "xint8", refinement=True),
-    _native("A16W8", "a16w8", refinement=True),
-    _slow(_native("A8W8_ACCURATE", "a8w8-minmax", refinement=True)),
-    _slow(_native("XINT8_ACCURATE", "xint8", refinement=True)),
+    _native("A8W8", "a8w8-minmax", refine=False),
+    _native("XINT8", "xint8", refine=False),
+    _native("A8W8", "a8w8-minmax", refine=True),
+    _native("XINT8", "xint8", refine=True),
+    _native("A16W8", "a16w8", refine=True),
+    _slow(_native("A8W8_ACCURATE", "a8w8-minmax", refine=True)),
+    _slow(_native("XINT8_ACCURATE", "xint8", refine=True)),
 )
 
 JOBS: Mapping[str, Job] = {job.name: job for job in _ALL}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -11,14 +12,12 @@ from typing import Any
 import onnx
 
 from bench.synthetic import inputs, residual_chain
-from lowbit.api import prepare
-from lowbit.calibrate.collect import collect
 from lowbit.config.presets import find_preset
-from lowbit.emit.emit import emit_qdq
 from lowbit.graph import io
-from lowbit.planning import make_plan
-from lowbit.scales.solve import resolve
-from lowbit.scales.stored import nearest
+from lowbit.ops.traits import OPERATORS
+from lowbit.pipeline import stages as pipeline
+from lowbit.state import Loaded
+from lowbit.targets.builtin import find_target
 
 NODES = 20_000
 _CHANNELS = _SIZE = 4
@@ -37,14 +36,28 @@ def stages(preset: str, nodes: int = NODES) -> dict[str, dict[str, float]]:
     proto = onnx.load_from_string(residual_chain(nodes // 3, _CHANNELS, _SIZE))
     config = find_preset(preset)
     loaded = timed("load", lambda: io.load(proto))
-    ready = timed("normalize", lambda: prepare(loaded, config))
-    plan = timed("plan", lambda: make_plan(ready.adapted, config, ready.target))
+    state: Any = Loaded(
+        loaded=loaded,
+        samples=None,
+        config=config,
+        target=find_target(config.target),
+        operators=OPERATORS,
+    )
+    for name in ("normalize", "transform", "prepare", "plan"):
+        state = timed(name, functools.partial(getattr(pipeline, name), state))
     feeds = [{"x": row} for row in inputs(2, _CHANNELS, _SIZE)]
-    stats = timed("calibrate", lambda: collect(ready.observed, plan, feeds))
-    params = timed("resolve", lambda: resolve(ready.adapted, plan, stats, ready.target))
-    weights = timed("round", lambda: nearest(ready.adapted, plan, params))
-    quantized = timed("emit", lambda: emit_qdq(ready.adapted, plan, params, weights))
-    timed("serialize", lambda: io.to_proto(quantized))
+    calibrate = functools.partial(
+        pipeline.calibrate,
+        state,
+        lambda: feeds,
+        everything=False,
+        means=False,
+        progress=lambda _: None,
+    )
+    state = timed("calibrate", calibrate)
+    for name in ("solve", "emit"):
+        state = timed(name, functools.partial(getattr(pipeline, name), state))
+    timed("serialize", lambda: io.to_proto(state.emitted.model))
     return found
 
 

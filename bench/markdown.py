@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; columns in which nothing stands are left out, the first two never."""
+    """Return a table; columns in which nothing stands are skipped, the first two never."""
     rows = [list(row) for row in rows]
     kept = [
         index

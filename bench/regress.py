@@ -11,6 +11,8 @@ turns. So they hardly depend on how fast or how busy the machine is.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import pathlib
 import time
@@ -24,21 +26,36 @@ import onnxruntime as ort
 import lowbit
 from bench.subjects import example, example_model
 from lowbit.config.presets import find_preset
-from lowbit.config.quark import QUARK_PRESETS, quark_percentile
+from lowbit.graph import io
+from lowbit.quark.onnx import CalibrationMethod
+from lowbit.quark.onnx.quantization.config import get_default_config
+from lowbit.quark.translate.job import make_job
+from lowbit.targets.target import Target
 
 STORED = pathlib.Path(__file__).resolve().parent / "regress.json"
 ALLOWED = 1.3
 _SAMPLES, _PASSES, _TURNS = 64, 5, 3
 
-CONFIGS: Mapping[str, lowbit.QuantConfig] = {
-    "A8W8 of Quark, MinMax": QUARK_PRESETS["A8W8"],
-    "A8W8 of Quark, Percentile": QUARK_PRESETS["A8W8"].with_method(quark_percentile()),
-    "XINT8 of Quark": QUARK_PRESETS["XINT8"],
-    "XINT8, calibration alone": msgspec.structs.replace(
-        find_preset("XINT8"), refinement=None, keep_only_if_better=False
+Run = tuple[lowbit.QuantConfig, Target | None]
+
+
+def _of_quark(name: str, **fields: Any) -> Run:
+    """Return what one of Quark's presets without equalization means here."""
+    config = dataclasses.replace(get_default_config(name), include_cle=False, **fields)
+    job = make_job(config, io.load(example_model()), lenient=False)
+    return job.config, job.target
+
+
+CONFIGS: Mapping[str, Run] = {
+    "A8W8 of Quark, MinMax": _of_quark("A8W8"),
+    "A8W8 of Quark, Percentile": _of_quark("A8W8", calibrate_method=CalibrationMethod.Percentile),
+    "XINT8 of Quark": _of_quark("XINT8"),
+    "XINT8, calibration alone": (
+        msgspec.structs.replace(find_preset("XINT8"), refinement=None, keep_only_if_better=False),
+        None,
     ),
-    "XINT8": find_preset("XINT8"),
-    "BF16": find_preset("BF16"),
+    "XINT8": (find_preset("XINT8"), None),
+    "BF16": (find_preset("BF16"), None),
 }
 
 
@@ -68,7 +85,7 @@ def steps_back(ratios: Mapping[str, float], stored: Mapping[str, float]) -> list
     return [name for name, ratio in ratios.items() if ratio > ALLOWED * stored.get(name, ratio)]
 
 
-def measure(configs: Mapping[str, Any], turns: int) -> dict[str, float]:
+def measure(configs: Mapping[str, Run], turns: int) -> dict[str, float]:
     """Return the CPU seconds of each configuration, in float passes: the least over turns of each."""
     images, _ = example("calib.npz")
     feeds = [{"input": image[None]} for image in images[:_SAMPLES]]
@@ -79,10 +96,15 @@ def measure(configs: Mapping[str, Any], turns: int) -> dict[str, float]:
     taken: dict[str, list[float]] = {name: [] for name in configs}
     for _ in range(turns):
         floors.append(_cpu(lambda: _passes(session, feeds)) / _PASSES)
-        for name, config in configs.items():
-            run = lambda config=config: lowbit.quantize(example_model(), data=feeds, config=config)  # noqa: E731
-            taken[name].append(_cpu(run))
+        for name, run in configs.items():
+            taken[name].append(_cpu(functools.partial(_quantize, feeds, *run)))
     return {name: min(seconds) / min(floors) for name, seconds in taken.items()}
+
+
+def _quantize(
+    feeds: list[dict[str, np.ndarray]], config: lowbit.QuantConfig, target: Target | None
+) -> None:
+    lowbit.quantize(example_model(), data=feeds, config=config, target=target)
 
 
 def _passes(session: ort.InferenceSession, feeds: list[dict[str, np.ndarray]]) -> None:

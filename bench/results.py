@@ -14,7 +14,7 @@ from bench.figures import (
     of,
     whole_ratio,
 )
-from bench.growth import pictures
+from bench.growth import images
 from bench.jobs import JOBS, LOWBIT, RIVALS, TITLES, Job
 from bench.markdown import number, table, times
 from bench.rounds import FLOAT
@@ -192,7 +192,7 @@ def _failures(results: Results, model: str) -> list[str]:
 
 
 def _growth(results: Results) -> str:
-    names = pictures(results["growth"]).values()
+    names = images(results["growth"]).values()
     shown = "\n".join(f"![{name}](../docs/{name})" for name in names)
     return f"## Growth\n\nEvery point is one run.\n\n{shown}\n" if shown else ""
 

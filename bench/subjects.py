@@ -42,7 +42,7 @@ def available(names: Iterable[str]) -> list[str]:
         if name == EXAMPLE or os.environ.get("LOWBIT_ASSETS"):
             found.append(name)
         else:
-            print(f"{name} left out: LOWBIT_ASSETS does not name the folder it is in")
+            print(f"{name} skipped: LOWBIT_ASSETS does not name the folder it is in")
     return found
 
 

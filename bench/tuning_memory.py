@@ -19,11 +19,13 @@ from bench.subjects import EXAMPLE, Subject, subject
 LEVELS = (0, 1, 2)
 _CODE = """
 import sys, msgspec, lowbit
-from lowbit.config.quark import QUARK_PRESETS
+from lowbit.config.presets import find_preset
 from lowbit.config.refinement import AdaRound
 model, samples, level = sys.argv[1:]
 refine = None if level == "none" else AdaRound(num_iterations=2, batch_size=2, mem_opt_level=int(level))
-config = msgspec.structs.replace(QUARK_PRESETS["XINT8"], refinement=refine)
+config = msgspec.structs.replace(
+    find_preset("XINT8"), refinement=refine, keep_only_if_better=False
+)
 lowbit.quantize(model, "out.onnx", data=samples, config=config)
 """
 

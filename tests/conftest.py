@@ -1,4 +1,4 @@
-"""What all tests share: a small model on disk, pictures, and the place of real models."""
+"""What all tests share: a small model on disk, images, and the place of real models."""
 
 import os
 import pathlib
@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import onnx
 import pytest
+from helpers.small_models import small_cnn
 from PIL import Image
-from small_models import small_cnn
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def model_path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture
-def pictures(tmp_path: pathlib.Path) -> pathlib.Path:
-    folder = tmp_path / "pictures"
+def images(tmp_path: pathlib.Path) -> pathlib.Path:
+    folder = tmp_path / "images"
     folder.mkdir()
     rng = np.random.default_rng(5)
     for index in range(12):

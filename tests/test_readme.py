@@ -16,7 +16,7 @@ def _commands() -> list[list[str]]:
     return [shlex.split(line.split("#")[0])[1:] for line in lines]
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("images")
 def test_the_commands_run(model_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model_path.parent)
     commands = _commands()
@@ -28,7 +28,7 @@ def test_the_commands_run(model_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     assert pathlib.Path("quantized.onnx").exists()
 
 
-@pytest.mark.usefixtures("pictures")
+@pytest.mark.usefixtures("images")
 def test_the_python_runs(model_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model_path.parent)
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)

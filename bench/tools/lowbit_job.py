@@ -9,7 +9,6 @@ import msgspec  # noqa: E402
 
 import lowbit  # noqa: E402
 from lowbit.config.presets import find_preset  # noqa: E402
-from lowbit.config.quark import QUARK_PRESETS, quark_percentile, with_cle  # noqa: E402
 
 settings = asked["settings"]
 quantize = lowbit.quantize  # loads all that a run needs
@@ -21,17 +20,33 @@ def configuration():
     if settings["family"] == "native":
         config = find_preset(settings["preset"])
         if settings["refine"]:
-            return config
-        return msgspec.structs.replace(config, refinement=None, keep_only_if_better=False)
-    config = QUARK_PRESETS[settings["preset"]]
+            return config, None
+        plain = msgspec.structs.replace(config, refinement=None, keep_only_if_better=False)
+        return plain, None
+    return of_quark()
+
+
+def of_quark():
+    """Return what one of Quark's presets means here."""
+    import dataclasses
+
+    from lowbit.graph import io
+    from lowbit.quark.onnx import CalibrationMethod
+    from lowbit.quark.onnx.quantization.config import get_default_config
+    from lowbit.quark.translate.job import make_job
+
+    config = get_default_config(settings["preset"])
+    options = dict(config.extra_options)
+    changes = {"include_cle": bool(settings.get("cle"))}
     if "percentile" in settings:
-        config = config.with_method(quark_percentile(settings["percentile"]))
-    if settings.get("cle"):
-        config = with_cle(config)
+        changes["calibrate_method"] = CalibrationMethod.Percentile
+        options["Percentile"] = settings["percentile"]
     if "iterations" in settings:
-        refine = msgspec.structs.replace(config.refinement, num_iterations=settings["iterations"])
-        config = msgspec.structs.replace(config, refinement=refine)
-    return config
+        given = options.get("FastFinetune", {})
+        options["FastFinetune"] = {**given, "NumIterations": settings["iterations"]}
+    config = dataclasses.replace(config, extra_options=options, **changes)
+    job = make_job(config, io.load(asked["model"]), lenient=False)
+    return job.config, job.target
 
 
 running = ["load"]
@@ -43,11 +58,13 @@ def progress(stage: str, *_) -> None:
     running.append(stage)
 
 
+config, target = configuration()
 quantize(
     asked["model"],
     asked["output"],
     data=asked["samples"],
-    config=configuration(),
+    config=config,
+    target=target,
     progress=progress,
 )
 watch.lap(running[-1])

@@ -15,7 +15,8 @@ import onnxruntime as ort
 import lowbit
 from lowbit.api import examine
 from lowbit.report.html import write_report
-from lowbit.report import tables as consoles, result as terminal_report
+from lowbit.report.result import show_result
+from lowbit.report.tables import stdout
 
 HERE = pathlib.Path(__file__).resolve().parent
 OUTPUT = pathlib.Path("demo-output")
@@ -54,15 +55,19 @@ def main() -> None:
         preset=preset,
     )
     seconds = time.perf_counter() - start
-    terminal_report.show_result(consoles.stdout(), result.report, str(quantized))
+    show_result(stdout(), result.report, str(quantized))
     report = examine(HERE / "model.onnx", result)
     (OUTPUT / "report.json").write_bytes(report.to_json())
-    write_report(report, OUTPUT / "report.html", title=quantized.name, command=f"make demo  # {preset}")
+    write_report(
+        report, OUTPUT / "report.html", title=quantized.name, command=f"make demo  # {preset}"
+    )
     images, labels = read("test.npz")
     before = accuracy(HERE / "model.onnx", images, labels)
     after = accuracy(quantized, images, labels)
     print(f"top-1 on {len(labels)} test images: float {before:.1%}, {preset} {after:.1%}")
-    print(f"quantized in {seconds:.1f} s; wrote {quantized}, {OUTPUT / 'report.json'} and {OUTPUT / 'report.html'}")
+    print(
+        f"quantized in {seconds:.1f} s; wrote {quantized}, {OUTPUT / 'report.json'} and {OUTPUT / 'report.html'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Quantize a picture classifier for Ryzen AI as AMD's tutorial does, on lowbit.
+"""Quantize an image classifier for Ryzen AI as AMD's tutorial does, on lowbit.
 
     python advanced_quark_quantize.py --model_input models/mobilenetv2.onnx \
         --model_output models/mobilenetv2_quant.onnx --calib_data calib_data
@@ -16,7 +16,7 @@ import sys
 from lowbit import LowbitError
 from lowbit.data import open_data
 from lowbit.graph import io
-from lowbit.api import model_inputs
+from lowbit.graph.session import model_inputs
 from lowbit.quark.onnx import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -30,7 +30,7 @@ from lowbit.quark.onnx.quantization.config import get_default_config
 from lowbit.quark.onnx.quantization.config.custom_config import DEFAULT_ADAROUND_PARAMS
 
 
-class PictureReader(CalibrationDataReader):
+class ImageReader(CalibrationDataReader):
     """Pictures of a folder, prepared as ImageNet classifiers want them."""
 
     def __init__(self, folder: str, model: str, limit: int | None) -> None:
@@ -38,7 +38,7 @@ class PictureReader(CalibrationDataReader):
         self._feeds = iter(open_data(folder, inputs, preprocessing="imagenet", limit=limit))
 
     def get_next(self) -> dict | None:
-        """Return the next picture's feed, or None after the last."""
+        """Return the next image's feed, or None after the last."""
         feed = next(self._feeds, None)
         return None if feed is None else dict(feed)
 
@@ -74,8 +74,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model_input", required=True, help="the float model")
     parser.add_argument("--model_output", required=True, help="the quantized model")
-    parser.add_argument("--calib_data", default="calib_data", help="a folder of pictures")
-    parser.add_argument("--samples", type=int, help="how many pictures to take (default all)")
+    parser.add_argument("--calib_data", default="calib_data", help="a folder of images")
+    parser.add_argument("--samples", type=int, help="how many images to take (default all)")
     way = parser.add_mutually_exclusive_group()
     for option in ("fast_finetune", "cross_layer_equalization", "adaround", "adaquant"):
         way.add_argument(f"--{option}", action="store_true")
@@ -83,7 +83,7 @@ def main() -> int:
     config = Config(global_quant_config=choose(args))
     print(f"The configuration of the quantization is {config}")
     try:
-        reader = PictureReader(args.calib_data, args.model_input, args.samples)
+        reader = ImageReader(args.calib_data, args.model_input, args.samples)
         ModelQuantizer(config).quantize_model(
             model_input=args.model_input,
             model_output=args.model_output,

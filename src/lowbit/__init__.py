@@ -1,7 +1,7 @@
 """Quantize ONNX models after training, for AMD Ryzen AI NPUs and every target that reads Q/DQ.
 
     import lowbit
-    result = lowbit.quantize("model.onnx", "quantized.onnx", data="pictures/", preset="XINT8")
+    result = lowbit.quantize("model.onnx", "quantized.onnx", data="images/", preset="XINT8")
     print(result.report.sqnr_db)
 
 Everything heavy is imported when it is first used.
@@ -25,16 +25,16 @@ from lowbit.errors import (
 from lowbit.version import __version__
 
 if TYPE_CHECKING:
-    from lowbit.api import Result, compare, convert, quantize
+    from lowbit.api import Result, compare, convert, plan, quantize
     from lowbit.config import presets
     from lowbit.config.config import QuantConfig
     from lowbit.config.files import read_config
     from lowbit.config.specs import (
+        AccumulatorBias,
         BfpSpec,
         FloatSpec,
         IntegerSpec,
         MxSpec,
-        ProductBias,
         Rule,
         TensorOverride,
     )
@@ -50,7 +50,7 @@ _LAZY = {
     "IntegerFormat": "lowbit.numerics.formats",
     "Plan": "lowbit.planning.plan",
     "Preprocessing": "lowbit.data",
-    "ProductBias": "lowbit.config.specs",
+    "AccumulatorBias": "lowbit.config.specs",
     "QuantConfig": "lowbit.config.config",
     "Report": "lowbit.report.values",
     "Result": "lowbit.api",
@@ -60,18 +60,21 @@ _LAZY = {
     "convert": "lowbit.api",
     "compare": "lowbit.api",
     "load_plan": "lowbit.planning.plan",
+    "plan": "lowbit.api",
     "quantize": "lowbit.api",
     "read_config": "lowbit.config.files",
     "save_plan": "lowbit.planning.plan",
 }
 
 __all__ = [
+    "AccumulatorBias",
     "BfpSpec",
     "CalibrationError",
     "ConfigError",
     "DataError",
     "FloatSpec",
     "IntegerFormat",
+    "IntegerSpec",
     "LowbitError",
     "ModelError",
     "MxSpec",
@@ -79,18 +82,17 @@ __all__ = [
     "Plan",
     "PlanError",
     "Preprocessing",
-    "ProductBias",
     "QuantConfig",
     "Report",
     "Result",
     "Rule",
     "TensorOverride",
-    "IntegerSpec",
     "VerificationError",
     "__version__",
     "compare",
     "convert",
     "load_plan",
+    "plan",
     "presets",
     "quantize",
     "read_config",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from records import floor, record
+from helpers.records import floor, record
 
 from bench import figures
 from bench.jobs import JOBS

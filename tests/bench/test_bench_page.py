@@ -6,7 +6,7 @@ import json
 import pathlib
 
 import pytest
-from records import floor, record
+from helpers.records import floor, record
 
 from bench import __main__ as command
 from bench.environments import parse_pythons

@@ -1,33 +1,23 @@
+"""Collecting: the statistics of all samples, whatever the threads, shards and memory."""
+
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.observers import Measure, Need, OrderedMeasure, need_of, thinned
-from lowbit.calibrate.statistics import TensorStats, channel_sums
+from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.config import QuantConfig
-from lowbit.config.methods import (
-    BY_NAME,
-    Entropy,
-    LayerwisePercentile,
-    Method,
-    MinMax,
-    MinMse,
-    Percentile,
-)
-from lowbit.config.specs import IntegerSpec, ProductBias, TensorOverride
+from lowbit.config.methods import Method, MinMax, MinMse, OutputMse
+from lowbit.config.specs import AccumulatorBias, IntegerSpec, TensorOverride
 from lowbit.errors import CalibrationError
+from lowbit.graph.session import session
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.parallel import ordered_map
 from lowbit.planning import Plan, make_plan
-from lowbit.scales.density import Density
-from lowbit.scales.ranges import params_of
+from lowbit.quark.extension.methods import GrowingHistogram, QuarkPercentile
 from lowbit.targets import find_target
 
 _MODEL = """
@@ -49,7 +39,7 @@ def _config(method: Method, *overrides: TensorOverride) -> QuantConfig:
     return QuantConfig(
         activation=IntegerSpec(format=IntegerFormat.INT8, method=method),
         weight=IntegerSpec(format=IntegerFormat.INT8),
-        bias=ProductBias(),
+        bias=AccumulatorBias(),
         head="int8",
         tensors=overrides,
     )
@@ -99,7 +89,7 @@ def test_collecting_in_shards_and_merging_equals_collecting_at_once() -> None:
     np.testing.assert_allclose(parts["x"].channels, whole["x"].channels, rtol=1e-6)
 
 
-def test_channel_means_of_what_has_a_bias_are_measured() -> None:
+def test_channel_means_of_what_has_a_bias_are_observed() -> None:
     feeds = _feeds(5)
 
     stats = collect(_model(), _plan(MinMax()), feeds)
@@ -129,15 +119,15 @@ def test_a_moving_average_follows_the_samples_in_order() -> None:
     assert stats["x"].average == pytest.approx((low, high))
 
 
-def test_growing_histograms_see_infinities_as_the_extremes() -> None:
+def test_histograms_of_quarks_methods_see_infinities_as_the_extremes() -> None:
     feeds = _feeds(2)
     feeds[1]["x"][0, 0, 0, 0] = np.inf
     feeds[1]["x"][0, 0, 0, 1] = np.nan
 
-    stats = collect(_model(), _plan(Percentile(histogram="growing", symmetric_range=True)), feeds)
+    stats = collect(_model(), _plan(QuarkPercentile()), feeds)
 
-    growing = stats["x"].growing
-    assert growing is not None
+    growing = stats["x"].custom
+    assert isinstance(growing, GrowingHistogram)
     finite = feeds[1]["x"][np.isfinite(feeds[1]["x"])]
     assert growing.high == max(feeds[0]["x"].max(), finite.max())
     assert stats["x"].not_finite == 2
@@ -159,54 +149,6 @@ def test_fixed_ranges_need_no_statistics() -> None:
     assert "y" not in stats.tensors
 
 
-def test_large_samples_are_thinned_alike_in_any_batch() -> None:
-    x = np.random.default_rng(0).normal(size=(3, 4, 512, 512)).astype(np.float32)
-
-    some = thinned(x)
-
-    assert some.shape[:2] == x.shape[:2]
-    assert 4 <= some.shape[2] < x.shape[2] // 2
-    np.testing.assert_array_equal(some, np.concatenate([thinned(x[k : k + 1]) for k in range(3)]))
-    small = x[:, :, :16, :16]
-    assert thinned(small) is small
-
-
-def test_thinning_leaves_the_range_and_the_shape_of_the_distribution() -> None:
-    x = np.random.default_rng(0).normal(size=(1, 8, 256, 256)).astype(np.float32)
-    x[0, 3, 100, 7] = 50.0
-    measure = Measure({"t": Need(histogram=True)})
-
-    measure.add("t", x)
-
-    stats = measure.result()["t"]
-    assert (stats.low, stats.high) == (x.min(), 50.0)
-    quantiles = [Density.of(stats).quantile(f) for f in (0.01, 0.5, 0.9)]
-    np.testing.assert_allclose(quantiles, np.quantile(x, (0.01, 0.5, 0.9)), atol=0.05)
-
-
-def test_rows_without_a_finite_value_leave_the_range_to_decide() -> None:
-    x = np.full((1, 8, 256, 256), np.nan, np.float32)
-    x[0, 0, 0, 0] = 3.0  # the first row is never among those taken
-    measure = Measure({"t": Need(histogram=True)})
-
-    measure.add("t", x)
-
-    stats = measure.result()["t"]
-    spec = IntegerSpec(format=IntegerFormat.INT8, method=MinMse())
-    assert (stats.high, stats.count) == (3.0, 1)
-    assert float(params_of(stats, spec, "t").scale) == pytest.approx(3 / 127)
-
-
-def test_empty_samples_of_ordered_methods_change_nothing() -> None:
-    measure = OrderedMeasure({"t": Need(growing=(8, "signed"))})
-
-    measure.add("t", np.zeros((0, 3), np.float32))
-    measure.add("t", np.array([1.0, 2.0], np.float32))
-    measure.add("t", np.zeros((0, 3), np.float32))
-
-    assert measure.result()["t"].count == 2
-
-
 def test_progress_is_told_after_each_sample() -> None:
     told: list[int] = []
 
@@ -220,75 +162,13 @@ def test_no_samples_is_an_error() -> None:
         collect(_model(), _plan(MinMax()), [])
 
 
-def test_nothing_to_measure_runs_nothing() -> None:
+def test_nothing_to_observe_runs_nothing() -> None:
     empty = Plan(preset="p", target="t", tensors=())
 
     assert collect(_model(), empty, iter([])).samples == 0
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_every_method_says_what_it_needs(name: str) -> None:
-    assert isinstance(need_of(BY_NAME[name]()), Need)
-
-
-@pytest.mark.parametrize(
-    ("method", "growing"),
-    [
-        (Percentile(histogram="growing", symmetric_range=True), (2048, "absolute")),
-        (Percentile(histogram="growing", bins=64), (64, "symmetric")),
-        (LayerwisePercentile(histogram="growing"), (2048, "absolute")),
-        (Entropy(histogram="growing", bins=128), (128, "symmetric")),
-        (MinMse(histogram="growing"), (2048, "signed")),
-        (MinMse(), None),
-    ],
-)
-def test_growing_methods_name_their_bins(method: Method, growing: tuple[int, str] | None) -> None:
-    assert need_of(method).growing == growing
-
-
-def test_needs_of_one_tensor_add_up() -> None:
-    growing, average = Need(growing=(8, "signed")), Need(average=0.1, channel_axis=1)
-
-    both = growing | average | Need(histogram=True)
-
-    assert both == Need(histogram=True, growing=(8, "signed"), average=0.1, channel_axis=1)
-    with pytest.raises(CalibrationError, match="two growing histograms"):
-        _ = growing | Need(growing=(16, "signed"))
-
-
-def test_at_most_as_many_feeds_are_read_ahead_as_threads() -> None:
-    read = itertools.count()
-
-    def feeds() -> Iterator[dict]:
-        for _ in range(50):
-            next(read)
-            yield {}
-
-    results = ordered_map(lambda _: 0, feeds(), 2)
-    next(results)
-
-    assert next(read) <= 4
-
-
-def test_results_come_in_the_order_of_the_feeds() -> None:
-    feeds = [{"n": np.array(k)} for k in range(30)]
-
-    assert list(ordered_map(lambda feed: int(feed["n"]), iter(feeds), 3)) == list(range(30))
-
-
-def test_samples_that_are_not_finite_do_not_spoil_the_means() -> None:
-    measure = Measure({"t": Need(channel_axis=1)})
-    measure.add("t", np.ones((1, 2, 3), np.float32))
-
-    for fill in (np.inf, 1.0, np.nan):
-        measure.add_channels("t", channel_sums(np.full((1, 2, 3), fill, np.float32), 1))
-
-    means = measure.result()["t"].channels
-    assert means is not None
-    assert means.tolist() == [1.0, 1.0]
-
-
-def test_the_bound_of_a_relu_stands_for_the_least_value_behind_it() -> None:
+def test_the_bound_of_a_relu_stands_for_the_least_value_after_it() -> None:
     x = np.broadcast_to(np.array([4.0, 1.0, 1.0], np.float32).reshape(1, 3, 1, 1), (1, 3, 4, 4))
 
     stats = collect(_model(), _plan(MinMax()), [{"x": x.copy()}])
@@ -301,15 +181,66 @@ def test_the_bound_of_a_relu_stands_for_the_least_value_behind_it() -> None:
 def test_samples_without_room_for_two_give_the_same_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = _plan(Percentile(histogram="growing", bins=64))
+    plan = _plan(QuarkPercentile(bins=64, symmetric_range=False))
     usual = collect(_model(), plan, _feeds(5))
     monkeypatch.setattr("lowbit.calibrate.collect._MEMORY_FOR_TENSORS", 1)
 
     alone = collect(_model(), plan, _feeds(5))
 
     for name in ("x", "y"):
-        one, other = usual[name].growing, alone[name].growing
-        assert one is not None
-        assert other is not None
+        one, other = usual[name].custom, alone[name].custom
+        assert isinstance(one, GrowingHistogram)
+        assert isinstance(other, GrowingHistogram)
         np.testing.assert_array_equal(one.counts, other.counts)
         np.testing.assert_array_equal(one.edges, other.edges)
+
+
+def test_without_means_only_the_range_is_kept() -> None:
+    stats = collect(_model(), _plan(MinMax()), _feeds(2), means=False)
+
+    assert stats["x"].channels is None
+    assert stats["x"].count == 2 * 48
+
+
+def test_weights_chosen_by_the_output_observe_the_variances_of_their_input() -> None:
+    feeds = _feeds(3)
+    config = msgspec.structs.replace(
+        _config(MinMax()), weight=IntegerSpec(format=IntegerFormat.INT8, method=OutputMse())
+    )
+    plan = make_plan(_model(), config, find_target("onnxruntime"))
+
+    stats = collect(_model(), plan, feeds, means=False)
+
+    everything = np.concatenate([feed["x"] for feed in feeds]).astype(np.float64)
+    np.testing.assert_allclose(stats["x"].variances, everything.var(axis=(0, 2, 3)), rtol=1e-4)
+    np.testing.assert_allclose(stats["x"].channels, everything.mean(axis=(0, 2, 3)), atol=1e-4)
+    assert stats["y"].variances is None
+
+
+def test_float_counterparts_of_inputs_are_observed_beside_them() -> None:
+    """Bias correction compares the means of a tensor with those of its float counterpart."""
+    stats = collect(_model(), _plan(MinMax()), _feeds(3), float_names={"x": "c"})
+
+    with session(_model(), ["c"]) as running:
+        c = np.concatenate([running.run(["c"], feed)[0] for feed in _feeds(3)])
+    np.testing.assert_allclose(stats["c"].channels, c.mean(axis=(0, 2, 3)), rtol=1e-4, atol=1e-5)
+    # The plan does not quantize it: the Conv and its Relu are one.
+    assert "c" not in _plan(MinMax()).by_name()
+
+
+def test_custom_statistics_and_pooled_maps_go_together() -> None:
+    """One tensor's own method makes the run ordered; others are still observed as they ask."""
+    own = IntegerSpec(format=IntegerFormat.INT8, method=QuarkPercentile(bins=16))
+    plan = _plan(MinMax(), TensorOverride(tensor="x", spec=own))
+    feeds = _feeds(4)
+
+    stats = collect(_model(), plan, feeds)
+
+    expected = GrowingHistogram.first(feeds[0]["x"], 16, "absolute")
+    for feed in feeds[1:]:
+        expected = expected.add(feed["x"])
+    assert isinstance(stats["x"].custom, GrowingHistogram)
+    np.testing.assert_array_equal(stats["x"].custom.counts, expected.counts)
+    with session(_model()) as running:
+        y = np.stack([running.run(["y"], feed)[0] for feed in feeds])
+    assert (stats["y"].low, stats["y"].high, stats["y"].custom) == (0.0, y.max(), None)

@@ -1,3 +1,5 @@
+"""What the graph pools of a feature map against the statistics of the whole map."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -5,11 +7,10 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.observers import Need
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
-from lowbit.config.specs import IntegerSpec, ProductBias
+from lowbit.config.specs import AccumulatorBias, IntegerSpec
 from lowbit.graph.session import session
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import IntegerFormat
@@ -37,7 +38,7 @@ def _plan(model: ir.Model, method: MinMax | MinMse) -> Plan:
     config = QuantConfig(
         activation=IntegerSpec(format=IntegerFormat.INT8, method=method),
         weight=IntegerSpec(format=IntegerFormat.INT8),
-        bias=ProductBias(),
+        bias=AccumulatorBias(),
         head="int8",
     )
     return make_plan(model, config, find_target("onnxruntime"))
@@ -66,7 +67,7 @@ def test_pooled_statistics_are_those_of_the_whole_map(batches: tuple[int, ...]) 
     np.testing.assert_allclose(found.channels, whole.mean(axis=(0, 2, 3)), rtol=1e-6)
 
 
-def test_a_channel_with_a_value_that_is_not_finite_is_left_out() -> None:
+def test_a_channel_with_a_value_that_is_not_finite_counts_as_not_finite() -> None:
     pools = Pools(
         np.array([[3.0, 5.0]], np.float32).reshape(1, 2, 1, 1),
         np.array([[1.0, np.nan]], np.float32).reshape(1, 2, 1, 1),
@@ -76,6 +77,26 @@ def test_a_channel_with_a_value_that_is_not_finite_is_left_out() -> None:
     stats = pools.stats(0.0)
 
     assert (stats.high, stats.count, stats.not_finite) == (3.0, 64, 64)
+
+
+def test_a_map_without_a_finite_channel_has_no_range() -> None:
+    nothing = np.full((1, 3, 1, 1), np.nan, np.float32)
+
+    stats = Pools(nothing, nothing, positions=10).stats(0.0)
+
+    assert (stats.low, stats.high, stats.count, stats.not_finite) == (0.0, 0.0, 0, 30)
+
+
+def test_sums_and_size_are_those_of_what_was_pooled() -> None:
+    x = np.random.default_rng(4).normal(size=(3, 2, 5, 4)).astype(np.float32)
+    pools = Pools(
+        x.max(axis=(2, 3), keepdims=True), x.mean(axis=(2, 3), keepdims=True), positions=20
+    )
+
+    total, squares, positions = pools.sums()
+
+    np.testing.assert_allclose(total, x.sum(axis=(0, 2, 3)), rtol=1e-5)
+    assert (squares, positions, pools.nbytes) == (None, 60, x.nbytes)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -102,16 +123,6 @@ def test_maps_whose_size_is_not_known_are_not_pooled() -> None:
     wholes = [_relu_of(model, [feed]) for feed in feeds]
     total = sum(w.sum(axis=(0, 2, 3)) for w in wholes)
     np.testing.assert_allclose(found.channels, total / (8 * 8 + 16 * 8), rtol=1e-6)
-
-
-def test_only_what_pools_tell_is_pooled() -> None:
-    assert Need(floor=0.0).pools
-    assert Need(floor=0.0, channel_axis=1).pools
-    assert not Need(channel_axis=1).pools
-    assert not Need(floor=0.0, channel_axis=2).pools
-    assert not Need(floor=0.0, histogram=True).pools
-    assert not Need(floor=0.0, variances=True).pools
-    assert not Need(floor=0.0, average=0.1).pools
 
 
 def test_a_method_that_reads_a_histogram_still_has_it() -> None:

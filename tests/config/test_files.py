@@ -1,3 +1,5 @@
+"""Configuration files: what is written comes back, and what is misspelt is named."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,13 +9,42 @@ import pytest
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json, read_config
+from lowbit.config.mixed_precision import LayerOption, MixedPrecision
 from lowbit.config.presets import PRESETS, find_preset
-from lowbit.config.quark import QUARK_PRESETS
+from lowbit.config.refinement import AdaRound
+from lowbit.config.specs import (
+    BLOCKS,
+    FloatSpec,
+    IntegerSpec,
+    Requantization,
+    Rule,
+    TensorOverride,
+)
+from lowbit.config.transforms import RotatedStream, Rotation
 from lowbit.errors import ConfigError
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.quark.extension import QuarkCle, QuarkMinMse
+
+_OWN_KINDS = msgspec.structs.replace(
+    find_preset("XINT8"),
+    name="OWN",
+    activation=IntegerSpec(
+        format=IntegerFormat.UINT8, power_of_two=True, method=QuarkMinMse(bins=64)
+    ),
+    equalization=QuarkCle(steps=3),
+    refinement=AdaRound(beta_range=(9.0, 2.0)),
+    rotation=Rotation(streams=(RotatedStream(producers=("a",), norm="n"),), size=8),
+    mixed_precision=MixedPrecision(options=(LayerOption(weight=BLOCKS["MX6"], layers=("c",)),)),
+    rules=(Rule(op_type="Gemm", activation=FloatSpec(format=FloatFormat.FLOAT16, saturate=True)),),
+    tensors=(TensorOverride(tensor="t", range=(-1.0, 2.0), optional=True),),
+    requantize=(Requantization(tensor="t", consumers=("n",), name="u", before=True),),
+)
 
 
-@pytest.mark.parametrize("config", [*(p.config for p in PRESETS.values()), *QUARK_PRESETS.values()])
-def test_every_preset_survives_a_file(config: QuantConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "config", [*(p.config for p in PRESETS.values()), _OWN_KINDS], ids=lambda config: config.name
+)
+def test_every_configuration_survives_a_file(config: QuantConfig, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(config_json(config))
 
@@ -46,7 +77,7 @@ def test_toml_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
         'preset = "A8W8"\n[[rules]]\nop_type = "Softmax"\nexclude = true\n'
-        '[activation]\ntype = "tensor"\nformat = "uint8"\nsymmetric = false\n'
+        '[activation]\ntype = "integer"\nformat = "uint8"\nsymmetric = false\n'
     )
 
     config = read_config(path)
@@ -59,10 +90,24 @@ def test_toml_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"preset": "A8W8", "corect": false}', "unknown option 'corect'; did you mean 'correct'"),
+        (
+            '{"preset": "A8W8", "bias_corection": false}',
+            "unknown option 'bias_corection'; did you mean 'bias_correction'",
+        ),
         ('{"preset": "A9W9"}', "unknown preset 'A9W9'; did you mean"),
-        ('{"preset": "A8W8", "bias_correction": "no"}', "correct"),
-        ('{"preset": "A8W8", "activation": {"type": "tensor", "format": "int9"}}', "int9"),
+        ('{"preset": "A8W8", "bias_correction": "no"}', r"`bool`, got `str` - at `\$.bias_corr"),
+        (
+            '{"preset": "A8W8", "activation": {"type": "integer", "format": "int9"}}',
+            r"'int9' - at `\$.activation.format`",
+        ),
+        (
+            '{"preset": "A8W8", "refinement": {"type": "adaround", "early_stopp": true}}',
+            r"`early_stopp` - at `\$.refinement`",
+        ),
+        (
+            '{"preset": "A8W8", "refinement": {"type": "adaround", "num_iterations": 0}}',
+            "adaround.num_iterations is 0; it must be at least 1",
+        ),
         ("{", "cannot be parsed"),
         ("[1]", "holds list, not options"),
         ("{}", "activation"),

@@ -1,10 +1,16 @@
+"""The presets: each fits its target, is found by its name, and differs where it says so."""
+
 from __future__ import annotations
+
+import importlib.metadata
 
 import msgspec
 import pytest
 
+from lowbit.config.config import QuantConfig
 from lowbit.config.presets import PRESETS, find_preset
-from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec
+from lowbit.config.refinement import AdaQuant, LayerReconstruction
+from lowbit.config.specs import BLOCKS, FloatSpec, IntegerSpec
 from lowbit.errors import ConfigError
 from lowbit.targets import find_target
 
@@ -14,15 +20,19 @@ def test_every_preset_suits_its_target(name: str) -> None:
     config = PRESETS[name].config
     target = find_target(config.target)
 
+    assert target.name == config.target
     for spec, formats in (
         (config.activation, target.activation_formats),
         (config.weight, target.weight_formats),
     ):
+        assert spec is not None
+        assert target.takes(spec, formats)
         if isinstance(spec, FloatSpec):
             assert spec.format in target.float_formats
-        elif isinstance(spec, (BfpSpec, MxSpec)):
+        elif spec.is_block:
             assert target.blocks
-        elif spec is not None and target.name == config.target:
+        else:
+            assert isinstance(spec, IntegerSpec)
             assert spec.format in formats
             assert spec.power_of_two or not target.power_of_two
             assert target.per_channel or not spec.per_channel
@@ -37,6 +47,13 @@ def test_presets_are_upper_case_named_and_summed_up(name: str) -> None:
     assert preset.summary
 
 
+def test_every_block_format_has_a_preset_of_nothing_else() -> None:
+    for name, spec in BLOCKS.items():
+        config = find_preset(name)
+
+        assert (config.activation, config.weight, config.bias) == (spec, spec, spec)
+
+
 def test_case_does_not_matter() -> None:
     assert find_preset("xint8") is find_preset("XINT8")
 
@@ -44,6 +61,23 @@ def test_case_does_not_matter() -> None:
 def test_unknown_presets_get_the_nearest_and_all_names() -> None:
     with pytest.raises(ConfigError, match=r"'XINT9'; did you mean 'XINT8'.*A8W8, A16W8"):
         find_preset("XINT9")
+
+
+def test_a_preset_of_an_installed_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = msgspec.structs.replace(find_preset("A8W8"), name="mine", exclude=("head*",))
+
+    class Entry:
+        def load(self) -> QuantConfig:
+            return mine
+
+    def entries(*, group: str, name: str) -> list[Entry]:
+        return [Entry()] if (group, name) == ("lowbit.presets", "mine") else []
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entries)
+
+    assert find_preset("mine") is mine
+    with pytest.raises(ConfigError, match="unknown preset 'yours'"):
+        find_preset("yours")
 
 
 @pytest.mark.parametrize("name", ["A8W8", "A16W8", "XINT8", "BF16"])
@@ -54,3 +88,23 @@ def test_an_accurate_variant_differs_by_its_refinement_only(name: str) -> None:
     assert accurate == msgspec.structs.replace(
         plain, name=f"{name}_ACCURATE", refinement=accurate.refinement
     )
+
+
+def test_accurate_summaries_say_what_takes_the_time() -> None:
+    """Four times the positions and twice the sweeps of the usual reconstruction."""
+    usual, more = LayerReconstruction(), find_preset("A8W8_ACCURATE").refinement
+
+    assert isinstance(more, LayerReconstruction)
+    assert (more.positions, more.sweeps) == (4 * usual.positions, 2 * usual.sweeps)
+    assert "four times the positions, twice as often" in PRESETS["A8W8_ACCURATE"].summary
+    assert find_preset("BF16_ACCURATE").refinement == AdaQuant()
+    assert "AdaQuant" in PRESETS["BF16_ACCURATE"].summary
+
+
+@pytest.mark.parametrize("name", ["U8S8", "S8S8", "U16S8"])
+def test_a_per_channel_variant_differs_by_the_scales_of_weights_only(name: str) -> None:
+    plain, fine = find_preset(name), find_preset(f"{name}_PERCHANNEL")
+
+    assert isinstance(plain.weight, IntegerSpec)
+    weight = msgspec.structs.replace(plain.weight, per_channel=True)
+    assert fine == msgspec.structs.replace(plain, name=f"{name}_PERCHANNEL", weight=weight)

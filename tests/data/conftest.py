@@ -1,4 +1,4 @@
-"""Small makers of inputs and pictures that the tests of ``lowbit.data`` share."""
+"""Small makers of inputs and images that the tests of ``lowbit.data`` share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def two_inputs() -> list[InputInfo]:
 
 
 @pytest.fixture
-def save_picture() -> Callable[..., np.ndarray]:
-    """Write a random picture without loss and return its pixels."""
+def save_image() -> Callable[..., np.ndarray]:
+    """Write a random image without loss and return its pixels."""
 
     def save(path: Path, height: int = 8, width: int = 8, *, seed: int = 0) -> np.ndarray:
         pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)

@@ -11,7 +11,7 @@ import pytest
 from lowbit.data import PREPROCESSINGS, InputInfo, Preprocessing, open_data
 from lowbit.errors import ConfigError, DataError
 
-SavePicture = Callable[..., np.ndarray]
+SaveImage = Callable[..., np.ndarray]
 
 
 def test_import_does_not_load_pillow() -> None:
@@ -21,12 +21,12 @@ def test_import_does_not_load_pillow() -> None:
 
 
 def test_images_are_found_in_subfolders_sorted_beside_other_files(
-    tmp_path: Path, image_input: InputInfo, save_picture: SavePicture
+    tmp_path: Path, image_input: InputInfo, save_image: SaveImage
 ) -> None:
     names = ["b/2.png", "a/1.PNG", "b/1.bmp", "c.png"]
-    pixels = {name: save_picture(tmp_path / name, seed=seed) for seed, name in enumerate(names)}
+    pixels = {name: save_image(tmp_path / name, seed=seed) for seed, name in enumerate(names)}
     (tmp_path / "labels.csv").write_text("x")
-    (tmp_path / "a" / "._1.png").write_bytes(b"no picture")
+    (tmp_path / "a" / "._1.png").write_bytes(b"no image")
     np.save(tmp_path / "mean.npy", np.ones(3))
 
     data = open_data(tmp_path, [image_input])
@@ -41,10 +41,10 @@ def test_images_are_found_in_subfolders_sorted_beside_other_files(
 
 
 def test_images_can_be_gone_through_again(
-    tmp_path: Path, image_input: InputInfo, save_picture: SavePicture
+    tmp_path: Path, image_input: InputInfo, save_image: SaveImage
 ) -> None:
     for seed in range(10):
-        save_picture(tmp_path / f"{seed}.png", seed=seed)
+        save_image(tmp_path / f"{seed}.png", seed=seed)
     data = open_data(tmp_path, [image_input])
 
     first = [feed["image"] for feed in data]
@@ -54,9 +54,9 @@ def test_images_can_be_gone_through_again(
 
 
 def test_preprocessing_is_taken_by_value_or_name(
-    tmp_path: Path, image_input: InputInfo, save_picture: SavePicture
+    tmp_path: Path, image_input: InputInfo, save_image: SaveImage
 ) -> None:
-    save_picture(tmp_path / "a.png", 12, 10)
+    save_image(tmp_path / "a.png", 12, 10)
 
     prints = {
         open_data(tmp_path, [image_input], preprocessing=given).fingerprint()
@@ -72,27 +72,27 @@ def test_unknown_preprocessing_is_refused(tmp_path: Path, image_input: InputInfo
         open_data(tmp_path, [image_input], preprocessing="tensorflw")
 
 
-def test_broken_picture_is_named(
-    tmp_path: Path, image_input: InputInfo, save_picture: SavePicture
+def test_broken_image_is_named(
+    tmp_path: Path, image_input: InputInfo, save_image: SaveImage
 ) -> None:
-    save_picture(tmp_path / "a.png")
+    save_image(tmp_path / "a.png")
     (tmp_path / "b.jpg").write_bytes(b"\xff\xd8\xff\xe0 nonsense")
 
-    with pytest.raises(DataError, match=r"picture .*b\.jpg cannot be read"):
+    with pytest.raises(DataError, match=r"image .*b\.jpg cannot be read"):
         list(open_data(tmp_path, [image_input]))
 
 
-def test_pictures_for_several_inputs_are_refused(
-    tmp_path: Path, two_inputs: list[InputInfo], save_picture: SavePicture
+def test_images_for_several_inputs_are_refused(
+    tmp_path: Path, two_inputs: list[InputInfo], save_image: SaveImage
 ) -> None:
-    save_picture(tmp_path / "a.png")
+    save_image(tmp_path / "a.png")
 
     with pytest.raises(DataError, match=r"one input, this one has 2 .*\.npz"):
         open_data(tmp_path, two_inputs)
 
 
 @pytest.mark.parametrize("kind", ["array", "npz", "npy"])
-def test_uint8_rows_are_pictures_when_preprocessed(
+def test_uint8_rows_are_images_when_preprocessed(
     tmp_path: Path, image_input: InputInfo, kind: str
 ) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
@@ -109,14 +109,14 @@ def test_uint8_rows_are_pictures_when_preprocessed(
 
 
 @pytest.mark.parametrize("kind", ["random", "list", "npy folder", "float rows"])
-def test_preprocessing_of_what_is_no_picture_is_refused(
+def test_preprocessing_of_what_is_no_image_is_refused(
     tmp_path: Path, image_input: InputInfo, kind: str
 ) -> None:
     row = np.ones((1, 3, 8, 8), np.float32)
     np.save(tmp_path / "a.npy", row)
     source = {"random": "random", "list": [row], "npy folder": tmp_path, "float rows": row}[kind]
 
-    with pytest.raises(ConfigError, match=r"a preprocessing is given, but .* leave it out"):
+    with pytest.raises(ConfigError, match=r"a preprocessing is given, but .*; do not give it"):
         open_data(source, [image_input], preprocessing="imagenet")
 
 
@@ -198,3 +198,54 @@ def test_open_data_stays_open(image_input: InputInfo) -> None:
     assert open_data(data, [image_input]) is data
     with pytest.raises(DataError, match="data is open already"):
         open_data(data, [image_input], limit=3)
+
+
+@pytest.mark.parametrize("kind", ["images", "npy folder", "npz", "array", "list", "iter", "random"])
+def test_feeds_can_be_selected_from_every_kind_of_source(
+    tmp_path: Path, image_input: InputInfo, save_image: SaveImage, kind: str
+) -> None:
+    rows = np.random.default_rng(1).random((5, 1, 3, 8, 8), np.float32)
+    for folder in ("images", "npy"):
+        (tmp_path / folder).mkdir()
+    for index in range(5):
+        save_image(tmp_path / "images" / f"{index}.png", seed=index)
+        np.save(tmp_path / "npy" / f"{index}.npy", rows[index])
+    np.savez(tmp_path / "rows.npz", image=rows)
+    source = {
+        "images": tmp_path / "images",
+        "npy folder": tmp_path / "npy",
+        "npz": tmp_path / "rows.npz",
+        "array": rows,
+        "list": list(rows),
+        "iter": iter(rows),
+        "random": "random",
+    }[kind]
+
+    data = open_data(source, [image_input], limit=5)
+    selected = [feed["image"] for feed in data.select([1, 4])]
+    feeds = [feed["image"] for feed in data]
+
+    assert len({feed.tobytes() for feed in feeds}) == 5
+    np.testing.assert_array_equal(selected, [feeds[1], feeds[4]])
+
+
+def test_samples_of_folders_are_called_after_their_files(
+    tmp_path: Path, image_input: InputInfo, save_image: SaveImage
+) -> None:
+    for name in ("a/1.png", "b.png"):
+        save_image(tmp_path / "images" / name)
+    (tmp_path / "npy").mkdir()
+    np.save(tmp_path / "npy" / "c.npy", np.ones((1, 3, 8, 8), np.float32))
+
+    assert open_data(tmp_path / "images", [image_input]).names == ("a/1.png", "b.png")
+    assert open_data(tmp_path / "npy", [image_input]).names == ("c.npy",)
+    assert open_data("random", [image_input]).names == ()
+
+
+def test_samples_of_several_images_have_no_names(tmp_path: Path, save_image: SaveImage) -> None:
+    for index in range(4):
+        save_image(tmp_path / f"{index}.png")
+
+    data = open_data(tmp_path, [InputInfo("image", np.dtype(np.float32), (2, 3, 8, 8))])
+
+    assert (len(data), data.names) == (2, ())

@@ -397,3 +397,38 @@ def test_strings_survive_the_temporary_copy(parse) -> None:
         outputs = running.run(["y"], {"i": np.int64([3])})
 
     assert outputs[0].tolist() == ["a word of some length"]
+
+
+def test_a_file_that_may_not_be_read_is_named(linear, tmp_path, monkeypatch) -> None:
+    onnx.save(linear, tmp_path / "m.onnx")
+
+    def refuse(*_arguments, **_options) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(onnx, "load", refuse)
+
+    with pytest.raises(ModelError, match=r"cannot read .*m\.onnx: Permission denied"):
+        io.load(tmp_path / "m.onnx")
+
+
+def test_a_message_that_contradicts_itself_is_refused(linear) -> None:
+    linear.graph.initializer[0].data_type = 99
+
+    with pytest.raises(ModelError, match=r"the given ModelProto is not a readable ONNX model"):
+        io.load(linear)
+
+
+def test_strings_that_may_be_fed_stay_inputs(parse, tmp_path) -> None:
+    words = np.array(["a", "b"], dtype=object)
+    model = io.load(
+        parse(
+            "g (int64[1] i, string[2] words) => (string[1] y) { y = Gather(words, i) }",
+            {"words": words},
+        )
+    )
+
+    io.save(model, tmp_path / "m.onnx")
+
+    again = io.load(tmp_path / "m.onnx")
+    assert [value.name for value in again.graph.inputs] == ["i", "words"]
+    assert list(again.graph.initializers) == ["words"]

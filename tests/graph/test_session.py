@@ -6,11 +6,19 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from small_models import small_cnn, small_feeds
+from helpers.small_models import small_cnn, small_feeds
 
-from lowbit.errors import ModelError
+from lowbit.data import InputInfo
+from lowbit.errors import ConfigError, ModelError
 from lowbit.graph import io
-from lowbit.graph.session import Session, input_dtype, session, with_outputs
+from lowbit.graph.session import (
+    Session,
+    input_dtype,
+    model_inputs,
+    providers_of,
+    session,
+    with_outputs,
+)
 
 CHAIN = """g (float[n,8] image, int64[1] index) => (float[n,3] scores) {
   hidden = MatMul(image, w)
@@ -219,3 +227,95 @@ def test_a_session_is_closed_where_its_block_ends() -> None:
 
     with pytest.raises(ModelError, match="closed"):
         running.run(["logits"], small_feeds(1)[0])
+
+
+@pytest.fixture
+def settable(parse) -> ir.Model:
+    """Return a model with an input that has a default."""
+    return io.load(
+        parse(
+            "g (float[2] x, float[2] k) => (float[2] y) { y = Mul(x, k) }",
+            {"k": np.float32([2, 3])},
+        )
+    )
+
+
+def test_an_input_with_a_default_may_be_fed_or_not(settable) -> None:
+    x, k = np.float32([1, 2]), np.float32([5, 6])
+
+    with session(settable) as running:
+        assert running.run(["y"], {"x": x})[0].tolist() == [2, 6]
+        assert running.run(["y"], {"x": x, "k": k})[0].tolist() == [5, 12]
+
+
+def test_a_wrong_feed_for_a_default_is_named(settable) -> None:
+    x = np.float32([1, 2])
+
+    with session(settable) as running:
+        with pytest.raises(ModelError, match="its input 'k' is of type float64; expected float32"):
+            running.run(["y"], {"x": x, "k": np.float64([5, 6])})
+        with pytest.raises(ModelError, match="its input 'x' is missing from the feed"):
+            running.run(["y"], {"k": x})
+
+
+def test_inputs_say_what_they_want(parse) -> None:
+    model = io.load(
+        parse(
+            "g (float[n,3,8] x, int64 ids, float16[] h, float[2] k) => (float[2] y) { y = Neg(k) }",
+            {"k": np.float32([1, 2])},
+        )
+    )
+    model.graph.inputs[2].shape = None
+
+    assert model_inputs(model) == [
+        InputInfo("x", np.dtype(np.float32), ("n", 3, 8)),
+        InputInfo("ids", np.dtype(np.int64), ()),
+        InputInfo("h", np.dtype(np.float16), None),
+    ]
+
+
+def test_an_input_of_strings_has_a_type_of_its_own() -> None:
+    assert input_dtype(ir.val("x", ir.DataType.STRING)) == np.dtype(object)
+
+
+def test_an_input_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ModelError, match="model input 'x' is of type UNDEFINED; expected numbers"):
+        input_dtype(ir.val("x", ir.DataType.UNDEFINED))
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:one", ""])
+def test_an_unknown_device_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown device '{device}'; expected cpu, cuda:0"):
+        providers_of(device)
+
+
+def test_a_device_takes_the_first_provider_that_is_there(monkeypatch) -> None:
+    def available(*names: str) -> None:
+        monkeypatch.setattr(
+            "onnxruntime.get_available_providers", lambda: [*names, "CPUExecutionProvider"]
+        )
+
+    assert providers_of("cpu") == ["CPUExecutionProvider"]
+    available("ROCMExecutionProvider")
+    assert providers_of("cuda:1") == [
+        ("ROCMExecutionProvider", {"device_id": 1}),
+        "CPUExecutionProvider",
+    ]
+    available("CUDAExecutionProvider", "ROCMExecutionProvider")
+    assert providers_of("cuda")[0] == ("CUDAExecutionProvider", {"device_id": 0})
+    available()
+    with pytest.raises(
+        ConfigError,
+        match=r"no provider for 'cuda:0' here \(it has CPUExecution.*infer_device='cpu'",
+    ):
+        providers_of("cuda:0")
+
+
+def test_the_memory_of_a_closed_session_is_released(chain, monkeypatch) -> None:
+    released = []
+    monkeypatch.setattr("lowbit.graph.session.release_memory", lambda: released.append(True))
+
+    with session(io.load(chain)):
+        assert released == []
+
+    assert released == [True]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from helpers.quark_helpers import ListReader, quiet
 from onnx import TensorProto, helper, numpy_helper
-from quark_helpers import ListReader, quiet
 
 from lowbit.config.refinement import AdaQuant, AdaRound
 from lowbit.graph import io

@@ -8,10 +8,10 @@ import runpy
 import numpy as np
 import onnx
 import pytest
+from helpers.quark_cases import DATA
+from helpers.quark_helpers import run_python
+from helpers.small_models import small_cnn
 from PIL import Image
-from quark_cases import DATA
-from quark_helpers import run_python
-from small_models import small_cnn
 
 ROOT = pathlib.Path(__file__).parents[2]
 DROP_IN = ROOT / "drop-in"

@@ -6,19 +6,41 @@ import dataclasses
 from typing import Any
 
 import pytest
-from quark_helpers import quiet
-from small_models import small_cnn
+from helpers.quark_helpers import quiet
+from helpers.small_models import small_cnn
 
-from lowbit.config.methods import Entropy, LayerwisePercentile, MinMax, MinMse, Percentile
-from lowbit.config.quark import QUARK_PRESETS, with_cle
+from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import AdaQuant, AdaRound
-from lowbit.config.specs import BfpSpec, IntegerSpec, MxSpec, ProductBias
-from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant
+from lowbit.config.specs import (
+    BLOCKS,
+    AccumulatorBias,
+    BfpSpec,
+    BiasSpec,
+    FloatSpec,
+    IntegerSpec,
+    MxSpec,
+    Spec,
+)
 from lowbit.graph import io
 from lowbit.numerics.blocks import Element
-from lowbit.numerics.formats import IntegerFormat
-from lowbit.ops.traits import OPS
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.ops.traits import OPERATORS
 from lowbit.quark.errors import CompatibilityWarning, NotSupportedError, QuarkConfigError
+from lowbit.quark.extension import (
+    QuarkCle,
+    QuarkEntropy,
+    QuarkLayerwisePercentile,
+    QuarkMinMse,
+    QuarkPercentile,
+    QuarkSmoothQuant,
+)
+from lowbit.quark.extension.targets import (
+    QUARK_BLOCK,
+    QUARK_EXTENDED,
+    QUARK_FLOAT,
+    QUARK_NPU_CNN,
+    QUARK_STANDARD,
+)
 from lowbit.quark.onnx import (
     AdaRoundConfig,
     CalibrationMethod,
@@ -30,10 +52,10 @@ from lowbit.quark.onnx import (
     SmoothQuantConfig,
     VitisQuantFormat,
 )
-from lowbit.quark.onnx.quantization.config import DefaultConfigMapping, get_default_config
+from lowbit.quark.onnx.quantization.config import get_default_config
 from lowbit.quark.translate.job import Job, make_job
 from lowbit.quark.translate.qconfig import with_algorithms
-from lowbit.targets import find_target
+from lowbit.targets.target import Target
 
 MODEL = io.load(small_cnn())
 
@@ -45,24 +67,66 @@ def _job(preset: str | QuantizationConfig, options: dict | None = None, **fields
     return make_job(changed, MODEL, lenient=False)
 
 
-_SHARED = sorted(set(QUARK_PRESETS) & set(DefaultConfigMapping) - {"VINT8"})
+_INT8 = IntegerSpec(format=IntegerFormat.INT8)
+_UPOW2 = IntegerSpec(format=IntegerFormat.UINT8, power_of_two=True, method=QuarkMinMse())
+_POW2 = IntegerSpec(format=IntegerFormat.INT8, power_of_two=True, method=QuarkMinMse())
+_IN_ACCUMULATOR = AccumulatorBias(repair=False, truncate_realigned=True)
+_BF16 = FloatSpec(format=FloatFormat.BFLOAT16)
 
 
-@pytest.mark.parametrize("name", _SHARED)
-def test_a_preset_means_what_lowbit_knows_by_its_name(name: str) -> None:
+def _asymmetric(kind: IntegerFormat, percent: float) -> IntegerSpec:
+    method = QuarkPercentile(percentile=percent)
+    return IntegerSpec(format=kind, symmetric=False, method=method)
+
+
+_MEANT: dict[str, tuple[Spec, Spec, BiasSpec, Target]] = {
+    "XINT8": (_UPOW2, _POW2, _POW2, QUARK_NPU_CNN),
+    "A8W8": (_INT8, _INT8, _IN_ACCUMULATOR, QUARK_EXTENDED),
+    "A16W8": (
+        IntegerSpec(format=IntegerFormat.INT16),
+        _INT8,
+        _IN_ACCUMULATOR,
+        QUARK_EXTENDED,
+    ),
+    "U8S8_AAWS": (
+        _asymmetric(IntegerFormat.UINT8, 99.999),
+        _INT8,
+        _IN_ACCUMULATOR,
+        QUARK_STANDARD,
+    ),
+    "S8S8_AAWS": (
+        _asymmetric(IntegerFormat.INT8, 99.9999),
+        _INT8,
+        _IN_ACCUMULATOR,
+        QUARK_STANDARD,
+    ),
+    "INT8_CNN_DEFAULT": (
+        IntegerSpec(format=IntegerFormat.UINT8, symmetric=False),
+        _INT8,
+        _IN_ACCUMULATOR,
+        QUARK_STANDARD,
+    ),
+    "BF16": (_BF16, _BF16, _BF16, QUARK_FLOAT),
+    "BFP16": (BLOCKS["BFP16"], BLOCKS["BFP16"], BLOCKS["BFP16"], QUARK_BLOCK),
+    "MXINT8": (BLOCKS["MXINT8"], BLOCKS["MXINT8"], BLOCKS["MXINT8"], QUARK_BLOCK),
+}
+
+
+@pytest.mark.parametrize("name", _MEANT)
+def test_a_preset_means_what_the_goldens_were_made_with(name: str) -> None:
+    activation, weight, bias, base = _MEANT[name]
+
     job = _job(name)
 
-    wanted = with_cle(QUARK_PRESETS[name])
-    for field in ("activation", "weight", "bias", "equalization", "head"):
-        assert getattr(job.config, field) == getattr(wanted, field), field
-    base = find_target(wanted.target)
-    fields = ["shares", "movers", "fuse", "limits", "transforms", "every_operator"]
+    config = job.config
+    assert (config.activation, config.weight, config.bias) == (activation, weight, bias)
+    assert (config.equalization, config.head, config.name) == (QuarkCle(), "int8", f"quark {name}")
+    fields = ["shares", "data_movement", "fuse", "limits", "transforms", "every_operator"]
     # Without scales there is nothing to align.
-    fields += ["align"] if isinstance(wanted.activation, IntegerSpec) else []
+    fields += ["align"] if activation.is_integer else []
     for field in fields:
         assert getattr(job.target, field) == getattr(base, field), field
-    assert set(base.operators) <= {*job.target.operators, *OPS}
-    assert job.config.name == f"quark {name}"
+    assert set(base.operators) <= {*job.target.operators, *OPERATORS}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +140,7 @@ def test_a_preset_means_what_lowbit_knows_by_its_name(name: str) -> None:
     ],
 )
 def test_arithmetic_is_switched(option: str, gone: str) -> None:
-    usual = find_target("quark-npu-cnn").arithmetic
+    usual = QUARK_NPU_CNN.arithmetic
 
     assert set(usual) - set(_job("XINT8", {option: False}).target.arithmetic) == {gone}
     assert _job("A8W8", {option: True}).target.arithmetic == (gone,)
@@ -93,7 +157,7 @@ def test_arithmetic_is_switched(option: str, gone: str) -> None:
     ],
 )
 def test_rewrites_are_switched(option: str, gone: str) -> None:
-    usual = find_target("quark-extended").transforms
+    usual = QUARK_EXTENDED.transforms
 
     assert set(usual) - set(_job("A8W8", {option: False}).target.transforms) == {gone}
     assert _job("U8S8_AAWS", {option: True}).target.transforms == (gone,)
@@ -172,19 +236,19 @@ def test_pairs_are_fused_as_asked() -> None:
         (
             CalibrationMethod.Percentile,
             {"Percentile": 99.0, "NumBins": 64, "CalibTensorRangeSymmetric": False},
-            Percentile(percentile=99.0, bins=64, histogram="growing"),
+            QuarkPercentile(percentile=99.0, bins=64, symmetric_range=False),
         ),
         (
             CalibrationMethod.Entropy,
             {"NumBins": 256, "NumQuantizedBins": 64},
-            Entropy(bins=256, levels=64, histogram="growing"),
+            QuarkEntropy(bins=256, levels=64),
         ),
         (
             LayerWiseMethod.LayerWisePercentile,
             {"LWPMetric": "mse", "PercentileCandidates": [90.0, 99.0]},
-            LayerwisePercentile(candidates=(90.0, 99.0), metric="mse", histogram="growing"),
+            QuarkLayerwisePercentile(candidates=(90.0, 99.0), metric="mse"),
         ),
-        (PowerOfTwoMethod.MinMSE, {"NumBins": 512}, MinMse(histogram="growing", bins=512)),
+        (PowerOfTwoMethod.MinMSE, {"NumBins": 512}, QuarkMinMse(bins=512)),
         (PowerOfTwoMethod.MinMSE, {"UsePowerOf2Scale": False}, MinMse()),
     ],
 )
@@ -199,7 +263,7 @@ def test_weights_and_biases_have_their_options() -> None:
     assert _job("A8W8", mse).config.weight.method == MinMse()
     assert _job("A8W8", {"QuantizeBias": False}).config.bias is None
     assert _job("A8W8", {"Int32Bias": False}).config.bias == _job("A8W8").config.weight
-    assert _job("XINT8", {"Int32Bias": True}).config.bias == ProductBias(
+    assert _job("XINT8", {"Int32Bias": True}).config.bias == AccumulatorBias(
         repair=False, truncate_realigned=True
     )
     assert _job("A8W8", {"Int16Bias": True}).config.bias.format is IntegerFormat.INT16
@@ -351,7 +415,7 @@ def test_rounding_is_refused_where_there_is_nothing_to_round() -> None:
 
 
 def test_only_one_way_of_finetuning_is_taken() -> None:
-    with pytest.warns(CompatibilityWarning, match="adaround is left out"):
+    with pytest.warns(CompatibilityWarning, match="adaround is skipped"):
         config = with_algorithms(
             quiet("A8W8").global_quant_config, [AdaRoundConfig(batch_size=4), AdaRoundConfig()]
         )

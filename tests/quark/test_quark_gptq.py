@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from matrix_models import matrices, rows
+from helpers.matrix_models import matrices, rows
+from helpers.quark_helpers import ListReader, quiet
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
-from quark_helpers import ListReader, quiet
 
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import Gptq
@@ -61,7 +61,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     [
         ({}, {}, {}),
         ({"bits": 4}, {"format": IntegerFormat.INT4}, {}),
-        ({"group_size": 16}, {"group": 16}, {}),
+        ({"group_size": 16}, {"group_size": 16}, {}),
         ({"per_channel": True}, {"per_channel": True}, {}),
         ({"mse": True}, {"method": MinMse()}, {}),
         ({"weight_symmetric": False}, {"symmetric": False}, {}),

@@ -8,13 +8,13 @@ import pathlib
 import numpy as np
 import onnxruntime as ort
 import pytest
-from quark_helpers import BareReader, quiet, run_python
-from small_models import small_cnn, small_feeds
+from helpers.quark_helpers import BareReader, quiet, run_python
+from helpers.small_models import small_cnn, small_feeds
 
 from lowbit.quark.errors import NotSupportedError
 from lowbit.quark.onnx import ModelQuantizer, get_library_path
 from lowbit.quark.onnx.operators import custom_ops
-from lowbit.quark.onnx.operators.custom_ops.elf import MACHINES, shared_library
+from lowbit.quark.onnx.operators.custom_ops import MACHINES, shared_library
 
 
 @pytest.mark.parametrize("device", ["CPU", "cpu", "GPU", "ROCM", "cuda"])

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from quark_cases import DATA, differences, outputs_of, read_quantized, samples
-from quark_helpers import ListReader, quiet
+from helpers.quark_cases import DATA, differences, outputs_of, read_quantized, samples
+from helpers.quark_helpers import ListReader, quiet
 
 from lowbit.api import Result, quantize
 from lowbit.config.mixed_precision import MixedPrecision
-from lowbit.config.specs import BLOCKS, IntegerSpec, ProductBias
+from lowbit.config.specs import BLOCKS, AccumulatorBias, IntegerSpec
 from lowbit.graph import io
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import CompatibilityWarning, QuarkConfigError
@@ -74,16 +74,16 @@ _MEASURED = {
 def test_layers_are_measured_as_quark_does(preset: str) -> None:
     result = _run(_job(preset))
 
-    assert result.mix is not None
+    assert result.mixed_precision is not None
     baseline, words = _MEASURED[preset]
-    assert result.mix.baseline == pytest.approx(baseline, abs=6e-5)
+    assert result.mixed_precision.baseline == pytest.approx(baseline, abs=6e-5)
     theirs = list(zip(words.split()[::2], map(float, words.split()[1::2]), strict=True))
-    ours = [(row.name, row.score) for row in result.mix.layers][: len(theirs)]
+    ours = [(row.name, row.score) for row in result.mixed_precision.layers][: len(theirs)]
     assert [name for name, _ in ours] == [name for name, _ in theirs]
     # Quark rounds weights of 16 bits to 8; a few fall to the other side.
     exact = 0.03 if preset.startswith("S16") else 5e-4
     np.testing.assert_allclose([s for _, s in ours], [s for _, s in theirs], rtol=exact)
-    assert len(result.mix.taken) == 7
+    assert len(result.mixed_precision.changed) == 7
 
 
 @pytest.mark.parametrize("preset", ["BF16_MIXED_BFP16", "BF16_MIXED_MXINT8"])
@@ -131,10 +131,10 @@ def test_scales_are_quarks_and_weights_are_rounded_once() -> None:
         ({"metric_default": "cosine"}, "metric", "cosine"),
         ({"metric_threshold": 0.5}, "threshold", 0.5),
         ({"metric_threshold": None}, "threshold", None),
-        ({"metric_optimize_object": "quality"}, "goal", "quality"),
+        ({"metric_optimize_object": "quality"}, "objective", "quality"),
         ({"sensitivity_cache_file": "s.json"}, "cache", "s.json"),
         ({"worker_num": 2}, "workers", 2),
-        ({"dual_quant_nodes": True}, "dual", True),
+        ({"dual_quant_nodes": True}, "requantize", True),
         ({"no_input_qdq_shared": True}, "unshared_inputs", True),
         ({"shared_param_mode": "unshare"}, "sharing", "unshare"),
     ],
@@ -157,7 +157,7 @@ def test_layers_of_the_target() -> None:
     )
     (option,) = _mixing(target_layer_config=full).options
     assert option.weight == BLOCKS["BFP16"]
-    assert isinstance(option.bias, ProductBias)
+    assert isinstance(option.bias, AccumulatorBias)
     assert isinstance(option.outputs, IntegerSpec)
     assert option.outputs.format is IntegerFormat.INT16
     several = _mixing(target_layer_config=[_INT8, full]).options
@@ -188,8 +188,8 @@ def test_subgraphs_are_read_from_their_file(tmp_path: Any) -> None:
     part = {"name": "front", "start_nodes": ["conv1"], "end_nodes": ["pwconv"]}
     path.write_text(json.dumps({"num_subgraphs": 1, "subgraphs": [part]}))
     result = _run(_job("A16W8", AutoMixprecisionConfig(_INT8, subgraph_json=path)))
-    assert result.mix is not None
-    groups = {row.name: set(row.nodes) for row in result.mix.layers}
+    assert result.mixed_precision is not None
+    groups = {row.name: set(row.nodes) for row in result.mixed_precision.layers}
     assert groups == {
         "front": {"conv1", "dwconv", "pwconv"},
         "__ungrouped__": {"conv2", "dwconv2", "pwconv2", "fc"},
@@ -218,7 +218,7 @@ def test_functions_that_measure() -> None:
     near = _run(
         _job("A16W8", AutoMixprecisionConfig(_INT8, metric_distance_fn=distance, data_size=2))
     )
-    assert near.mix is not None
+    assert near.mixed_precision is not None
     assert set(seen) == {2}
     good = _run(
         _job("A16W8", AutoMixprecisionConfig(_INT8, metric_evaluate_fn=accuracy, data_size=2))
@@ -233,10 +233,10 @@ def test_functions_that_measure() -> None:
     }
     options = {**get_default_config("A16W8").extra_options, "AutoMixprecision": old}
     like = _run(_job("A16W8", include_auto_mp=True, extra_options=options))
-    assert good.mix is not None
-    assert like.mix is not None
-    assert like.mix.baseline == pytest.approx(good.mix.baseline, rel=1e-5)
-    assert len(like.mix.taken) == 7
+    assert good.mixed_precision is not None
+    assert like.mixed_precision is not None
+    assert like.mixed_precision.baseline == pytest.approx(good.mixed_precision.baseline, rel=1e-5)
+    assert len(like.mixed_precision.changed) == 7
     with pytest.raises(QuarkConfigError, match="not several"):
         _mixing(metric_distance_fn=distance, metric_evaluate_fn=accuracy)
 

@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 
 import pytest
-from quark_helpers import run_python
+from helpers.quark_helpers import run_python
 
 ONNX = """
 ModelQuantizer Config QConfig QuantizationConfig QLayerConfig QTensorConfig CalibMethod ScaleType

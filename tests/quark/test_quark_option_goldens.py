@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quark_cases import DATA, QUARK_THREADS, read_quantized, samples
-from quark_helpers import BareReader, quiet
+from helpers.quark_cases import DATA, QUARK_THREADS, read_quantized, samples
+from helpers.quark_helpers import BareReader, quiet
 
-from lowbit.pipeline import building
+from lowbit.pipeline import stages
 from lowbit.quark.onnx import Config, LayerWiseMethod, ModelQuantizer
 from lowbit.quark.onnx.quantization.config import get_default_config
 
@@ -55,8 +55,8 @@ def test_tensors_and_their_parameters_are_quarks(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As many threads a sample as Quark had: float sums depend on it.
-    collect = functools.partial(building.collect, threads_per_sample=QUARK_THREADS)
-    monkeypatch.setattr(building, "collect", collect)
+    collect = functools.partial(stages.collect, threads_per_sample=QUARK_THREADS)
+    monkeypatch.setattr(stages, "collect", collect)
 
     model = ModelQuantizer(CASES[case]).quantize_model(
         DATA / "ops_float.onnx", None, BareReader(samples("ops_calib.npz"))

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lowbit.quark.errors import CompatibilityWarning, NotSupportedError, QuarkConfigError
-from lowbit.quark.translate.options import OPTIONS
-from lowbit.quark.translate.reading import read_options
+from lowbit.quark.translate.options import OPTIONS, read_options
 
 KEYS = (pathlib.Path(__file__).parent / "data/extra-options-0.13.txt").read_text().split()
 

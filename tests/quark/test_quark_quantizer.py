@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from quark_cases import DATA, samples
-from quark_helpers import BareReader, ListReader, quiet
-from small_models import small_cnn, small_feeds
+from helpers.quark_cases import DATA, samples
+from helpers.quark_helpers import BareReader, ListReader, quiet
+from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.quark.errors import CompatibilityWarning

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from helpers.quark_helpers import ListReader, quiet
+from helpers.transformer_models import PAIRS, WIDTH, tokens, transformer
 from onnx import numpy_helper
-from quark_helpers import ListReader, quiet
-from transformer_models import PAIRS, WIDTH, tokens, transformer
 
 from lowbit.errors import PlanError
 from lowbit.quark.errors import QuarkConfigError

@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import onnx
 import pytest
-from quark_helpers import BareReader
-from small_models import small_cnn, small_feeds
+from helpers.quark_helpers import BareReader
+from helpers.small_models import small_cnn, small_feeds
 
 from lowbit.quark.errors import QuarkConfigError, QuarkDataError
 from lowbit.quark.onnx import CachedDataReader, PathDataReader, RandomDataReader, dump_model

@@ -21,11 +21,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from helpers.quark_cases import DATA, outputs_of, read_quantized, samples
+from helpers.quark_helpers import BareReader, run_python
+from helpers.seed_blocks import Block, code_blocks
+from helpers.small_models import small_cnn
 from PIL import Image
-from quark_cases import DATA, outputs_of, read_quantized, samples
-from quark_helpers import BareReader, run_python
-from seed_blocks import Block, code_blocks
-from small_models import small_cnn
 
 from lowbit.quark import alias
 from lowbit.quark.errors import CompatibilityWarning

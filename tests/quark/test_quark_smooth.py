@@ -7,9 +7,9 @@ import pathlib
 import numpy as np
 import onnx
 import onnxruntime as ort
+from helpers.quark_cases import DATA
+from helpers.quark_helpers import ListReader, quiet
 from onnx import numpy_helper
-from quark_cases import DATA
-from quark_helpers import ListReader, quiet
 
 from lowbit.quark.onnx import ModelQuantizer
 from lowbit.quark.onnx.algorithm import smooth_transforms

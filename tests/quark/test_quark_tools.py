@@ -5,22 +5,18 @@ from __future__ import annotations
 import collections
 import importlib
 import pathlib
-import pkgutil
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from helpers.quark_cases import DATA, samples
+from helpers.quark_helpers import run_python
 from onnx import numpy_helper
-from quark_cases import DATA, samples
-from quark_helpers import run_python
 
-import lowbit.quark.onnx.tools
+from lowbit.quark.onnx.tools.table import TOOLS
 
 ROOT = pathlib.Path(__file__).parents[2]
-TOOLS = [
-    m.name for m in pkgutil.iter_modules(lowbit.quark.onnx.tools.__path__) if m.name != "front"
-]
 QUARKS = """
 convert_a8w8_npu_to_a8w8_cpu convert_bias_int32_to_int16 convert_custom_ops convert_customqdq_to_qdq
 convert_dynamic_to_fixed convert_fp16_to_bf16 convert_fp16_to_bfp16 convert_fp16_to_fp32
@@ -68,6 +64,49 @@ def _sqnr(want: np.ndarray, got: np.ndarray) -> float:
 
 def test_every_tool_of_quark_is_there() -> None:
     assert sorted(TOOLS) == sorted(QUARKS)
+    assert len(QUARKS) == 37
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_row_is_a_module_with_its_functions(name: str) -> None:
+    module = importlib.import_module(f"lowbit.quark.onnx.tools.{name}")
+
+    functions = {function.__name__: function for function in TOOLS[name].functions}
+    assert module.__doc__ == TOOLS[name].summary
+    assert module.__all__ == ["main", *functions]
+    assert set(module.__all__) <= set(dir(module))
+    assert {key: getattr(module, key) for key in functions} == functions
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_every_tool_prints_help(name: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        _tool(name, "--help")
+
+    assert exit_code.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m quark.onnx.tools.{name}")
+
+
+def test_every_tool_has_both_names(tmp_path: pathlib.Path) -> None:
+    code = (
+        "from importlib import import_module as get\n"
+        f"for name in {QUARKS}:\n"
+        "    a, b = (get(p + 'quark.onnx.tools.' + name) for p in ('', 'lowbit.'))\n"
+        "    assert a is b and a.main.__module__ == a.__name__ == 'lowbit.quark.onnx.tools.' + name\n"
+        "from quark.onnx.tools import evaluate\n"
+        "from quark.onnx.tools.convert_s8s8_to_u8s8 import convert_s8s8_to_u8s8\n"
+        "import quark.onnx.tools.nothing"
+    )
+
+    done = run_python("-c", code, cwd=tmp_path, more_path=str(ROOT / "drop-in/src"))
+
+    last = done.stderr.splitlines()[-1]
+    assert last == "ModuleNotFoundError: No module named 'quark.onnx.tools.nothing'"
+
+
+def test_an_unknown_tool_is_no_module() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"onnx\.tools\.convert_nothing'"):
+        importlib.import_module("lowbit.quark.onnx.tools.convert_nothing")
 
 
 @pytest.mark.parametrize("name", TOOLS)

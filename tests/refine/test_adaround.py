@@ -10,7 +10,7 @@ from lowbit.config.refinement import AdaRound
 from lowbit.ops.activations import NONE
 from lowbit.refine import adaround
 from lowbit.refine.adaround import RoundedRows
-from lowbit.refine.tune import Look, Tuner
+from lowbit.refine.gradient import Batch, Tuner
 
 CONFIG = AdaRound(num_iterations=300, reg_param=0.001)
 SCALE = 0.1
@@ -32,7 +32,7 @@ def _tuned():
     tuner = Tuner(CONFIG, NONE, None, (1, 2), threading.Event())
     bias = np.zeros((1, 48, 1), np.float32)
     # As few columns as each step takes all of them.
-    trace = tuner.tune(rows, bias, [Look(patches, targets)], CONFIG.learning_rate)
+    trace = tuner.tune(rows, bias, [Batch(patches, targets)], CONFIG.learning_rate)
     return rows.result(), trace
 
 
@@ -82,3 +82,33 @@ def test_leaving_out_decided_weights_changes_nothing(worth, monkeypatch):
 def test_it_ends_when_every_weight_is_decided():
     _, trace = _tuned()
     assert trace.steps < CONFIG.num_iterations
+
+
+def _rows(weight, low, high, **fields):
+    shaped = [np.float32(a)[None, None] for a in (weight, low, high)]
+    config = AdaRound(**fields)
+    return RoundedRows(shaped[0], np.ones_like(shaped[0]), shaped[1:], config, 0.1)
+
+
+def test_weights_start_where_the_float_ones_lie():
+    rows = _rows([0.25, -1.5, 3.0], [0, -2, 3], [1, -1, 3])
+    np.testing.assert_allclose(rows.weights()[0, 0], [0.25, -1.5, 3.0], atol=1e-6)
+    # The nearer neighbour; of a weight on the grid both are the same.
+    np.testing.assert_array_equal(rows.result()[0, 0], [0, -1, 3])
+
+
+def test_weights_beyond_the_format_start_at_its_end():
+    rows = _rows([9.5, -7.0], [7, -7], [7, -6])
+    np.testing.assert_allclose(rows.weights()[0, 0], [7, -7], atol=1e-6)
+    np.testing.assert_array_equal(rows.result()[0, 0], [7, -7])
+
+
+def test_the_loss_of_rounding_sets_in_after_the_warm_start():
+    rows = _rows([0.5, 0.25], [0, 0], [1, 1], num_iterations=10, warm_start=0.5, reg_param=2.0)
+    losses = []
+    for at in range(6):
+        rows.weights()
+        losses.append(rows.step(np.zeros((1, 1, 2), np.float32), at))
+    assert losses[:5] == [0.0] * 5
+    # By hand: 1 - |2 h - 1| ** beta with the first exponent, 20; no step has moved h yet.
+    assert losses[5] == pytest.approx(2.0 * (1 - 0.0 + 1 - 0.5**20), rel=1e-5)

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from helpers.staged import solved
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
-from lowbit.api import prepare
-from lowbit.calibrate.collect import collect
+from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import IntegerSpec, ProductBias
+from lowbit.config.specs import BLOCKS, AccumulatorBias, FloatSpec, IntegerSpec, Spec
 from lowbit.graph.session import session
 from lowbit.numerics.affine import dequantize
-from lowbit.numerics.formats import IntegerFormat
-from lowbit.planning import make_plan
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.refine.bias_correction import corrected_biases
-from lowbit.scales.solve import resolve
-from lowbit.scales.stored import nearest
+from lowbit.scales.stored import Weights
+from lowbit.state import Solved
 
 _CONFIG = QuantConfig(
     activation=IntegerSpec(format=IntegerFormat.INT8),
     weight=IntegerSpec(format=IntegerFormat.INT4),
-    bias=ProductBias(),
+    bias=AccumulatorBias(),
     target="onnxruntime",
     head="int8",
 )
@@ -89,45 +90,70 @@ def _means(model: ir.Model, feeds: list, weight: np.ndarray | None = None) -> np
     return y.mean(axis=tuple(i for i in range(y.ndim) if i != axis))
 
 
+def _corrected(state: Solved) -> dict[str, np.ndarray]:
+    return corrected_biases(state.adapted, state.plan, state.params, state.stats, state.weights)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_correction_takes_off_the_mean_shift_of_every_channel(case: str) -> None:
     op = CASES[case][0]
     feeds = _feeds(op)
-    ready = prepare(ir.from_proto(_model(case)), _CONFIG)
-    plan = make_plan(ready.adapted, _CONFIG, ready.target)
-    stats = collect(ready.observed, plan, feeds)
-    params = resolve(ready.adapted, plan, stats, ready.target)
-    weights = nearest(ready.adapted, plan, params)
-    rounded = dequantize(weights.tensors["w"](), params.tensors["w"])
+    state = solved(_model(case), _CONFIG, feeds)
+    rounded = dequantize(state.weights.tensors["w"](), state.params.tensors["w"])
 
-    corrected = corrected_biases(ready.adapted, plan, params, stats, weights)["layer"]
+    corrected = _corrected(state)["layer"]
 
-    shift = _means(ready.adapted, feeds, rounded) - _means(ready.adapted, feeds)
+    shift = _means(state.adapted, feeds, rounded) - _means(state.adapted, feeds)
     beta = CASES[case][2].get("beta", 1.0)
-    original = ready.adapted.graph.initializers["b"].const_value.numpy()
+    original = state.adapted.graph.initializers["b"].const_value.numpy()
     assert np.abs(shift).max() > 0.01
     np.testing.assert_allclose(corrected, original * beta - shift, atol=2e-4)
 
 
-def test_nodes_whose_input_was_not_measured_are_left_alone() -> None:
+def test_nodes_whose_input_was_not_observed_are_left_alone() -> None:
+    state = solved(_model("conv"), _CONFIG, _feeds("Conv"))
+    arguments = (state.adapted, state.plan, state.params)
+
+    assert corrected_biases(*arguments, Stats({}), state.weights) == {}
+    no_weights = Weights({}, state.weights.biases)
+    assert corrected_biases(*arguments, state.stats, no_weights) == {}
+
+
+@pytest.mark.parametrize("spec", [FloatSpec(format=FloatFormat.BFLOAT16), BLOCKS["MX6"]])
+def test_biases_beside_weights_that_are_no_integers_are_left_alone(spec: Spec) -> None:
+    """A bias with a scale of its own may be stored as integers beside any weight."""
+    bias = IntegerSpec(format=IntegerFormat.INT16)
+    config = msgspec.structs.replace(_CONFIG, weight=spec, bias=bias, target="ryzen-ai-float")
+
+    state = solved(_model("conv"), config, _feeds("Conv"))
+
+    assert [row.node for row in state.plan.biases] == ["layer"]
+    assert _corrected(state) == {}
+
+
+def test_a_float_counterpart_is_what_the_mean_output_is_to_be_that_of() -> None:
+    """Where the device reads x' for x, the shift is that of W' x' against W x."""
     feeds = _feeds("Conv")
-    ready = prepare(ir.from_proto(_model("conv")), _CONFIG)
-    plan = make_plan(ready.adapted, _CONFIG, ready.target)
-    stats = collect(ready.observed, plan, feeds)
-    params = resolve(ready.adapted, plan, stats, ready.target)
-    weights = nearest(ready.adapted, plan, params)
-    float_weights = msgspec.structs.replace(plan, tensors=plan.activations())
+    state = solved(_model("conv"), _CONFIG, feeds)
+    known = state.stats.tensors["x"]
+    offset = np.linspace(-0.5, 0.5, 4)
+    other = Stats({**state.stats.tensors, "f": _with_channels(known, known.channels - offset)})
 
-    from lowbit.calibrate.statistics import Stats
-    from lowbit.scales.stored import Weights
+    corrected = corrected_biases(
+        state.adapted, state.plan, state.params, other, state.weights, {"x": "f"}
+    )["layer"]
 
-    assert corrected_biases(ready.adapted, plan, params, Stats({}), weights) == {}
-    no_weights = Weights({}, weights.biases)
-    assert corrected_biases(ready.adapted, float_weights, params, stats, no_weights) == {}
+    plain = _corrected(state)["layer"]
+    weight = state.adapted.graph.initializers["w"].const_value.numpy().astype(np.float64)
+    np.testing.assert_allclose(plain - corrected, weight.sum(axis=(2, 3)) @ offset, atol=1e-5)
+
+
+def _with_channels(stats: TensorStats, channels: np.ndarray) -> TensorStats:
+    return dataclasses.replace(stats, channels=channels)
 
 
 def test_a_layer_makes_up_for_what_the_device_computes_otherwise() -> None:
-    """The mean output of a layer behind a hard sigmoid is that of the float model."""
+    """The mean output of a layer after a hard sigmoid is that of the float model."""
     rng = np.random.default_rng(4)
     nodes = [
         helper.make_node("Conv", ["x", "w1", "b1"], ["c1"], "conv1"),

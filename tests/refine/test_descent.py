@@ -1,9 +1,12 @@
+"""Descent over integers against one column at a time, and against all roundings there are."""
+
 import itertools
 
+import array_api_strict as strict
 import numpy as np
 import pytest
 
-from lowbit.refine.descent import Moments, descend, moments_of
+from lowbit.refine.descent import descend, moments_of
 
 
 def _problem(groups, outputs, depth, count=200, seed=0):
@@ -15,8 +18,8 @@ def _problem(groups, outputs, depth, count=200, seed=0):
     return weight, patches, targets
 
 
-def _error(moments, steps, scale):
-    real = (steps * scale).astype(np.float64)
+def _error(moments, codes, scale):
+    real = (codes * scale).astype(np.float64)
     return float(np.sum(real @ moments.inputs * real) - 2 * np.sum(real * moments.outputs))
 
 
@@ -111,4 +114,16 @@ def test_moments_are_those_of_the_definition():
         joint = np.cov(np.concatenate([patches[g], targets[g]]), bias=True)
         np.testing.assert_allclose(found.inputs[g], joint[:4, :4], rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(found.outputs[g], joint[4:, :4], rtol=1e-3, atol=1e-3)
-    assert isinstance(found, Moments)
+
+
+def test_arrays_that_allow_nothing_but_the_array_api_give_the_same():
+    weight, patches, targets = _problem(2, 3, 5, count=40, seed=3)
+    scale = np.full_like(weight, 0.3)
+
+    def solved(put):
+        w, u, y, s = (put(a) for a in (weight, patches, targets, scale))
+        bounds = (put(np.floor(weight / scale)), put(np.ceil(weight / scale)))
+        moments = moments_of(u, y, centred=True).held_to(w, 0.1)
+        return np.asarray(descend(moments, put(np.round(weight / scale)), s, bounds, 3))
+
+    np.testing.assert_array_equal(solved(strict.asarray), solved(np.asarray))

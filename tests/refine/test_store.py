@@ -1,12 +1,17 @@
+"""Arrays between two steps: in memory while there is room, then in files."""
+
 import pathlib
+import threading
 
 import numpy as np
+import pytest
 
-from lowbit.refine.store import DiskStore, MemoryStore, SpillingStore
+from lowbit.errors import OutputError
+from lowbit.refine.store import Store, open_store
 
 
-def test_what_is_kept_in_memory_keeps_nothing_else_alive() -> None:
-    whole, store = np.arange(100, dtype=np.float32), MemoryStore()
+def test_what_is_kept_in_memory_keeps_nothing_else_alive(tmp_path: pathlib.Path) -> None:
+    whole, store = np.arange(100, dtype=np.float32), Store(tmp_path)
 
     store.put(0, "x", whole[10:12])
     whole[:] = 0
@@ -17,7 +22,7 @@ def test_what_is_kept_in_memory_keeps_nothing_else_alive() -> None:
 
 def test_what_does_not_fit_in_memory_goes_to_files_and_comes_back(tmp_path: pathlib.Path) -> None:
     arrays = [np.full(100, k, np.float32) for k in range(6)]
-    store = SpillingStore(DiskStore(tmp_path), room=2 * arrays[0].nbytes)
+    store = Store(tmp_path, room=2 * arrays[0].nbytes)
 
     for k, array in enumerate(arrays):
         store.put(k, "x", array)
@@ -31,3 +36,74 @@ def test_what_does_not_fit_in_memory_goes_to_files_and_comes_back(tmp_path: path
         store.drop(k, "x")
     assert not list(tmp_path.iterdir())
     np.testing.assert_array_equal(store.get(7, "y"), arrays[5])
+
+
+def test_names_and_samples_are_kept_apart_in_files(tmp_path: pathlib.Path) -> None:
+    """Names of tensors may be no names of files."""
+    store = Store(tmp_path, room=0)
+    keys = [(0, "a/b:0"), (1, "a/b:0"), (0, "a b"), (11, "x"), (1, "1-x")]
+
+    for k, (sample, name) in enumerate(keys):
+        store.put(sample, name, np.array([k]))
+
+    assert [store.get(*key).tolist() for key in keys] == [[k] for k in range(len(keys))]
+
+
+def test_mapped_arrays_are_read_from_their_file_as_they_are_used(tmp_path: pathlib.Path) -> None:
+    disk, memory = Store(tmp_path, room=0), Store(tmp_path)
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+    disk.put(0, "x", array)
+    memory.put(1, "x", array)
+
+    assert isinstance(disk.mapped(0, "x"), np.memmap)
+    assert not isinstance(memory.mapped(1, "x"), np.memmap)
+    np.testing.assert_array_equal(disk.mapped(0, "x"), array)
+    np.testing.assert_array_equal(memory.mapped(1, "x"), array)
+
+
+def test_room_is_given_back_by_many_threads(tmp_path: pathlib.Path) -> None:
+    array = np.zeros(25, np.float32)
+    store = Store(tmp_path, room=4 * array.nbytes)
+
+    def use(sample: int) -> None:
+        for _ in range(50):
+            store.put(sample, "x", array)
+            store.drop(sample, "x")
+
+    threads = [threading.Thread(target=use, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    for k in range(4):
+        store.put(k, "x", array)
+    assert not list(tmp_path.iterdir())
+    store.put(4, "x", array)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_takes_nothing_is_named_with_the_way_out(tmp_path: pathlib.Path) -> None:
+    store = Store(tmp_path / "gone", room=0)
+
+    with pytest.raises(OutputError, match=r"activations in .*gone: .*cache_dir with more room, or"):
+        store.put(0, "x", np.zeros(3))
+
+
+def test_a_store_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+    parent = tmp_path / "new" / "cache"
+
+    with open_store(parent, room=0) as store:
+        store.put(0, "x", np.zeros(3))
+        assert len(list(parent.glob("lowbit-*/*.npy"))) == 1
+
+    assert not list(parent.iterdir())
+
+
+def test_two_stores_of_one_folder_do_not_meet(tmp_path: pathlib.Path) -> None:
+    with open_store(tmp_path, room=0) as first, open_store(tmp_path, room=0) as second:
+        first.put(0, "x", np.array([1]))
+        second.put(0, "x", np.array([2]))
+
+        assert (first.get(0, "x")[0], second.get(0, "x")[0]) == (1, 2)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.analyze.constants import Constant
 from lowbit.analyze.observations import Observation
-from lowbit.analyze.quantizers import Quantizer, Scale
+from lowbit.analyze.quantizers import Constant, Quantizer, Scale
 from lowbit.graph.session import Array
+from lowbit.ops.linear import linear_operator
 from lowbit.report.values import Cause
 
 CLIPPED = "clipped range"
@@ -23,14 +23,14 @@ SATURATED = "bias saturation"
 DEAD = "dead channel"
 FEW_BITS = "few bits"
 
-_JOINS = frozenset({"Concat", "Add", "Sub", "Sum", "Max", "Min", "Where"})
+_MULTIPLYING = frozenset({"Mul", "Div"})
 _MUCH_OF_THE_NOISE = 0.4
 _OUTLIER_ACTIVATION, _OUTLIER_WEIGHT = 8.0, 4.0
 _UNUSED_BY_POWER, _UNUSED_BY_SHARING = 1.25, 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Join:
+class SharedScale:
     """A node whose tensors have one scale."""
 
     node: str
@@ -38,26 +38,29 @@ class Join:
     tensors: tuple[str, ...]
 
 
-def find_joins(model: ir.Model, quantizers: Sequence[Quantizer]) -> dict[str, Join]:
+def find_shared_scales(model: ir.Model, quantizers: Sequence[Quantizer]) -> dict[str, SharedScale]:
     """Return by tensor the node that makes it share its scale."""
     by_result = {r: q for q in quantizers for r in q.results}
     by_source = {q.source: q for q in quantizers if q.kind == "activation"}
-    found: dict[str, Join] = {}
+    found: dict[str, SharedScale] = {}
     for node in model.graph:
-        if node.op_type not in _JOINS:
+        if linear_operator(node) is not None or node.op_type in _MULTIPLYING:
+            continue  # factors may have any scale
+        inputs = [by_result.get(str(v.name)) for v in node.inputs if v is not None]
+        inputs = [q for q in inputs if q is not None and q.kind == "activation"]
+        if len(inputs) < 2:
             continue
-        around = [by_result.get(str(v.name)) for v in node.inputs if v is not None]
-        around += [by_source.get(str(v.name)) for v in node.outputs]
+        around = [*inputs, *(by_source.get(str(v.name)) for v in node.outputs)]
         joined = [q for q in around if q is not None and q.scale is not None]
         for quantizer in joined:
             same = tuple(q.tensor for q in joined if _same(q.scale, quantizer.scale))
             if len(same) > 1:
-                found.setdefault(quantizer.tensor, Join(str(node.name), node.op_type, same))
+                found.setdefault(quantizer.tensor, SharedScale(str(node.name), node.op_type, same))
     return found
 
 
 def activation_causes(
-    quantizer: Quantizer, seen: Observation, join: Join | None
+    quantizer: Quantizer, seen: Observation, shared: SharedScale | None
 ) -> tuple[Cause, ...]:
     """Return why an activation loses, the likeliest first."""
     scale = quantizer.scale
@@ -68,11 +71,9 @@ def activation_causes(
     unused = limit / seen.reach if seen.reach else math.inf
     if seen.noise and seen.clip_noise > _MUCH_OF_THE_NOISE * seen.noise:
         found.append(_clipped(seen.clipped / seen.count, scale, (seen.low, seen.high), seen))
-    if join is not None and unused > _UNUSED_BY_SHARING:
-        others = ", ".join(t for t in join.tensors if t != quantizer.tensor)
-        text = (
-            f"{join.op_type} {join.node} gives it the scale of {others}, {unused:.1f} times its own"
-        )
+    if shared is not None and unused > _UNUSED_BY_SHARING:
+        others = ", ".join(t for t in shared.tensors if t != quantizer.tensor)
+        text = f"{shared.op_type} {shared.node} gives it the scale of {others}, {unused:.1f} times its own"
         found.append(Cause(name=SHARED, detail=text))
     elif is_power_of_two(scale) and _UNUSED_BY_POWER < unused < 2.2:
         found.append(_rounded_up(unused))
@@ -84,7 +85,7 @@ def weight_causes(
     quantizer: Quantizer, weight: Constant, bias: Constant | None, axis: int
 ) -> tuple[Cause, ...]:
     """Return why a weight, or the bias that goes with it, loses."""
-    scale, plain = quantizer.scale, weight.plain
+    scale, plain = quantizer.scale, weight.float_value
     found: list[Cause] = []
     if bias is not None:
         limits = np.iinfo(bias.codes.dtype)

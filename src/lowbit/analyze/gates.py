@@ -47,9 +47,9 @@ def read_gate(text: str) -> Gate:
 
 def figures_of(report: Report) -> dict[str, float]:
     """Return every figure of a report that a gate can name."""
-    scores = (*report.outputs, *report.parts)
+    scores = (*report.outputs, *report.slices)
     found = {
-        "sqnr": report.worst_part_db,
+        "sqnr": report.worst_slice_db,
         "cosine": min((s.cosine for s in scores), default=math.nan),
         "max_error": max((s.max_error for s in scores), default=math.nan),
     }
@@ -105,7 +105,7 @@ def refuse_failed(outcomes: Sequence[Outcome]) -> None:
 
 
 def to_junit(outcomes: Sequence[Outcome], name: str, seconds: float) -> bytes:
-    """Return the outcomes as JUnit XML, a test case a gate."""
+    """Return the outcomes as JUnit XML, a test case for each gate."""
     failures = sum(outcome.failed for outcome in outcomes)
     suite = ET.Element(
         "testsuite",

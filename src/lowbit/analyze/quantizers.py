@@ -1,12 +1,14 @@
 """Where a quantized model quantizes: its Q/DQ pairs and the constants it keeps as integers.
 
-Found in the graph itself, so that models of other tools are understood as well.
+Found in the graph itself, so that models of other tools are understood as well. The float weights
+are those of the normalized float model, found by name. A weight that equalization has rescaled is not
+among them: it is known as quantized only.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -15,6 +17,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.session import Array
+from lowbit.numerics.formats import FloatArray
 from lowbit.ops.traits import traits_of
 
 Kind = Literal["activation", "weight"]
@@ -23,7 +27,6 @@ _QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear"})
 _DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear"})
 _WHOLE = frozenset({"BFPQuantizeDequantize", "MXQuantizeDequantize", "BFPFixNeuron", "MXFixNeuron"})
 _SUFFIXES = ("_DequantizeLinear_Output", "_QuantizeLinear_Input", "_quantized")
-_BIAS_INPUT: Mapping[str, int] = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Quantizer:
         results: The dequantized values that the rest of the graph reads.
         nodes: The nodes that do it.
         scale: Its parameters, where it has a scale.
-        reader: The node that reads it, and that node's operator.
+        consumer: The node that reads it, and that node's operator.
         channel_axis: Where the output channels of a weight lie.
         bias: The dequantized bias that belongs to a weight, and its integers.
     """
@@ -68,7 +71,7 @@ class Quantizer:
     results: tuple[str, ...]
     nodes: tuple[str, ...]
     scale: Scale | None
-    reader: str
+    consumer: str
     op_type: str
     channel_axis: int = 0
     bias: tuple[str, str] | None = None
@@ -79,13 +82,12 @@ def find_quantizers(model: ir.Model) -> tuple[Quantizer, ...]:
     graph = model.graph
     found = [*_activations(graph), *_weights(graph)]
     order = {node: index for index, node in enumerate(graph)}
-    by_result = {q.results[0]: q for q in found}
-    places: dict[str, int] = {}
-    for name, quantizer in by_result.items():
-        value = _value(graph, name)
-        readers = [order[n] for n in value.consumers() if n in order]
-        places[quantizer.tensor] = min(readers, default=len(order))
-    return tuple(sorted(found, key=lambda q: (places[q.tensor], q.kind)))
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+    read_by: dict[str, int] = {}
+    for quantizer in found:
+        consumers = [order[n] for n in values[quantizer.results[0]].consumers() if n in order]
+        read_by[quantizer.tensor] = min(consumers, default=len(order))
+    return tuple(sorted(found, key=lambda q: (read_by[q.tensor], q.kind)))
 
 
 def _activations(graph: ir.Graph) -> Iterator[Quantizer]:
@@ -100,11 +102,11 @@ def _activations(graph: ir.Graph) -> Iterator[Quantizer]:
         if node.op_type not in _QUANTIZE or node.inputs[0] is None:
             continue
         source = node.inputs[0]
-        readers = [n for n in node.outputs[0].consumers() if n.op_type in _DEQUANTIZE]
-        if readers:
-            results = tuple(n.outputs[0] for n in readers)
+        consumers = [n for n in node.outputs[0].consumers() if n.op_type in _DEQUANTIZE]
+        if consumers:
+            results = tuple(n.outputs[0] for n in consumers)
             name = _plain(results[0], source, outputs)
-            yield _computed(name, node, source, results, (node, *readers))
+            yield _computed(name, node, source, results, (node, *consumers))
 
 
 def _computed(
@@ -115,7 +117,7 @@ def _computed(
     nodes: tuple[ir.Node, ...],
 ) -> Quantizer:
     scale = _scale(node)
-    reader = next((n for r in results for n in r.consumers()), None)
+    consumer = next((n for r in results for n in r.consumers()), None)
     return Quantizer(
         tensor=name,
         kind="weight" if source.const_value is not None else "activation",
@@ -124,17 +126,17 @@ def _computed(
         results=tuple(tensor_name(r) for r in results),
         nodes=tuple(str(n.name) for n in nodes),
         scale=scale,
-        reader=str(reader.name) if reader else "",
-        op_type=_producer(source, reader),
+        consumer=str(consumer.name) if consumer else "",
+        op_type=_producer(source, consumer),
     )
 
 
-def _producer(source: ir.Value, reader: ir.Node | None) -> str:
+def _producer(source: ir.Value, consumer: ir.Node | None) -> str:
     """Return the operator a tensor belongs to: the one that computes it, or reads an input."""
     producer = source.producer()
     if producer is not None:
         return producer.op_type
-    return "input" if reader is None else f"input of {reader.op_type}"
+    return "input" if consumer is None else f"input of {consumer.op_type}"
 
 
 def _weights(graph: ir.Graph) -> Iterator[Quantizer]:
@@ -143,8 +145,8 @@ def _weights(graph: ir.Graph) -> Iterator[Quantizer]:
         if stored is None or stored.const_value is None:
             continue
         result = node.outputs[0]
-        reader = next(iter(result.consumers()), None)
-        if reader is None or _is_bias(result, reader):
+        consumer = next(iter(result.consumers()), None)
+        if consumer is None or _is_bias(result, consumer):
             continue
         yield Quantizer(
             tensor=stripped(tensor_name(stored)),
@@ -154,29 +156,34 @@ def _weights(graph: ir.Graph) -> Iterator[Quantizer]:
             results=(tensor_name(result),),
             nodes=(str(node.name),),
             scale=_scale(node),
-            reader=str(reader.name),
-            op_type=reader.op_type,
-            channel_axis=_channel_axis(reader, stored),
-            bias=_bias_of(reader),
+            consumer=str(consumer.name),
+            op_type=consumer.op_type,
+            channel_axis=_channel_axis(consumer, stored),
+            bias=_bias_of(consumer),
         )
 
 
-def _is_bias(value: ir.Value, reader: ir.Node) -> bool:
-    index = _BIAS_INPUT.get(reader.op_type)
-    return index is not None and len(reader.inputs) > index and reader.inputs[index] is value
+def _is_bias(value: ir.Value, consumer: ir.Node) -> bool:
+    return _bias_input(consumer) is value
 
 
-def _channel_axis(reader: ir.Node, stored: ir.Value) -> int:
-    traits = traits_of(reader)
+def _bias_input(node: ir.Node) -> ir.Value | None:
+    traits = traits_of(node)
+    if traits is None or traits.bias is None or len(node.inputs) <= traits.bias:
+        return None
+    return node.inputs[traits.bias]
+
+
+def _channel_axis(consumer: ir.Node, stored: ir.Value) -> int:
+    traits = traits_of(consumer)
     rank = len(stored.shape) if stored.shape is not None else 0
     if traits is None or traits.weight is None or rank < 2:
         return 0
-    return traits.channel_axis(reader) % rank
+    return traits.channel_axis(consumer) % rank
 
 
-def _bias_of(reader: ir.Node) -> tuple[str, str] | None:
-    index = _BIAS_INPUT.get(reader.op_type, len(reader.inputs))
-    value = reader.inputs[index] if index < len(reader.inputs) else None
+def _bias_of(consumer: ir.Node) -> tuple[str, str] | None:
+    value = _bias_input(consumer)
     producer = value.producer() if value is not None else None
     if value is None or producer is None or producer.op_type not in _DEQUANTIZE:
         return None
@@ -194,6 +201,8 @@ def _scale(node: ir.Node) -> Scale | None:
     if scale is None:
         return None
     kind = _integers(node)
+    if not kind.is_integer():  # floats have a scale, but no limits that follow from it
+        return None
     axis = node.attributes.get_int("axis", 1) if scale.size > 1 else None
     scales = scale.numpy().astype(np.float64)
     zeros = np.zeros_like(scales) if zero is None else zero.numpy().astype(np.float64)
@@ -211,10 +220,8 @@ def _integers(node: ir.Node) -> ir.DataType:
 
 
 def _span(kind: ir.DataType) -> tuple[int, int]:
-    if kind.is_integer():
-        bits = kind.bitwidth
-        return (-(1 << bits - 1), (1 << bits - 1) - 1) if kind.is_signed() else (0, (1 << bits) - 1)
-    return (0, 0)
+    bits = kind.bitwidth
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if kind.is_signed() else (0, (1 << bits) - 1)
 
 
 def _format(node: ir.Node) -> str:
@@ -237,15 +244,81 @@ def stripped(name: str) -> str:
     return name
 
 
-def _value(graph: ir.Graph, name: str) -> ir.Value:
-    for node in graph:
-        for output in node.outputs:
-            if output.name == name:
-                return output
-    raise KeyError(name)
-
-
-def is_tuned(model: ir.Model) -> bool:
-    """Whether the weights of a model were fitted to its quantizers."""
+def is_refined(model: ir.Model) -> bool:
+    """Whether the weights of a model were refined for its quantizers."""
     config = msgspec.json.decode(model.metadata_props.get("lowbit.config", "{}"))
     return bool(config.get("refinement"))
+
+
+_STEP, _STRAY = 1.01, 0.02
+"""Rounding leaves a weight within a step; where more than a few are further off, it is another one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constant:
+    """One dequantized constant: its integers, what they stand for, and what it was in float."""
+
+    codes: Array
+    quantized: FloatArray
+    float_value: FloatArray | None
+
+
+def read_constants(
+    model: ir.Model, floats: ir.Model, quantizers: Sequence[Quantizer]
+) -> dict[str, Constant]:
+    """Return weights and biases by the names of their dequantized values."""
+    values = ir.convenience.create_value_mapping(model.graph)
+    known = floats.graph.initializers
+    found: dict[str, Constant] = {}
+    for quantizer in quantizers:
+        if quantizer.kind != "weight":
+            continue
+        codes, weight, step = _dequantized(values[quantizer.results[0]])
+        plain = _like(codes, weight, step, _float(known, quantizer.tensor))
+        found[quantizer.results[0]] = Constant(codes, weight, plain)
+        if quantizer.bias is not None:
+            name, stored = quantizer.bias
+            codes, bias, _ = _dequantized(values[name])
+            was = _float(known, stripped(stored)) if plain is not None else None
+            fits = was is not None and was.size == bias.size
+            found[name] = Constant(
+                codes, bias, was.reshape(bias.shape) if fits and was is not None else None
+            )
+    return found
+
+
+def _float(known: Mapping[str, ir.Value], name: str) -> FloatArray | None:
+    value = known.get(name)
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def _dequantized(value: ir.Value) -> tuple[Array, FloatArray, FloatArray]:
+    """Return the integers of a constant, what they stand for, and the step between two."""
+    producer = value.producer()
+    if producer is None:
+        raise ValueError(f"{value.name!r} is not computed")
+    data = [
+        v.const_value.numpy() if v is not None and v.const_value else None for v in producer.inputs
+    ]
+    codes, scale = np.asarray(data[0]), np.asarray(data[1], np.float32)
+    zero = np.zeros_like(scale) if len(data) < 3 else np.asarray(data[2]).astype(np.float32)
+    if scale.size > 1:
+        shape = [1] * codes.ndim
+        shape[producer.attributes.get_int("axis", 1)] = -1
+        scale, zero = scale.reshape(shape), zero.reshape(shape)
+    return codes, ((codes.astype(np.float32) - zero) * scale).astype(np.float32), scale
+
+
+def _like(
+    codes: Array, weight: FloatArray, step: FloatArray, plain: FloatArray | None
+) -> FloatArray | None:
+    """Return the float weight if the quantized one was made of it.
+
+    Equalized weights are not, even if they look alike: with some layers as they were before
+    and others as after, the model computes something else.
+    """
+    if plain is None or plain.shape != weight.shape or not weight.size:
+        return None
+    inside = (codes > codes.min()) & (codes < codes.max())
+    far = inside & (np.abs(plain - weight) > _STEP * step)
+    return plain if np.count_nonzero(far) <= _STRAY * weight.size else None

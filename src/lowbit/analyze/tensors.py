@@ -1,4 +1,4 @@
-"""A closer look at a few samples: layers, error budget, and what the quantizers see."""
+"""Analysis of single tensors on a few samples: layers, error budget, and what the quantizers see."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ import onnx_ir as ir
 
 from lowbit.analyze import causes, suggestions
 from lowbit.analyze.budget import Subject, make_budget
-from lowbit.analyze.constants import Constant, read_constants
 from lowbit.analyze.observations import Observation
-from lowbit.analyze.promote import at_sixteen_bits
-from lowbit.analyze.quantizers import Quantizer, find_quantizers, is_tuned
-from lowbit.analyze.sensitivity import Example, open_harness
-from lowbit.analyze.switches import Knobs, add_switches
+from lowbit.analyze.quantizers import (
+    Constant,
+    Quantizer,
+    find_quantizers,
+    is_refined,
+    read_constants,
+)
+from lowbit.analyze.sensitivity import Switch, Switched, add_switches, open_variant_runner
+from lowbit.analyze.suggestions import promote
 from lowbit.calibrate.observers import thinned
 from lowbit.config.specs import IntegerSpec, TensorOverride
-from lowbit.evaluate.outputs import Distance, Part, decibels
-from lowbit.graph.session import Array, session
+from lowbit.evaluate.outputs import OutputSlice, SliceErrors
+from lowbit.evaluate.runner import Outputs, ReferenceSample, Run, compared
+from lowbit.graph.session import Array
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.numerics.metrics import SignalNoise
-from lowbit.report.values import Budget, TensorView, Together
-from lowbit.targets import Target
+from lowbit.numerics.metrics import SignalNoise, decibels
+from lowbit.report.values import Budget, Promotion, TensorView
+from lowbit.targets.target import Target
 
 _WORST = 5
 _NEAR_FLOAT_DB = 3.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Closer:
-    """What was seen."""
+class TensorAnalysis:
+    """What was found out."""
 
     layers: Mapping[str, SignalNoise]
     budget: Budget | None
@@ -40,69 +45,90 @@ class Closer:
     notes: tuple[str, ...]
 
 
-def look_closer(
+@dataclasses.dataclass(slots=True)
+class _Observed:
+    """What the samples show: the quantizers' inputs, and layers quantized against float."""
+
+    quantizers: Sequence[Quantizer]
+    layer_values: Mapping[str, str]
+    seen: dict[str, Observation]
+    layers: dict[str, SignalNoise] = dataclasses.field(default_factory=dict)
+
+    def add(self, floats: Outputs, quantized: Outputs) -> None:
+        """Add one sample."""
+        for quantizer in self.quantizers:
+            if quantizer.tensor in self.seen and quantizer.source in floats:
+                self.seen[quantizer.tensor].add(floats[quantizer.source])
+        for name, value in self.layer_values.items():
+            if value in floats and floats[value].dtype.kind == "f":
+                found = SignalNoise.of(thinned(floats[value]), thinned(quantized[value]))
+                self.layers[name] = self.layers[name] | found if name in self.layers else found
+
+
+def analyze_tensors(
     quantized: ir.Model,
     floats: ir.Model,
-    examples: Sequence[Example],
-    parts: Sequence[Part],
+    samples: Sequence[ReferenceSample],
+    slices: Sequence[OutputSlice],
     *,
     common: frozenset[str],
     effort: float,
     target: Target,
-    threads: int,
-) -> Closer:
+) -> TensorAnalysis:
     """Switch the quantizers of a model one by one; ``floats`` has the weights as they were.
 
     ``common`` are the tensors that the float model has under the same name.
     """
     quantizers = find_quantizers(quantized)
     constants = read_constants(quantized, floats, quantizers)
-    known = {name: c.plain for name, c in constants.items() if c.plain is not None}
+    known = {n: c.float_value for n, c in constants.items() if c.float_value is not None}
     switched = add_switches(quantized, quantizers, known)
-    seen = {q.tensor: Observation(q) for q in quantizers if q.kind == "activation"}
-    layers = _layer_values(quantized, quantizers, switched.knobs, common)
-    found: dict[str, SignalNoise] = {}
+    observed = _Observed(
+        quantizers,
+        _layer_values(quantized, quantizers, switched.switches, common),
+        {q.tensor: Observation(q) for q in quantizers if q.kind == "activation"},
+    )
+    subjects = _subjects(quantized, quantizers, switched, observed.seen, constants)
+    wanted = [*observed.layer_values.values(), *(q.source for q in quantizers)]
+    budget = None
+    with open_variant_runner(switched, slices, wanted) as runner:
+        runner.load(samples, observed.add)
+        if effort > 0:
+            budget = make_budget(runner, subjects, len(samples), effort, target)
+    notes = tuple(_notes(quantizers, switched.switches, budget))
+    if budget is not None:
+        promotion = _promotion(quantized, quantizers, constants, budget, samples, slices, target)
+        budget = msgspec.structs.replace(budget, promotion=promotion)
+    views = (_view(q, observed.seen, constants) for q in quantizers)
+    return TensorAnalysis(observed.layers, budget, tuple(v for v in views if v is not None), notes)
 
-    def watch(plain: Mapping[str, Array], got: Mapping[str, Array]) -> None:
-        for quantizer in quantizers:
-            if quantizer.tensor in seen and quantizer.source in plain:
-                seen[quantizer.tensor].add(plain[quantizer.source])
-        for name, value in layers.items():
-            if value in plain and plain[value].dtype.kind == "f":
-                closeness = SignalNoise.of(thinned(plain[value]), thinned(got[value]))
-                found[name] = found[name] | closeness if name in found else closeness
 
-    watched = [*layers.values(), *(q.source for q in quantizers)]
-    joins = causes.find_joins(quantized, quantizers)
-    subjects = [
+def _subjects(
+    model: ir.Model,
+    quantizers: Sequence[Quantizer],
+    switched: Switched,
+    seen: Mapping[str, Observation],
+    constants: Mapping[str, Constant],
+) -> list[Subject]:
+    shared = causes.find_shared_scales(model, quantizers)
+    return [
         Subject(
             quantizer=q,
-            knobs=switched.knobs[q.tensor],
+            switch=switched.switches[q.tensor],
             seen=seen.get(q.tensor),
             weight=constants.get(q.results[0]),
             bias=constants.get(q.bias[0]) if q.bias else None,
-            join=joins.get(q.tensor),
+            shared=shared.get(q.tensor),
         )
         for q in quantizers
-        if q.tensor in switched.knobs
+        if q.tensor in switched.switches
     ]
-    budget = None
-    with open_harness(switched, parts, watched, threads) as harness:
-        harness.load(examples, watch)
-        if effort > 0:
-            budget = make_budget(harness, subjects, len(examples), effort, target)
-    notes = tuple(_notes(quantizers, switched.knobs, budget))
-    if budget is not None:
-        together = _together(quantized, quantizers, constants, budget, examples, parts, target)
-        budget = msgspec.structs.replace(budget, together=together)
-    views = tuple(view for q in quantizers if (view := _view(q, seen, constants)) is not None)
-    return Closer(found, budget, views, notes)
 
 
 def _layer_values(
     model: ir.Model,
     quantizers: Sequence[Quantizer],
-    knobs: Mapping[str, Knobs],
+    switches: Mapping[str, Switch],
     common: frozenset[str],
 ) -> dict[str, str]:
     """Return, in graph order, what each tensor is called in the switched model."""
@@ -112,24 +138,24 @@ def _layer_values(
     for value in model.graph.inputs:
         for q in results.values():
             if q.source == value.name:
-                found[q.tensor] = knobs[q.tensor].result
+                found[q.tensor] = switches[q.tensor].result
     for node in model.graph:
         for value in node.outputs:
             name = str(value.name)
             if name in results:
-                found[results[name].tensor] = knobs[results[name].tensor].result
+                found[results[name].tensor] = switches[results[name].tensor].result
             elif name in common and name not in quantized:
                 found[name] = name
     return found
 
 
 def _notes(
-    quantizers: Sequence[Quantizer], knobs: Mapping[str, Knobs], budget: Budget | None
+    quantizers: Sequence[Quantizer], switches: Mapping[str, Switch], budget: Budget | None
 ) -> Iterator[str]:
-    stuck = [q.tensor for q in quantizers if q.tensor not in knobs]
-    if stuck:
+    unknown = [q.tensor for q in quantizers if q.tensor not in switches]
+    if unknown:
         yield (
-            f"{len(stuck)} weights are not those of the float model (equalization rescales them), so "
+            f"{len(unknown)} weights are not those of the float model (equalization rescales them), so "
             "what they lose cannot be told apart"
         )
     if budget is not None and budget.float_sqnr_db < budget.sqnr_db + _NEAR_FLOAT_DB:
@@ -139,39 +165,44 @@ def _notes(
         )
 
 
-def _together(
+def _promotion(
     model: ir.Model,
     quantizers: Sequence[Quantizer],
     constants: Mapping[str, Constant],
     budget: Budget,
-    examples: Sequence[Example],
-    parts: Sequence[Part],
+    samples: Sequence[ReferenceSample],
+    slices: Sequence[OutputSlice],
     target: Target,
-) -> Together | None:
-    """Put the worst tensors to 16 bits, run that model and return what it won."""
+) -> Promotion | None:
+    """Promote the worst tensors to 16 bits, run that model and return what it gains."""
     by_name = {q.tensor: q for q in quantizers}
-    # A tuned weight differs from the float one on purpose: alone it looks worse than it is.
-    kinds = {"activation"} if is_tuned(model) else {"activation", "weight"}
+    # A refined weight differs from the float one on purpose: by itself it looks worse than it is.
+    kinds = {"activation"} if is_refined(model) else {"activation", "weight"}
     eight = [row for row in budget.rows if row.samples and row.format.endswith("int8")]
     rows = [row for row in eight if row.kind in kinds][:_WORST]
     if not rows or not np.isfinite(budget.sqnr_db):
         return None
     worst = [by_name[row.tensor] for row in rows]
-    names = list(dict.fromkeys(part.output for part in parts))
-    distance = Distance(parts)
-    wide = at_sixteen_bits(model, worst, constants)
-    with session(wide, name="the model with the worst tensors at 16 bits") as running:
-        for example in examples:
-            got = dict(zip(names, running.run(names, example.feed), strict=True))
-            distance.add(example.want, got)
-    after = decibels(distance.noise)
-    return Together(
+    noise = noise_of(promote(model, worst, constants), samples, slices)
+    after = decibels(1.0, noise)
+    return Promotion(
         tensors=tuple(q.tensor for q in worst),
         sqnr_db=after,
         gain_db=after - budget.sqnr_db,
-        noise_won_back=1 - distance.noise / 10 ** (-budget.sqnr_db / 10),
+        noise_recovered=1 - noise / 10 ** (-budget.sqnr_db / 10),
         config=_line(worst, target),
     )
+
+
+def noise_of(
+    model: ir.Model, samples: Sequence[ReferenceSample], slices: Sequence[OutputSlice]
+) -> float:
+    """Return the noise of a quantized model's outputs, as a share of the signal."""
+    names = list(dict.fromkeys(part.output for part in slices))
+    errors = SliceErrors(slices)
+    for want, got in compared(Run.quantized_model(model, names), samples):
+        errors.add(want, got)
+    return errors.noise
 
 
 def _line(worst: Sequence[Quantizer], target: Target) -> str:
@@ -186,7 +217,7 @@ def _line(worst: Sequence[Quantizer], target: Target) -> str:
             spec = IntegerSpec(format=wide)
             rows.append(TensorOverride(tensor=quantizer.tensor, spec=spec))
         elif weight:
-            excluded.append(quantizer.reader)
+            excluded.append(quantizer.consumer)
         else:
             rows.append(TensorOverride(tensor=quantizer.tensor, keep="float"))
     if excluded:
@@ -205,7 +236,7 @@ def _view(
     if quantizer.kind == "activation":
         return _activation_view(quantizer, seen[quantizer.tensor])
     constant = constants[quantizer.results[0]]
-    values = constant.quantized if constant.plain is None else constant.plain
+    values = constant.quantized if constant.float_value is None else constant.float_value
     if values.size == 0:
         return None
     rows = np.moveaxis(np.atleast_1d(values), quantizer.channel_axis, 0)

@@ -1,51 +1,61 @@
-"""Everything there is to say about a quantized model beside its float model."""
+"""``lowbit.compare``: everything there is to say about a quantized model beside its float model."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
-from lowbit.analyze.quantizers import find_quantizers, is_tuned
-from lowbit.analyze.sensitivity import Example
-from lowbit.analyze.tensors import Closer, look_closer
-from lowbit.api.quantize import Result, quantize
+from lowbit.analyze.quantizers import find_quantizers, is_refined
+from lowbit.analyze.tensors import TensorAnalysis, analyze_tensors, noise_of
+from lowbit.api.quantize import ModelSource, Result, quantize
 from lowbit.config.config import QuantConfig
+from lowbit.config.extensible import convert, decode_json
 from lowbit.data import Data, Preprocessing, open_data
 from lowbit.errors import ConfigError, DataError
-from lowbit.evaluate.accuracy import Metric, MetricScorer, Scorer, TopScorer, find_metric
-from lowbit.evaluate.compare_models import of_outputs
-from lowbit.evaluate.labels import Label, read_labels
-from lowbit.evaluate.latency import measure_latency, saturates_int8
-from lowbit.evaluate.outputs import Distance, Part, decibels
-from lowbit.evaluate.passes import Outputs, Passes, run_passes
+from lowbit.evaluate.accuracy import (
+    Label,
+    Metric,
+    MetricScorer,
+    Scorer,
+    TopScorer,
+    find_metric,
+    read_labels,
+)
+from lowbit.evaluate.compare_models import (
+    Comparison,
+    compare_outputs,
+    output_reference,
+    spread,
+)
+from lowbit.evaluate.latency import Latency, measure_latency
+from lowbit.evaluate.runner import Outputs
 from lowbit.graph import io
-from lowbit.graph.session import session
+from lowbit.graph.profiling import saturates_int8
+from lowbit.graph.session import model_inputs
 from lowbit.normalize.normalize import normalize
-from lowbit.pipeline.preparing import ModelSource, model_inputs
-from lowbit.pipeline.verifying import constants_size
-from lowbit.report.values import Latency, Report, Together, scores
-from lowbit.targets import Target, find_target
+from lowbit.numerics.metrics import decibels
+from lowbit.pipeline.pipeline import Clock, Progress, ignore_progress
+from lowbit.pipeline.verify import constants_size
+from lowbit.report.values import Report, scores
+from lowbit.targets.builtin import find_target
+from lowbit.targets.target import Target
 from lowbit.version import __version__
 
 _CALIBRATED_ON = 64
 
 Effort = Literal["none", "quick", "full"]
-Progress = Callable[[str, int, int | None], None]
 
 _MOST, _ONE_IN = 8, 10
-"""Samples to look at closely: one in ten, at most eight."""
+"""Samples to analyze tensors on: one in ten, at most eight."""
 
 _FUSED = 16
 _PER_SAMPLE, _LEAST_EFFORT = 0.4, 3.0
-"""Pairs of plain passes that measuring every tensor alone may take."""
+"""Pairs of plain passes that measuring the sensitivity of every tensor may take."""
 
 _GAP_DB = 1.0
 
@@ -64,7 +74,7 @@ def compare(
     timed: bool = False,
     calibration: Any = None,
     floats: ir.Model | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = ignore_progress,
 ) -> Report:
     """Measure how far a quantized model is from its float reference, on the given data.
 
@@ -76,77 +86,87 @@ def compare(
         preprocessing: How images become inputs.
         budget: How much to find out about single tensors: ``quick`` within a few passes over the
             data, ``full`` every tensor on eight samples, ``none`` nothing.
-        labels: A label for each sample, or where they are (``lowbit.evaluate.labels``): top-1 and
+        labels: A label for each sample, or where they are (``lowbit.evaluate.accuracy``): top-1 and
             top-5 accuracy are measured as well.
         metric: ``metric(outputs, label)`` or its ``module:function``, instead of top-1.
         tolerance: For how wide a gap of accuracy the number of samples needed is told.
         timed: Measure how long both models take here.
-        calibration: Data to quantize again on, with the worst tensors at 16 bits.
+        calibration: Data to quantize again on, with the worst tensors promoted to 16 bits.
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
     """
+    clock = Clock(progress)
     float_model, other = io.load(reference), io.load(quantized)
     samples = open_data(data, model_inputs(float_model), preprocessing=preprocessing, limit=limit)
-    start = time.perf_counter()
-    names = list(of_outputs(float_model, other).pairs)
-    total, threads = len(samples), os.cpu_count() or 1
-    is_quantized = bool(find_quantizers(other))
-    known = _labels(labels, samples)
-    scorer = _scorer(known, metric)
-    done = 0
+    scorer = _scorer(known := _labels(labels, samples), metric)
+    fused = bool(find_quantizers(other))
+    with clock.stage("compare"):
+        found = _compare_outputs(
+            float_model, other, samples, scorer, known, budget, clock, fused=fused
+        )
+    analysis = None
+    if fused and found.samples and found.slices:
+        with clock.stage("analyze"):
+            analysis = _analyze(float_model, other, found, floats, _effort(len(samples), budget))
+        if calibration is not None:
+            with clock.stage("quantize again"):
+                analysis = _quantized_again(
+                    float_model, other, analysis, found, calibration, preprocessing, progress
+                )
+    latency = None
+    if timed and found.samples:
+        with clock.stage("time"):
+            latency = measure_latency(float_model, other, found.samples[0].feed)
+    report = _report(float_model, other, samples.description, found, analysis, latency)
+    accuracy = scorer.figures(tolerance) if scorer is not None else ()
+    return msgspec.structs.replace(report, accuracy=accuracy, seconds=clock.seconds)
 
-    def told(*runs: Outputs | None) -> None:
+
+def _compare_outputs(
+    float_model: ir.Model,
+    other: ir.Model,
+    samples: Data,
+    scorer: Scorer | None,
+    labels: Sequence[Label],
+    budget: Effort,
+    clock: Clock,
+    *,
+    fused: bool,
+) -> Comparison:
+    total, done = len(samples), 0
+
+    def listener(*runs: Outputs | None) -> None:
         nonlocal done
         if scorer is not None:
-            scorer.add(runs, known[done])
-        progress("compare", done := done + 1, total)
+            scorer.add(runs, labels[done])
+        clock.tell("compare", done := done + 1, total)
 
-    passes = run_passes(
+    return compare_outputs(
         float_model,
         other,
-        names,
+        list(output_reference(float_model, other).pairs),
         samples,
-        fused=_spread(total, total if scorer else _FUSED) if is_quantized else frozenset(),
-        keep=_spread(total, _looked_at(total, budget)),
-        threads=threads,
-        told=told,
+        fused=spread(total, total if scorer else _FUSED) if fused else frozenset(),
+        keep=spread(total, _analyzed_on(total, budget)),
+        listener=listener,
     )
-    seconds = {"compare": time.perf_counter() - start}
-    closer = None
-    if is_quantized and passes.examples and passes.parts:
-        start = time.perf_counter()
-        progress("look closer", 0, None)
-        closer = look_closer(
-            other,
-            floats if floats is not None else normalize(float_model, passes.examples[0].feed),
-            passes.examples,
-            passes.parts,
-            common=_names(float_model),
-            effort=_effort(total, budget),
-            target=_target(other),
-            threads=threads,
-        )
-        seconds["look closer"] = time.perf_counter() - start
-        if calibration is not None and closer.budget is not None and closer.budget.together:
-            start = time.perf_counter()
-            new = retry(
-                float_model,
-                other,
-                closer.budget.together,
-                calibration,
-                preprocessing,
-                passes.examples,
-                passes.parts,
-                progress,
-            )
-            better = msgspec.structs.replace(closer.budget, together=new)
-            closer = dataclasses.replace(closer, budget=better)
-            seconds["quantize again"] = time.perf_counter() - start
-    report = _report(float_model, other, samples.description, passes, closer, seconds)
-    return msgspec.structs.replace(
-        report,
-        accuracy=scorer.figures(tolerance) if scorer is not None else (),
-        latency=_latency(float_model, other, passes, progress) if timed else None,
+
+
+def _analyze(
+    float_model: ir.Model,
+    other: ir.Model,
+    found: Comparison,
+    floats: ir.Model | None,
+    effort: float,
+) -> TensorAnalysis:
+    return analyze_tensors(
+        other,
+        floats if floats is not None else normalize(float_model, found.samples[0].feed),
+        found.samples,
+        found.slices,
+        common=_names(float_model),
+        effort=effort,
+        target=_target(other),
     )
 
 
@@ -170,32 +190,27 @@ def _scorer(labels: Sequence[Label], metric: str | Metric | None) -> Scorer | No
     return MetricScorer(find_metric(metric) if isinstance(metric, str) else metric)
 
 
-def _latency(
-    reference: ir.Model, quantized: ir.Model, passes: Passes, progress: Progress
-) -> Latency | None:
-    if not passes.examples:
-        return None
-    progress("time", 0, None)
-    return measure_latency(reference, quantized, passes.examples[0].feed)
-
-
 def examine(
     reference: ModelSource,
     result: Result,
     *,
     budget: Effort = "quick",
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = ignore_progress,
 ) -> Report:
     """Return the report of a run with all that ``compare`` finds on its verification samples."""
-    samples = list(result.samples.verification())
     found = compare(
-        reference, result.quantized, samples, budget=budget, floats=result.floats, progress=progress
+        reference,
+        result.quantized,
+        list(result.samples.verification()),
+        budget=budget,
+        floats=result.state.adapted,
+        progress=progress,
     )
     known = result.report
     return msgspec.structs.replace(
         known,
         outputs=found.outputs,
-        parts=found.parts,
+        slices=found.slices,
         fused=found.fused,
         layers=found.layers or known.layers,
         budget=found.budget,
@@ -209,9 +224,9 @@ def _report(
     float_model: ir.Model,
     other: ir.Model,
     description: str,
-    passes: Passes,
-    closer: Closer | None,
-    seconds: dict[str, float],
+    found: Comparison,
+    analysis: TensorAnalysis | None,
+    latency: Latency | None,
 ) -> Report:
     return Report(
         preset=other.metadata_props.get("lowbit.preset", "unknown"),
@@ -219,30 +234,30 @@ def _report(
         version=__version__,
         data=description,
         calibration_samples=0,
-        verification_samples=passes.count,
+        verification_samples=found.count,
         held_out=True,
-        outputs=scores(dict(passes.outputs)),
-        parts=scores(dict(passes.parted)),
-        fused=scores(dict(passes.fused)),
-        layers=scores(dict(closer.layers)) if closer else (),
-        budget=closer.budget if closer else None,
-        tensors=closer.views if closer else (),
-        notes=(*_notes(passes), *(closer.notes if closer else ()), *_tuned(other, closer)),
+        outputs=scores(found.outputs),
+        slices=scores(found.sliced),
+        fused=scores(found.fused),
+        layers=scores(analysis.layers) if analysis else (),
+        budget=analysis.budget if analysis else None,
+        tensors=analysis.views if analysis else (),
+        notes=(*_notes(found), *(analysis.notes if analysis else ()), *_refined(other, analysis)),
         size_before=constants_size(float_model),
         size_after=constants_size(other),
-        seconds=seconds,
+        latency=latency,
     )
 
 
-def _notes(passes: Passes) -> tuple[str, ...]:
-    mixed = dict.fromkeys(p.output for p in passes.parts if p.axis is not None)
+def _notes(found: Comparison) -> tuple[str, ...]:
+    mixed = dict.fromkeys(s.output for s in found.slices if s.axis is not None)
     notes = [
-        f"output {name} mixes values of unlike size; its ratio is that of the largest: look at "
-        "its parts"
+        f"output {name} holds values of different magnitudes; its ratio is that of the largest: look at "
+        "its slices"
         for name in mixed
     ]
-    gap = max((passes.exact[n].sqnr_db - f.sqnr_db for n, f in passes.fused.items()), default=0.0)
-    if passes.fused and math.isfinite(gap) and gap > _GAP_DB:
+    gap = max((found.exact[n].sqnr_db - f.sqnr_db for n, f in found.fused.items()), default=0.0)
+    if found.fused and math.isfinite(gap) and gap > _GAP_DB:
         why = (
             "this processor's int8 kernels saturate in 16 bits: figures taken through them "
             "understate the model, and so would a deployment on it"
@@ -250,7 +265,7 @@ def _notes(passes: Passes) -> tuple[str, ...]:
             else "onnxruntime's fused kernels compute something else than the model says"
         )
         notes.append(f"through fused kernels the outputs are {gap:.1f} dB worse; {why}")
-    elif passes.fused and saturates_int8():
+    elif found.fused and saturates_int8():
         notes.append(
             "this processor's int8 kernels saturate in 16 bits; on this model and data it does "
             "not show"
@@ -258,26 +273,19 @@ def _notes(passes: Passes) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _tuned(model: ir.Model, closer: Closer | None) -> tuple[str, ...]:
-    """Say what a budget cannot show: weights tuned for the very quantizers that it switches off."""
-    if closer is None or closer.budget is None or not is_tuned(model):
+def _refined(model: ir.Model, analysis: TensorAnalysis | None) -> tuple[str, ...]:
+    """Say what a budget cannot show: weights refined for the quantizers that it switches off."""
+    if analysis is None or analysis.budget is None or not is_refined(model):
         return ()
     note = (
-        "the weights of this model were tuned for its quantizers, so leaving one out gains less "
+        "the weights of this model were refined for its quantizers, so one in float gains less "
         "than it would in a new run (--retry CALIBRATION_DATA)"
     )
     return (note,)
 
 
-def _looked_at(total: int, budget: Effort) -> int:
+def _analyzed_on(total: int, budget: Effort) -> int:
     return min(total, _MOST if budget == "full" else max(2, min(_MOST, total // _ONE_IN)))
-
-
-def _spread(total: int, count: int) -> frozenset[int]:
-    """Return the numbers of some samples, evenly spaced."""
-    if count >= total:
-        return frozenset(range(total))
-    return frozenset(int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round())
 
 
 def _effort(total: int, budget: Effort) -> float:
@@ -298,33 +306,32 @@ def _target(model: ir.Model) -> Target:
         return find_target("onnxruntime")
 
 
-def retry(
+def _quantized_again(
     reference: ir.Model,
     quantized: ir.Model,
-    together: Together,
+    analysis: TensorAnalysis,
+    found: Comparison,
     data: Any,
     preprocessing: Preprocessing | str | None,
-    examples: Sequence[Example],
-    parts: Sequence[Part],
     progress: Progress,
-) -> Together:
-    """Return ``together`` with what a new run on calibration data gives, on the same samples."""
-    config = _changed(quantized, together.config)
+) -> TensorAnalysis:
+    """Return the analysis with what a new run with the promoted tensors gives, on the same samples."""
+    budget = analysis.budget
+    if budget is None or budget.promotion is None:
+        return analysis
     result = quantize(
         reference,
         data=data,
-        config=config,
+        config=_changed(quantized, budget.promotion.config),
         limit=_CALIBRATED_ON,
         preprocessing=preprocessing,
         progress=progress,
     )
-    names = list(dict.fromkeys(part.output for part in parts))
-    distance = Distance(parts)
-    with session(result.quantized, name="the model quantized again") as running:
-        for example in examples:
-            got = dict(zip(names, running.run(names, example.feed), strict=True))
-            distance.add(example.want, got)
-    return msgspec.structs.replace(together, retried_sqnr_db=decibels(distance.noise))
+    noise = noise_of(result.quantized, found.samples, found.slices)
+    sqnr = decibels(1.0, noise)
+    promotion = msgspec.structs.replace(budget.promotion, requantized_sqnr_db=sqnr)
+    budget = msgspec.structs.replace(budget, promotion=promotion)
+    return dataclasses.replace(analysis, budget=budget)
 
 
 def _changed(model: ir.Model, line: str) -> QuantConfig:
@@ -333,12 +340,10 @@ def _changed(model: ir.Model, line: str) -> QuantConfig:
     if stored is None:
         raise ConfigError(
             "the quantized model does not say how it was made, so it cannot be made again; "
-            "leave out --retry"
+            "skip --retry"
         )
-    config = msgspec.json.decode(stored, type=QuantConfig)
-    change = msgspec.convert(
-        {**msgspec.to_builtins(config), **msgspec.json.decode(line)}, QuantConfig
-    )
+    config = decode_json(stored, QuantConfig)
+    change = convert({**msgspec.to_builtins(config), **msgspec.json.decode(line)}, QuantConfig)
     return msgspec.structs.replace(
         change,
         tensors=(*config.tensors, *change.tensors),

@@ -1,4 +1,4 @@
-"""Conversion between float formats, without any data: nothing here has to be calibrated."""
+"""``lowbit.convert``: conversion between float formats, without any data."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ from types import MappingProxyType
 import msgspec
 import onnx_ir as ir
 
+from lowbit.api.quantize import ModelSource, planned_state
 from lowbit.calibrate.statistics import Stats
-from lowbit.config.config import QuantConfig
-from lowbit.config.files import config_json
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import BLOCKS
-from lowbit.emit.emit import emit_qdq
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.graph import io
-from lowbit.graph.check import check_file, check_valid
+from lowbit.graph.onnx_passes import check_file, check_valid
 from lowbit.normalize.precision import full_precision
-from lowbit.pipeline.preparing import ModelSource, prepare
-from lowbit.planning import make_plan
+from lowbit.pipeline import stages
 from lowbit.planning.plan import check_fit
-from lowbit.scales.solve import resolve
-from lowbit.scales.stored import nearest
 from lowbit.version import __version__
 
 SINGLE = "fp32"
@@ -68,10 +63,7 @@ def convert(
         full_precision(loaded)
         result = loaded
     else:
-        preset = find_preset(_PRESETS[to])
-        result = _written(
-            loaded, msgspec.structs.replace(preset, casts=casts, half_weights=half_weights)
-        )
+        result = _converted(loaded, to, casts=casts, half_weights=half_weights)
     result.producer_name, result.producer_version = "lowbit", __version__
     if output is not None:
         _check_loads(result)
@@ -89,25 +81,13 @@ def _check_loads(model: ir.Model) -> None:
             check_file(path)
 
 
-def _written(loaded: ir.Model, config: QuantConfig) -> ir.Model:
-    ready = prepare(loaded, config)
-    plan = make_plan(ready.adapted, config, ready.target)
-    check_fit(plan, ready.adapted)
-    params = resolve(ready.adapted, plan, Stats({}, 0), ready.target)
-    result = emit_qdq(
-        ready.adapted,
-        plan,
-        params,
-        nearest(ready.adapted, plan, params),
-        casts=config.casts,
-        half_weights=config.half_weights,
-    )
-    result.metadata_props.update(
-        {
-            "lowbit.version": __version__,
-            "lowbit.preset": plan.preset,
-            "lowbit.target": plan.target,
-            "lowbit.config": config_json(config),
-        }
-    )
-    return result
+def _converted(loaded: ir.Model, to: str, *, casts: bool, half_weights: bool) -> ir.Model:
+    preset = find_preset(_PRESETS[to])
+    config = msgspec.structs.replace(preset, casts=casts, half_weights=half_weights)
+    planned = planned_state(loaded, config=config)
+    check_fit(planned.plan, planned.adapted)
+    # Nothing is calibrated: these formats have no scales that follow from data.
+    calibrated = stages.with_stats(planned, Stats({}, 0))
+    state = stages.emit(stages.solve(calibrated))
+    stages.sign(state)
+    return state.emitted.model

@@ -1,11 +1,11 @@
-"""The one place that knows the order of the stages."""
+"""``lowbit.quantize`` and ``lowbit.plan``: from a model to its plan or to the quantized model."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -17,47 +17,72 @@ from lowbit.data import Preprocessing, open_data
 from lowbit.data.split import Split, split
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
+from lowbit.graph.session import model_inputs
 from lowbit.normalize.normalize import refuse_quantized
 from lowbit.numerics.metrics import Metric
-from lowbit.pipeline.building import Builder, emit, sign
-from lowbit.pipeline.clock import Clock, Progress
-from lowbit.pipeline.preparing import ModelSource, model_inputs
-from lowbit.pipeline.refining import check_refinement, checkpoint_of, refined
-from lowbit.pipeline.verifying import check_sqnr, verify, with_reused
-from lowbit.planning import Plan
-from lowbit.report.values import Report, Step
+from lowbit.ops.traits import OPERATORS, Operators
+from lowbit.pipeline import stages
+from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
+from lowbit.pipeline.verify import check_sqnr, verify, with_reused
+from lowbit.planning.plan import Plan
+from lowbit.refine.refine import check_refinement
+from lowbit.report.values import Report
 from lowbit.scales.parameters import Params
-from lowbit.search.keep_if_better import as_collected, choose, options
-from lowbit.search.mixed_precision import mixed
-from lowbit.search.sensitivity_file import Mix
-from lowbit.targets import Target
+from lowbit.search.keep_if_better import as_collected, has_optional_steps, keep_what_helps
+from lowbit.search.sensitivity_file import MixedPrecisionResult
+from lowbit.search.strategies import search_mixed_precision
+from lowbit.state import Loaded, Planned, Quantized, extended
+from lowbit.targets.builtin import find_target
+from lowbit.targets.target import Target
 
-if TYPE_CHECKING:
-    import onnx
+ModelSource = Any
+"""A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``."""
+
+DEFAULT_PRESET = "A8W8"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What a run gives: the model, what was decided, and how good it is.
+    """What a run gives: everything it found out, and how good the quantized model is.
 
-    ``floats`` is the model as it was before rounding, ``samples`` what it was made and verified on,
-    ``mix`` which layers have other formats than all, and what was measured to find them.
+    ``state`` holds the model at every stage, ``mixed_precision`` which layers have other formats than
+    all, and what was measured to find them.
     """
 
-    quantized: ir.Model
+    state: Quantized
     report: Report
-    plan: Plan
-    params: Params
-    stats: Stats
-    config: QuantConfig
-    floats: ir.Model
     samples: Split
-    mix: Mix | None = None
+    mixed_precision: MixedPrecisionResult | None = None
 
     @property
-    def model(self) -> onnx.ModelProto:
-        """The quantized model as protobuf."""
+    def quantized(self) -> ir.Model:
+        """The quantized model."""
+        return self.state.emitted.model
+
+    @property
+    def model(self) -> Any:
+        """The quantized model as an ``onnx.ModelProto``."""
         return io.to_proto(self.quantized)
+
+    @property
+    def plan(self) -> Plan:
+        """What every tensor became, and why."""
+        return self.state.plan
+
+    @property
+    def params(self) -> Params:
+        """Scales and zero points."""
+        return self.state.params
+
+    @property
+    def stats(self) -> Stats:
+        """What the samples showed."""
+        return self.state.stats
+
+    @property
+    def config(self) -> QuantConfig:
+        """The configuration, with what was decided on the way."""
+        return self.state.config
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the quantized model."""
@@ -72,6 +97,7 @@ def quantize(
     preset: str | None = None,
     config: QuantConfig | None = None,
     target: Target | None = None,
+    operators: Operators = OPERATORS,
     plan: Plan | None = None,
     stats: Stats | None = None,
     limit: int | None = None,
@@ -82,7 +108,7 @@ def quantize(
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
     metric: Metric | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = ignore_progress,
 ) -> Result:
     """Quantize a float model and verify the result.
 
@@ -94,6 +120,7 @@ def quantize(
         preset: Name of a preset (``lowbit.presets``); ``A8W8`` if no ``config`` is given.
         config: A configuration, instead of a preset.
         target: A target that is none of the built-in ones, instead of the configuration's.
+        operators: What is known of operators: ``lowbit.ops.traits.OPERATORS`` with rows of your own.
         plan: A plan made before, perhaps edited, instead of planning anew.
         stats: Statistics collected before, instead of running the data again.
         limit: How many samples to calibrate on; all of them if not given.
@@ -117,73 +144,116 @@ def quantize(
     check_refinement(config)
     if plan is not None and config.mixed_precision is not None:
         raise ConfigError(
-            "a plan says already which formats layers have: leave out config.mixed_precision"
+            "a plan says already which formats layers have: skip config.mixed_precision"
         )
     clock = Clock(progress)
     with clock.stage("load"):
-        loaded = io.load(model)
-        refuse_quantized(loaded)
-        samples = split(
-            open_data(
-                data,
-                model_inputs(loaded),
-                preprocessing=preprocessing,
-                limit=None if limit is None else limit + held_out,
-            ),
-            limit,
-            held_out,
-        )
-    builder = Builder(
-        loaded,
-        samples,
-        clock,
-        target,
-        keep_histograms=keep_histograms,
-        means=config.bias_correction,
-    )
-    steps: tuple[Step, ...] = ()
-    if stats is not None:
-        config = as_collected(config, stats)
-        built = builder.build(config, samples.calibration, plan=plan, stats=stats)
-    elif options(config):
-        built, steps = choose(builder, config, plan)
-    else:
-        built = builder.build(config, samples.calibration, plan=plan)
-    mix: Mix | None = None
-    if config.mixed_precision is not None:
-        built, mix = mixed(builder, built, config.mixed_precision, metric)
-    with clock.stage("refine"):
-        folder = pathlib.Path(checkpoint) if checkpoint is not None else None
-        if folder is None and output is not None:
-            folder = checkpoint_of(output)
-        built, notes = refined(built, samples, clock, folder, resume=resume)
-        notes = notes if mix is None else (mix.describe(), *notes)
-    with clock.stage("emit"):
-        quantized = emit(built)
-        sign(quantized, built, samples.data)
-    with clock.stage("verify"):
-        report = verify(built, quantized, samples, steps)
+        state = _load(model, config, target, operators)
+        kept = None if limit is None else limit + held_out
+        inputs = model_inputs(state.loaded)
+        opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
+        samples = split(opened, limit, held_out)
+        state = extended(state, Loaded, samples=samples)
         if stats is not None:
-            report = with_reused(report, stats, built.config)
-        report = msgspec.structs.replace(report, notes=(*report.notes, *notes))
+            state = extended(state, Loaded, config=as_collected(config, stats))
+    with clock.stage("normalize"):
+        normalized = stages.normalize(state)
+    pipeline = Pipeline(clock, keep_histograms=keep_histograms, means=config.bias_correction)
+    if stats is None and has_optional_steps(config):
+        built, steps = keep_what_helps(pipeline, normalized, plan)
+    else:
+        built = pipeline.build(normalized, samples.calibration, plan=plan, stats=stats)
+        steps = ()
+    mixed: MixedPrecisionResult | None = None
+    if config.mixed_precision is not None:
+        built, mixed = search_mixed_precision(pipeline, built, config.mixed_precision, metric)
+    folder = checkpoint if checkpoint is not None or output is None else checkpoint_of(output)
+    built, notes = _refined(pipeline, built, folder, resume=resume)
+    stages.sign(built)
+    with clock.stage("verify"):
+        report = verify(built, samples, steps)
+    if stats is not None:
+        report = with_reused(report, stats, transformed=_is_transformed(built.config))
+    told = (*report.notes, *(() if mixed is None else (mixed.describe(),)), *notes)
     check_sqnr(report, min_sqnr)
     if output is not None:
-        io.save(quantized, output)
-    report = msgspec.structs.replace(report, seconds=clock.seconds)
-    return Result(
-        quantized,
-        report,
-        built.plan,
-        built.params,
-        built.stats,
-        built.config,
-        built.ready.adapted,
-        samples,
-        mix,
-    )
+        with clock.stage("save"):
+            io.save(built.emitted.model, output)
+    report = msgspec.structs.replace(report, notes=told, seconds=clock.seconds)
+    return Result(built, report, samples, mixed)
+
+
+def plan(
+    model: ModelSource,
+    *,
+    preset: str | None = None,
+    config: QuantConfig | None = None,
+    target: Target | None = None,
+    operators: Operators = OPERATORS,
+) -> Plan:
+    """Return what would be quantized to what, and what stays in float and why, without any data.
+
+    Args:
+        model: A path, the bytes of a file, or a loaded model.
+        preset: Name of a preset (``lowbit.presets``); ``A8W8`` if no ``config`` is given.
+        config: A configuration, instead of a preset.
+        target: A target that is none of the built-in ones, instead of the configuration's.
+        operators: What is known of operators: ``lowbit.ops.traits.OPERATORS`` with rows of your own.
+    """
+    return planned_state(model, preset, config, target, operators).plan
+
+
+def planned_state(
+    model: ModelSource,
+    preset: str | None = None,
+    config: QuantConfig | None = None,
+    target: Target | None = None,
+    operators: Operators = OPERATORS,
+) -> Planned:
+    """Return a model after all stages that need no data; its plan may quantize nothing."""
+    loaded = _load(model, _choose_config(preset, config), target, operators)
+    transformed = stages.transform(stages.normalize(loaded))
+    return stages.plan(stages.prepare(transformed), check=False)
+
+
+def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
+    """Return the folder beside an output in which finished layers wait."""
+    path = pathlib.Path(output)
+    return path.with_name(f"{path.name}.refining")
+
+
+def _load(
+    model: ModelSource, config: QuantConfig, target: Target | None, operators: Operators
+) -> Loaded:
+    loaded = io.load(model)
+    refuse_quantized(loaded)
+    target = target or find_target(config.target)
+    return Loaded(loaded=loaded, samples=None, config=config, target=target, operators=operators)
 
 
 def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfig:
     if preset is not None and config is not None:
         raise ConfigError("give a preset or a config, not both")
-    return config if config is not None else find_preset(preset or "A8W8")
+    return config if config is not None else find_preset(preset or DEFAULT_PRESET)
+
+
+def _refined(
+    pipeline: Pipeline, state: Quantized, folder: str | os.PathLike[str] | None, *, resume: bool
+) -> tuple[Quantized, tuple[str, ...]]:
+    if state.config.refinement is None:
+        return state, ()
+    clock = pipeline.clock
+    with clock.stage("refine"):
+        solved, notes = stages.refine(
+            state,
+            None if folder is None else pathlib.Path(folder),
+            lambda done, total: clock.tell("refine", done, total),
+            resume=resume,
+        )
+    return pipeline.emitted(solved), notes
+
+
+def _is_transformed(config: QuantConfig) -> bool:
+    """Whether transforms that depend on samples change what statistics are of."""
+    transforms = (config.equalization, config.smooth_quant)
+    return any(transform is not None and transform.reads_data for transform in transforms)

@@ -16,11 +16,16 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from lowbit.calibrate.observers import Measure, Need, OrderedMeasure, need_of, thinned
+from lowbit.calibrate.observers import (
+    Observer,
+    ObserverSpec,
+    OrderedObserver,
+    observer_of,
+    thinned,
+)
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
 from lowbit.calibrate.statistics import ChannelSums, Stats, channel_sums
 from lowbit.config.methods import OutputMse
-from lowbit.config.specs import FloatSpec, IntegerSpec
 from lowbit.errors import CalibrationError
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, Session, opened, with_outputs
@@ -42,28 +47,28 @@ def collect(
     *,
     everything: bool = False,
     means: bool = True,
-    twins: Mapping[str, str] = MappingProxyType({}),
+    float_names: Mapping[str, str] = MappingProxyType({}),
     threads_per_sample: int = 1,
     optimize: Optimize = "none",
     progress: Progress = lambda _: None,
 ) -> Stats:
-    """Return the statistics that ``plan`` needs of the activations of ``model``.
+    """Return the statistics that ``plan`` asks for of the activations of ``model``.
 
     ``everything`` keeps histograms of all planned tensors and the variances of channels, so that
     saved statistics serve any method later. ``means`` keeps the channel means that bias correction reads, those
-    of ``twins`` (float counterparts, by tensor) too. ``progress`` is told after each sample how
+    of ``float_names`` (float counterparts, by tensor) too. ``progress`` is told after each sample how
     many are done. The number of threads
     that share one sample changes float sums in their last bit, and so ranges; leave it at one
     for speed.
     """
-    needs = _needs(plan, twins, everything=everything, means=means or everything)
-    if not needs:
+    specs = _observer_specs(plan, float_names, everything=everything, means=means or everything)
+    if not specs:
         return Stats({}, 0)
     floors = _floors(model.graph)
-    needs = {n: dataclasses.replace(need, floor=floors.get(n)) for n, need in needs.items()}
+    specs = {n: dataclasses.replace(spec, floor=floors.get(n)) for n, spec in specs.items()}
     positions = poolable(model.graph)
-    pooled = {n: positions[n] for n, need in needs.items() if need.pools and n in positions}
-    probe = with_outputs(model, [n for n in needs if n not in pooled])
+    pooled = {n: positions[n] for n, spec in specs.items() if spec.pools and n in positions}
+    probe = with_outputs(model, [n for n in specs if n not in pooled])
     add_pools(probe.graph, pooled)
     with opened(
         probe,
@@ -71,38 +76,38 @@ def collect(
         optimize=optimize,
         name="the model for calibration",
     ) as running:
-        ordered = any(need.ordered for need in needs.values())
-        measure = OrderedMeasure(needs) if ordered else Measure(needs)
-        reader = _Reader(running, needs, pooled, measure)
-        samples = _run_all(reader, measure, data, progress, ordered=ordered)
+        ordered = any(spec.ordered for spec in specs.values())
+        observer = OrderedObserver(specs) if ordered else Observer(specs)
+        runner = _Runner(running, specs, pooled, observer)
+        samples = _run_all(runner, data, progress, ordered=ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
-    return Stats(measure.result(), samples)
+    return Stats(observer.result(), samples)
 
 
-def _needs(
-    plan: Plan, twins: Mapping[str, str], *, everything: bool, means: bool
-) -> dict[str, Need]:
-    needs: dict[str, Need] = {}
+def _observer_specs(
+    plan: Plan, float_names: Mapping[str, str], *, everything: bool, means: bool
+) -> dict[str, ObserverSpec]:
+    specs: dict[str, ObserverSpec] = {}
 
-    def want(name: str, need: Need) -> None:
-        needs[name] = needs.get(name, Need()) | need
+    def want(name: str, spec: ObserverSpec) -> None:
+        specs[name] = specs.get(name, ObserverSpec()) | spec
 
     for tensor in plan.activations():
-        if tensor.is_calibrated and isinstance(tensor.spec, (IntegerSpec, FloatSpec)):
-            want(tensor.observe, need_of(tensor.spec.method))
+        if tensor.is_calibrated and (method := tensor.spec.calibration):
+            want(tensor.observe, observer_of(method))
     if everything:
-        for name in (*needs, *(t.name for t in plan.activations())):
-            want(name, Need(histogram=True))
+        for name in (*specs, *(t.name for t in plan.activations())):
+            want(name, ObserverSpec(histogram=True))
     for row in plan.biases if means else ():
-        for name in (row.input, twins.get(row.input, row.input)):
-            want(name, Need(channel_axis=row.channel_axis, variances=everything))
-    specs = plan.by_name()
+        for name in (row.input, float_names.get(row.input, row.input)):
+            want(name, ObserverSpec(channel_axis=row.channel_axis, variances=everything))
+    tensors = plan.by_name()
     for row in plan.biases:
-        weight = specs.get(row.weight)
-        if weight and isinstance(getattr(weight.spec, "method", None), OutputMse):
-            want(row.input, Need(channel_axis=row.channel_axis, variances=True))
-    return needs
+        weight = tensors.get(row.weight)
+        if weight and isinstance(weight.spec.calibration, OutputMse):
+            want(row.input, ObserverSpec(channel_axis=row.channel_axis, variances=True))
+    return specs
 
 
 def _floors(graph: ir.Graph) -> dict[str, float]:
@@ -120,7 +125,7 @@ def _floors(graph: ir.Graph) -> dict[str, float]:
     }
 
 
-_Measured = tuple[int, dict[str, ChannelSums]]
+_Observed = tuple[int, dict[str, ChannelSums]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,23 +136,24 @@ class _Sample:
     source: Callable[[Feed], list[Array]]
 
 
-class _Reader:
-    """Runs samples and measures them."""
+class _Runner:
+    """Runs samples and observes their tensors."""
 
     def __init__(
         self,
         running: Session,
-        needs: Mapping[str, Need],
+        specs: Mapping[str, ObserverSpec],
         pooled: Mapping[str, int],
-        measure: Measure,
+        observer: Observer,
     ) -> None:
-        self._running, self._needs, self._pooled, self._measure = running, needs, pooled, measure
-        self._whole = [name for name in needs if name not in pooled]
+        self._running, self._specs, self._pooled = running, specs, pooled
+        self.observer = observer
+        self._whole = [name for name in specs if name not in pooled]
         self._outputs = [*self._whole, *(out for name in pooled for out in pools_of(name))]
         # Each holds the tensors of a sample, so there are only as many as run at once.
         self._idle = collections.deque[Callable[[Feed], list[Array]]]()
 
-    def read(self, feed: Feed) -> _Sample:
+    def run(self, feed: Feed) -> _Sample:
         """Run one sample; any number of threads may."""
         try:
             run = self._idle.pop()
@@ -155,51 +161,49 @@ class _Reader:
             run = self._running.repeated(self._outputs)
         return _Sample(dict(zip(self._outputs, run(feed), strict=True)), run)
 
-    def measure(self, sample: _Sample) -> _Measured:
-        """Measure one sample and let go of it; return its size and the sums of its channels."""
+    def observe(self, sample: _Sample) -> _Observed:
+        """Observe one sample and let go of it; return its size and the sums of its channels."""
         size, sums = 0, dict[str, ChannelSums]()
         for name in self._whole:
-            array, need = sample.arrays[name], self._needs[name]
-            self._measure.add(name, array)
+            array, spec = sample.arrays[name], self._specs[name]
+            self.observer.add(name, array)
             size += array.nbytes
-            if need.channel_axis is not None and array.ndim > 1:
+            if spec.channel_axis is not None and array.ndim > 1:
                 some = thinned(array)
-                sums[name] = channel_sums(some, need.channel_axis, squares=need.variances)
+                sums[name] = channel_sums(some, spec.channel_axis, squares=spec.variances)
         for name, positions in self._pooled.items():
             highest, mean = (sample.arrays[output] for output in pools_of(name))
             pools = Pools(highest, mean, positions)
-            self._measure.add_pools(name, pools)
+            self.observer.add_pools(name, pools)
             size += pools.nbytes
-            if self._needs[name].channel_axis is not None:
+            if self._specs[name].channel_axis is not None:
                 sums[name] = pools.sums()
         self._idle.append(sample.source)
         return size, sums
 
 
-def _run_all(
-    reader: _Reader, measure: Measure, data: Iterable[Feed], progress: Progress, *, ordered: bool
-) -> int:
-    """Run every sample and measure it; return how many there were."""
+def _run_all(runner: _Runner, data: Iterable[Feed], progress: Progress, *, ordered: bool) -> int:
+    """Run every sample and observe it; return how many there were."""
     feeds = iter(data)
     first = next(feeds, None)
     if first is None:
         return 0
-    begun = reader.measure(reader.read(first))
+    begun = runner.observe(runner.run(first))
     threads = _thread_count(begun[0])
-    rest: Iterator[_Measured]
+    rest: Iterator[_Observed]
     if ordered:
         # One after the other, while the next is run if there is room for two. To share one sample's
         # tensors out among threads was slower: they wait for each other between short steps.
-        read = ordered_map(reader.read, feeds, 1) if threads > 1 else map(reader.read, feeds)
-        rest = map(reader.measure, read)
+        run = ordered_map(runner.run, feeds, 1) if threads > 1 else map(runner.run, feeds)
+        rest = map(runner.observe, run)
     else:
-        rest = ordered_map(lambda feed: reader.measure(reader.read(feed)), feeds, threads)
+        rest = ordered_map(lambda feed: runner.observe(runner.run(feed)), feeds, threads)
     samples = 0
     # Float sums are added up here, in the order of the samples: the result must not depend on
     # which thread was faster.
     for _, sums in itertools.chain([begun], rest):
         for name, part in sums.items():
-            measure.add_channels(name, part)
+            runner.observer.add_channels(name, part)
         progress(samples := samples + 1)
     return samples
 

@@ -6,14 +6,13 @@ import collections
 import dataclasses
 import threading
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from lowbit.calibrate import log_histogram
-from lowbit.calibrate.growing import GrowingHistogram, Span
 from lowbit.calibrate.pooled import Pools
-from lowbit.calibrate.statistics import ChannelSums, TensorStats
+from lowbit.calibrate.statistics import ChannelSums, CustomStatistics, TensorStats
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -29,12 +28,28 @@ from lowbit.errors import CalibrationError, ConfigError
 from lowbit.numerics.formats import FloatArray
 
 
+class CustomObserver(Protocol):
+    """A value that says how statistics of one's own begin; equal values observe the same."""
+
+    def start(self, x: FloatArray) -> CustomStatistics:
+        """Return the statistics of the first sample's tensor."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Need:
-    """What must be measured of a tensor; its ``floor`` need not be."""
+class ObserverSpec:
+    """What is observed of a tensor; its ``floor`` is known.
+
+    Attributes:
+        histogram: The log histogram.
+        custom: Statistics of a method's own, which may depend on the order of samples.
+        average: The range by a moving average, or the mean of the samples' ranges.
+        channel_axis: Where the channels lie whose means are taken.
+        variances: Whether the channels' variances are taken as well.
+        floor: A bound that the graph sets to the smallest value, which then is not looked for.
+    """
 
     histogram: bool = False
-    growing: tuple[int, Span] | None = None
+    custom: CustomObserver | None = None
     average: float | Literal["mean"] | None = None
     channel_axis: int | None = None
     variances: bool = False
@@ -43,7 +58,7 @@ class Need:
     @property
     def ordered(self) -> bool:
         """Whether the result depends on the order of samples."""
-        return self.growing is not None or self.average is not None
+        return self.custom is not None or self.average is not None
 
     @property
     def pools(self) -> bool:
@@ -51,42 +66,35 @@ class Need:
         more = self.histogram or self.ordered or self.variances
         return self.floor is not None and not more and self.channel_axis in (None, 1)
 
-    def __or__(self, other: Need) -> Need:
-        """Return the need of both; of two kinds of growing histogram only one can be had."""
-        if self.growing and other.growing and self.growing != other.growing:
+    def __or__(self, other: ObserverSpec) -> ObserverSpec:
+        """Return what both observe; of two kinds of custom statistics only one can be had."""
+        if self.custom and other.custom and self.custom != other.custom:
             raise CalibrationError(
-                f"one tensor is asked for two growing histograms, {self.growing} and "
-                f"{other.growing}; give the tensors that share it the same method"
+                f"one tensor is asked for two kinds of statistics, {self.custom} and "
+                f"{other.custom}; give the tensors that share it the same method"
             )
-        return Need(
+        return ObserverSpec(
             histogram=self.histogram or other.histogram,
-            growing=self.growing or other.growing,
+            custom=self.custom or other.custom,
             average=other.average if self.average is None else self.average,
             channel_axis=other.channel_axis if self.channel_axis is None else self.channel_axis,
             variances=self.variances or other.variances,
         )
 
 
-def need_of(method: Method) -> Need:
+def observer_of(method: Method) -> ObserverSpec:
     """Return what a method must know of a tensor."""
     match method:
         case MinMax(moving_average=constant):
-            return Need(average=constant)
+            return ObserverSpec(average=constant)
         case NonOverflow():
-            return Need()
-        case Percentile(histogram="growing", bins=bins, symmetric_range=absolute):
-            return Need(growing=(bins, "absolute" if absolute else "symmetric"))
-        case LayerwisePercentile(histogram="growing", bins=bins):
-            return Need(growing=(bins, "absolute"))
-        case Entropy(histogram="growing", bins=bins):
-            return Need(growing=(bins, "symmetric"))
-        case MinMse(histogram="growing", bins=bins):
-            return Need(growing=(bins, "signed"))
+            return ObserverSpec()
         case Percentile() | LayerwisePercentile() | Entropy() | Distribution() | MinMse():
-            return Need(histogram=True)
+            return ObserverSpec(histogram=True)
         case OutputMse():
             raise ConfigError("output is a method for weights, not for activations; take mse")
-    raise TypeError(f"unknown method {method!r}")
+    spec: ObserverSpec = method.observer()
+    return spec
 
 
 # Values of one sample a histogram is taken of, and the fewest rows of it.
@@ -94,20 +102,20 @@ _ENOUGH, _LEAST_ROWS = 1 << 13, 4
 _NOTHING = TensorStats(0.0, 0.0, 0)
 
 
-class Measure:
+class Observer:
     """Statistics that add up in any order; safe to feed from several threads."""
 
-    def __init__(self, needs: Mapping[str, Need]) -> None:
-        self._needs = needs
+    def __init__(self, specs: Mapping[str, ObserverSpec]) -> None:
+        self._specs = specs
         self._stats: dict[str, TensorStats] = {}
-        self._counters = {n: log_histogram.Counter() for n, need in needs.items() if need.histogram}
+        self._counters = {n: log_histogram.Counter() for n, spec in specs.items() if spec.histogram}
         self._channels: dict[str, ChannelSums] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, x: FloatArray) -> None:
-        """Measure a tensor of one sample."""
-        new = TensorStats.of(x, histogram=False, floor=self._needs[name].floor)
-        if self._needs[name].histogram and new.count:
+        """Observe a tensor of one sample."""
+        new = TensorStats.of(x, histogram=False, floor=self._specs[name].floor)
+        if self._specs[name].histogram and new.count:
             self._counters[name].add(thinned(x))
         self._merge(name, new)
 
@@ -118,12 +126,12 @@ class Measure:
 
     def add_pools(self, name: str, pools: Pools) -> None:
         """Take over what the graph measured of a tensor."""
-        self._merge(name, pools.stats(self._needs[name].floor or 0.0))
+        self._merge(name, pools.stats(self._specs[name].floor or 0.0))
 
     def result(self) -> dict[str, TensorStats]:
         """Return the statistics of all samples so far."""
         return {
-            name: self._with_counts(name).with_channels(self._means(name)) for name in self._needs
+            name: self._with_counts(name).with_channels(self._means(name)) for name in self._specs
         }
 
     def add_channels(self, name: str, part: ChannelSums) -> None:
@@ -169,38 +177,34 @@ def thinned(x: FloatArray) -> FloatArray:
     return x if step < 2 else x[(slice(None),) * axis + (slice(step // 2, None, step),)]
 
 
-class OrderedMeasure(Measure):
+class OrderedObserver(Observer):
     """Statistics that depend on the order of samples; fed by one thread."""
 
-    def __init__(self, needs: Mapping[str, Need]) -> None:
-        super().__init__(needs)
+    def __init__(self, specs: Mapping[str, ObserverSpec]) -> None:
+        super().__init__(specs)
         self._averaged = collections.Counter[str]()
 
     def add(self, name: str, x: FloatArray) -> None:
-        """Measure a tensor of the next sample."""
-        need = self._needs[name]
-        new, finite = TensorStats.of(x, histogram=need.histogram), x
+        """Observe a tensor of the next sample."""
+        spec = self._specs[name]
+        new, finite = TensorStats.of(x, histogram=spec.histogram), x
         if new.not_finite:
             finite = _without_infinities(x)
-            broken = TensorStats.of(finite, histogram=need.histogram)
+            broken = TensorStats.of(finite, histogram=spec.histogram)
             new = dataclasses.replace(broken, not_finite=new.not_finite)
         old = self._stats.get(name, _NOTHING)
         if x.size == 0:
             self._stats[name] = old
             return
-        growing, average = old.growing, old.average
-        if need.growing is not None:
-            bins, span = need.growing
-            if growing is None:
-                growing = GrowingHistogram.first(finite, bins, span)
-            else:
-                growing = growing.add(finite)
-        if need.average is not None:
+        custom, average = old.custom, old.average
+        if spec.custom is not None:
+            custom = spec.custom.start(finite) if custom is None else custom.add(finite)
+        if spec.average is not None:
             self._averaged[name] += 1
-            constant = 1 / self._averaged[name] if need.average == "mean" else need.average
+            constant = 1 / self._averaged[name] if spec.average == "mean" else spec.average
             average = _follow(average, (new.low, new.high), constant)
-        new = dataclasses.replace(old, growing=None, average=None) | new
-        self._stats[name] = dataclasses.replace(new, growing=growing, average=average)
+        new = dataclasses.replace(old, custom=None, average=None) | new
+        self._stats[name] = dataclasses.replace(new, custom=custom, average=average)
 
 
 def _follow(

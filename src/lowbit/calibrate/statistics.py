@@ -12,16 +12,23 @@ import os
 import pathlib
 import zipfile
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.calibrate import log_histogram
-from lowbit.calibrate.growing import GrowingHistogram
 from lowbit.errors import CalibrationError
 from lowbit.numerics.formats import FloatArray
 
 _FORMAT = 3
+
+
+class CustomStatistics(Protocol):
+    """Statistics that a calibration method of one's own collects, sample by sample."""
+
+    def add(self, x: FloatArray) -> CustomStatistics:
+        """Return the statistics with one more sample."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class TensorStats:
         low: The smallest value, or a bound not above zero that the graph sets it; ``high`` the largest.
         count: How many values were finite; ``not_finite`` how many were not.
         counts: The log histogram, or ``None`` if only the range was asked for.
-        growing: An order-dependent histogram, for the methods that read one.
+        custom: Statistics of a method's own, for the methods that read them.
         average: Range by moving average, for the methods that read one.
         channels: Mean of each channel, for bias correction; ``positions`` is what each is over.
         variances: Variance of each channel, where a weight's scale is to be chosen by it.
@@ -43,7 +50,7 @@ class TensorStats:
     count: int
     not_finite: int = 0
     counts: NDArray[np.int64] | None = None
-    growing: GrowingHistogram | None = None
+    custom: CustomStatistics | None = None
     average: tuple[float, float] | None = None
     channels: NDArray[np.float64] | None = None
     positions: int = 0
@@ -70,7 +77,7 @@ class TensorStats:
 
     def __or__(self, other: TensorStats) -> TensorStats:
         """Return the statistics over the samples of both."""
-        if self.growing is not None or other.growing is not None:
+        if self.custom is not None or other.custom is not None:
             raise CalibrationError(
                 "histograms that depend on the order of samples cannot be merged"
             )
@@ -169,9 +176,9 @@ def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
     table: list[dict[str, object]] = []
     arrays: dict[str, NDArray[np.generic]] = {}
     for index, (name, s) in enumerate(stats.tensors.items()):
-        if s.growing is not None or s.average is not None:
+        if s.custom is not None or s.average is not None:
             raise CalibrationError(
-                "only statistics of the default kind can be saved, not those of Quark's methods"
+                "only statistics of the default kind can be saved, not those of a method of its own"
             )
         row: dict[str, object] = {"name": name, "low": s.low, "high": s.high, "count": s.count}
         row |= {"not_finite": s.not_finite, "histogram": s.counts is not None}

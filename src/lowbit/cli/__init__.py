@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help(sys.stderr)
             return WRONG
-        importlib.import_module(f"lowbit.cli.{args.command}").run(args)
+        # Heavy, so imported only when a command runs.
+        importlib.import_module("lowbit.cli.commands").COMMANDS[args.command](args)
         sys.stdout.flush()
     except LowbitError as error:
         _say(f"error: {error}")

@@ -9,18 +9,17 @@ import sys
 from collections.abc import Sequence
 
 from lowbit.analyze.gates import Outcome, read_gate, refuse_failed, to_junit, try_gates
-from lowbit.api import compare
+from lowbit.api.compare import compare as run
 from lowbit.cli.configuration import make_preprocessing
-from lowbit.cli.saving import Writer, check_outputs, writing
+from lowbit.cli.saving import Write, check_outputs, writing
 from lowbit.errors import ConfigError
 from lowbit.report.html import write_report
-from lowbit.report.progress import show_stages
 from lowbit.report.result import show_comparison
-from lowbit.report.tables import stdout
+from lowbit.report.tables import show_stages, stdout
 from lowbit.report.values import Report
 
 
-def run(args: argparse.Namespace) -> None:
+def compare(args: argparse.Namespace) -> None:
     """Compare, write what was asked for, and show the figures."""
     check_outputs(
         {"--report": args.report, "--junit": args.junit}, [args.reference, args.quantized]
@@ -30,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError("--junit writes the outcome of gates; give at least one --fail-if")
     preprocessing = make_preprocessing(args)
     with show_stages(quiet=args.quiet or args.json) as progress:
-        report = compare(
+        report = run(
             args.reference,
             args.quantized,
             args.data,
@@ -63,7 +62,7 @@ def _document(report: Report, args: argparse.Namespace) -> str:
 
 def _files(
     report: Report, document: str, outcomes: Sequence[Outcome], args: argparse.Namespace
-) -> dict[str, Writer]:
+) -> dict[str, Write]:
     def write(path: pathlib.Path) -> None:
         if path.suffix == ".html":
             write_report(report, path, title=pathlib.Path(args.quantized).name)
@@ -74,8 +73,8 @@ def _files(
         seconds = sum(report.seconds.values())
         path.write_bytes(to_junit(outcomes, pathlib.Path(args.quantized).name, seconds))
 
-    wanted: tuple[tuple[str | None, Writer], ...] = (
+    wanted: tuple[tuple[str | None, Write], ...] = (
         (args.report, write),
         (args.junit, write_junit),
     )
-    return {path: writer for path, writer in wanted if path is not None}
+    return {path: write for path, write in wanted if path is not None}

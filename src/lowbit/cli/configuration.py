@@ -7,7 +7,7 @@ import dataclasses
 
 import msgspec
 
-from lowbit.cli.options import DEFAULT_PRESET
+from lowbit.api.quantize import DEFAULT_PRESET
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import read_config
 from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, Percentile
@@ -16,8 +16,8 @@ from lowbit.config.refinement import LayerReconstruction, Refinement
 from lowbit.config.specs import Rule
 from lowbit.data import Preprocessing, find_preprocessing
 from lowbit.errors import ConfigError, did_you_mean
-from lowbit.planning import Plan
-from lowbit.targets import find_target
+from lowbit.planning.plan import Plan
+from lowbit.targets.builtin import find_target
 
 _FIELDS = ("mean", "std", "scale", "resize", "crop", "layout", "channel_order")
 
@@ -71,8 +71,8 @@ def _start(args: argparse.Namespace, plan: Plan | None) -> QuantConfig:
 
 
 def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
-    if getattr(args, "no_correct", False):
-        config = config.without_correction()
+    if getattr(args, "no_bias_correction", False):
+        config = config.skip_bias_correction()
     config = _change_methods(config, args)
     return msgspec.structs.replace(
         config,
@@ -81,20 +81,20 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         include=(*config.include, *args.include),
         exclude=(*config.exclude, *args.exclude),
         head=args.head or config.head,
-        skip_rewrites=(*config.skip_rewrites, *args.without),
+        skip_rewrites=(*config.skip_rewrites, *args.skip_rewrite),
         domain=getattr(args, "domain", None) or config.domain,
-        equalization=None if getattr(args, "no_equalize", False) else config.equalization,
-        smooth_quant=None if getattr(args, "no_smooth", False) else config.smooth_quant,
-        keep_only_if_better=config.keep_only_if_better and not getattr(args, "keep_steps", False),
+        equalization=None if getattr(args, "no_equalization", False) else config.equalization,
+        smooth_quant=None if getattr(args, "no_smooth_quant", False) else config.smooth_quant,
+        keep_only_if_better=config.keep_only_if_better
+        and not getattr(args, "keep_all_steps", False),
         refinement=_refinement(config, args),
     )
 
 
 def _refinement(config: QuantConfig, args: argparse.Namespace) -> Refinement | None:
-    left_out = getattr(args, "no_reconstruct", False) and isinstance(
-        config.refinement, LayerReconstruction
-    )
-    return None if left_out else config.refinement
+    skipped = getattr(args, "no_reconstruction", False)
+    reconstructs = isinstance(config.refinement, LayerReconstruction)
+    return None if skipped and reconstructs else config.refinement
 
 
 def _change_methods(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
@@ -121,14 +121,14 @@ def _method(args: argparse.Namespace) -> Method | None:
         return Percentile(percentile=args.percentile)
     if args.calibration is None:
         return None
-    return BY_NAME[args.calibration]()  # type: ignore[return-value]  # all are members of the union
+    return BY_NAME[args.calibration]()
 
 
 def _refuse_decisions(args: argparse.Namespace) -> None:
     for name, option in _DECIDE_THE_PLAN:
         if getattr(args, name):
             raise ConfigError(
-                f"{option} decides the plan, but --plan gives one already made: leave out one of "
+                f"{option} decides the plan, but --plan gives one already made: give one of "
                 "the two, or edit the plan's file"
             )
 
@@ -141,10 +141,10 @@ def _check_target(config: QuantConfig, args: argparse.Namespace, plan: Plan | No
             f"give the --preset or --target it was made with"
         )
     rewrites = (*target.transforms, *target.arithmetic)
-    for word in args.without:
+    for word in args.skip_rewrite:
         if word not in rewrites:
             known = ", ".join(rewrites) or "none at all"
             raise ConfigError(
-                f"target {target.name} has no rewrite {word!r} to leave out"
+                f"target {target.name} has no rewrite {word!r} to skip"
                 f"{did_you_mean(word, rewrites)} (it has {known})"
             )

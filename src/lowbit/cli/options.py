@@ -6,6 +6,7 @@ holds them together.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 
 from lowbit.cli import parser as types
@@ -28,9 +29,9 @@ FLOAT_FORMATS = tuple(
 
 _EPILOG = """\
 examples:
-  lowbit quantize model.onnx int8.onnx --preset XINT8 --data pictures/ --preprocess imagenet
+  lowbit quantize model.onnx int8.onnx --preset XINT8 --data images/ --preprocess imagenet
   lowbit plan model.onnx --preset XINT8          what would be quantized, and what not and why
-  lowbit compare model.onnx int8.onnx --data pictures/ --preprocess imagenet
+  lowbit compare model.onnx int8.onnx --data images/ --preprocess imagenet
   lowbit infer model.onnx --data inputs/ --output float_results
   lowbit evaluate float_results int8_results
 
@@ -68,22 +69,22 @@ def _quantize(parser: Parser) -> None:
     _add_images(parser)
     more = parser.add_argument_group("stages")
     more.add_argument(
-        "--no-correct",
+        "--no-bias-correction",
         action="store_true",
-        help="leave out bias correction; float weight scales are then chosen by the output's error",
+        help="skip bias correction; float weight scales are then chosen by the output's error",
     )
     more.add_argument(
-        "--no-equalize", action="store_true", help="leave out cross-layer equalization"
+        "--no-equalization", action="store_true", help="skip cross-layer equalization"
     )
-    more.add_argument("--no-smooth", action="store_true", help="leave out SmoothQuant")
+    more.add_argument("--no-smooth-quant", action="store_true", help="skip SmoothQuant")
     more.add_argument(
-        "--keep-steps",
+        "--keep-all-steps",
         action="store_true",
-        help="take equalization, smoothing and bias correction as they are, without trying on samples "
-        "held back whether they help",
+        help="keep equalization, SmoothQuant and bias correction whether they help on held-out samples "
+        "or not",
     )
     more.add_argument(
-        "--no-reconstruct",
+        "--no-reconstruction",
         action="store_true",
         help="round weights to the nearest integer instead of reconstructing each layer's output",
     )
@@ -143,7 +144,7 @@ def _compare(parser: Parser) -> None:
     parser.add_argument(
         "--retry",
         metavar="PATH",
-        help="calibration data: quantize again with the five worst tensors at 16 bits, and measure",
+        help="calibration data: quantize again with the five worst tensors promoted to 16 bits, and measure",
     )
     accuracy = parser.add_argument_group("accuracy")
     accuracy.add_argument(
@@ -301,6 +302,11 @@ def _add_scheme(parser: Parser) -> None:
         metavar="METHOD",
         help=f"how weight ranges are found: {', '.join(WEIGHT_METHODS)}",
     )
+    _add_exceptions(group)
+
+
+def _add_exceptions(group: argparse._ArgumentGroup) -> None:
+    """Add the options that except nodes from the scheme."""
     for option, what in (
         ("--include", "quantize only nodes that match (repeatable)"),
         ("--exclude", "keep nodes that match in float (repeatable)"),
@@ -324,15 +330,15 @@ def _add_scheme(parser: Parser) -> None:
         "--head",
         type=one_of(HEADS),
         metavar="KIND",
-        help="behind the last learned layers (boxes decoded, a last average): auto (float where needed), "
+        help="after the last linear layers (boxes decoded, a last average): auto (float where needed), "
         "float or int8",
     )
     group.add_argument(
-        "--without",
+        "--skip-rewrite",
         action="append",
         default=[],
         metavar="REWRITE",
-        help="leave out one of the target's graph rewrites (repeatable)",
+        help="skip one of the target's graph rewrites (repeatable)",
     )
 
 

@@ -10,21 +10,21 @@ import pathlib
 import sys
 from typing import Any
 
-from lowbit.api import Result, examine, quantize
+from lowbit.api import Result, examine
+from lowbit.api.quantize import checkpoint_of
+from lowbit.api.quantize import quantize as run
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing
-from lowbit.cli.saving import Writer, check_outputs, writing
+from lowbit.cli.saving import Write, check_outputs, writing
 from lowbit.errors import ConfigError
-from lowbit.pipeline.refining import checkpoint_of
 from lowbit.planning.plan import load_plan, save_plan
 from lowbit.report.html import write_report as write_report_page
-from lowbit.report.progress import show_stages
 from lowbit.report.result import show_result
-from lowbit.report.tables import stdout
+from lowbit.report.tables import show_stages, stdout
 from lowbit.report.values import Report
 
 
-def run(args: argparse.Namespace) -> None:
+def quantize(args: argparse.Namespace) -> None:
     """Quantize, verify, write, and show how good it is."""
     check_outputs(
         {
@@ -36,13 +36,15 @@ def run(args: argparse.Namespace) -> None:
         [path for path in (args.model, args.plan, args.stats, args.config) if path],
     )
     if args.stats and args.save_stats:
-        raise ConfigError("--stats reads statistics and --save-stats writes them: leave one out")
+        raise ConfigError(
+            "--stats reads statistics and --save-stats writes them: give one of the two"
+        )
     preprocessing = make_preprocessing(args)
     plan = load_plan(args.plan) if args.plan else None
     config = make_config(args, plan)
     stats = load_stats(args.stats) if args.stats else None
     with show_stages(quiet=args.quiet or args.json) as progress:
-        result = quantize(
+        result = run(
             args.model,
             data=args.data,
             config=config,
@@ -57,9 +59,9 @@ def run(args: argparse.Namespace) -> None:
             progress=progress,
         )
         if args.report and args.report.endswith(".html"):
-            # The page shows what single tensors do, which takes a closer look.
-            seen = examine(args.model, result, progress=progress)
-            result = dataclasses.replace(result, report=seen)
+            # The page shows what single tensors do, which has to be analyzed.
+            report = examine(args.model, result, progress=progress)
+            result = dataclasses.replace(result, report=report)
     document = _document(result.report, args)
     with writing(_side_files(result, document, args)):
         result.save(args.output)
@@ -76,14 +78,14 @@ def _document(report: Report, args: argparse.Namespace) -> str:
     return json.dumps(whole, indent=2) + "\n"
 
 
-def _side_files(result: Result, document: str, args: argparse.Namespace) -> dict[str, Writer]:
+def _side_files(result: Result, document: str, args: argparse.Namespace) -> dict[str, Write]:
     def write_report(path: pathlib.Path) -> None:
         if path.suffix == ".html":
             write_report_page(result.report, path, title=pathlib.Path(args.output).name)
         else:
             path.write_text(document, encoding="utf-8")
 
-    wanted: tuple[tuple[str | None, Writer], ...] = (
+    wanted: tuple[tuple[str | None, Write], ...] = (
         (args.save_plan, lambda path: save_plan(result.plan, path)),
         (args.save_stats, lambda path: save_stats(result.stats, path)),
         (args.report, write_report),

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from lowbit.errors import OutputError
 from lowbit.graph import io
 
-Writer = Callable[[pathlib.Path], None]
+Write = Callable[[pathlib.Path], None]
 
 
 def check_outputs(outputs: Mapping[str, str | None], sources: Sequence[str] = ()) -> None:
@@ -34,11 +34,11 @@ def check_outputs(outputs: Mapping[str, str | None], sources: Sequence[str] = ()
 
 
 @contextmanager
-def writing(writers: Mapping[str, Writer]) -> Iterator[None]:
-    """Write files beside their places; move them there when the body is done without error."""
+def writing(files: Mapping[str, Write]) -> Iterator[None]:
+    """Write files under other names; move them when the body is done without error."""
     with ExitStack() as stack:
         moves = []
-        for name, write in writers.items():
+        for name, write in files.items():
             path = pathlib.Path(name)
             folder = stack.enter_context(_folder_beside(path))
             try:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lowbit.config.methods import Method, MinMax, MinMse, OutputMse, Percentile
-from lowbit.config.mixed_precision import MixedPrecision
+from lowbit.config.mixed_precision import PrecisionSearch
 from lowbit.config.refinement import Refinement
 from lowbit.config.specs import (
     BiasSpec,
@@ -18,7 +18,7 @@ from lowbit.config.specs import (
     Spec,
     TensorOverride,
 )
-from lowbit.config.transforms import Equalization, Rotate, Smoothing
+from lowbit.config.transforms import FloatTransform
 from lowbit.errors import ConfigError
 
 Domain: TypeAlias = Literal["auto", "ai.onnx", "com.microsoft"]
@@ -38,10 +38,10 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         include: If given, only nodes that match one of these globs are quantized.
         exclude: Nodes that match one of these globs stay in float.
         tensors: Exceptions by tensor name.
-        requantize: Where a tensor has a second pair, for some of its readers.
+        requantize: Where a tensor has a requantization pair, for some of its consumers.
         domain: Operator domain of the Q/DQ nodes. ``auto``: the standard one where it has the
             format at the model's opset, ``com.microsoft`` otherwise.
-        head: What happens behind the last learned layers, such as the decoding of detections:
+        head: What happens after the last linear layers, such as the decoding of detections:
             ``auto`` keeps in float what the format would destroy, ``float`` all of it, ``int8`` nothing.
         rotation: Which channels are rotated before all else, so that outliers spread; ``None``: none.
         equalization: How factors move between layers before anything is quantized; ``None``: not.
@@ -51,7 +51,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
         keep_only_if_better: Whether equalization, smoothing and bias correction are kept only if they lower the
             error on samples held out of calibration.
-        skip_rewrites: Names of graph rewrites of the target to leave out (``lowbit.transforms.rewrites``).
+        skip_rewrites: Names of graph rewrites of the target to skip (``lowbit.transforms.rewrites``).
         casts: Whether 16-bit floats are written as pairs of Cast, instead of the operators AMD's
             tools know by name.
         half_weights: Whether constants in 16-bit floats are stored as such, at half the size.
@@ -69,30 +69,27 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     requantize: tuple[Requantization, ...] = ()
     domain: Domain = "auto"
     head: Head = "auto"
-    rotation: Rotate | None = None
-    equalization: Equalization | None = None
-    smooth_quant: Smoothing | None = None
+    rotation: FloatTransform | None = None
+    equalization: FloatTransform | None = None
+    smooth_quant: FloatTransform | None = None
     bias_correction: bool = False
     keep_only_if_better: bool = False
     refinement: Refinement | None = None
-    mixed_precision: MixedPrecision | None = None
+    mixed_precision: PrecisionSearch | None = None
     skip_rewrites: tuple[str, ...] = ()
     casts: bool = False
     half_weights: bool = False
 
-    def without_correction(self) -> QuantConfig:
+    def skip_bias_correction(self) -> QuantConfig:
         """Return the same configuration without bias correction.
 
         Weight scales of least squared error become those of least output error, in which the shift
-        of means counts that nothing takes off any more. Powers of two are too few to choose from
+        of means counts that nothing corrects any more. Powers of two are too few to choose from
         for it to matter.
         """
         weight = self.weight
-        if (
-            isinstance(weight, IntegerSpec)
-            and weight.method == MinMse()
-            and not weight.power_of_two
-        ):
+        fine = isinstance(weight, IntegerSpec) and not weight.power_of_two
+        if isinstance(weight, IntegerSpec) and fine and weight.method == MinMse():
             weight = msgspec.structs.replace(weight, method=OutputMse())
         return msgspec.structs.replace(self, bias_correction=False, weight=weight)
 

@@ -8,6 +8,7 @@ import pathlib
 import msgspec
 
 from lowbit.config.config import QuantConfig
+from lowbit.config.extensible import convert
 from lowbit.config.presets import find_preset
 from lowbit.errors import ConfigError, did_you_mean
 
@@ -31,7 +32,7 @@ def read_config(path: str | os.PathLike[str], preset: str | None = None) -> Quan
         near = did_you_mean(unknown[0], QuantConfig.__struct_fields__)
         raise ConfigError(f"{path}: unknown option {unknown[0]!r}{near}")
     try:
-        return msgspec.convert(fields, QuantConfig)
+        return convert(fields, QuantConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from error
 

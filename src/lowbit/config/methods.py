@@ -1,23 +1,52 @@
-"""How a range is chosen from statistics. Values only; ``lowbit.scales`` knows the mathematics.
+"""How a range is chosen from statistics, as values; ``lowbit.scales`` knows the mathematics.
 
-``histogram`` names the kind of statistics a method reads:
-
-* ``log``: counts by the leading bits of the float. Needs no range first, merges exactly and does
-  not depend on the order or the batching of samples. The default.
-* ``growing``: equal bins over the first sample's range, continued outwards when a later sample is
-  larger. It is what onnxruntime and AMD Quark use; it depends on the order of samples.
+What was seen of a tensor is counted by the leading bits of the float: that needs no range first, merges
+exactly and does not depend on the order or the batching of samples.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
-HistogramKind: TypeAlias = Literal["log", "growing"]
+from lowbit.config.extensible import Extensible
+from lowbit.errors import ConfigError
 
 
-class _Method(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Method(Extensible):
+    """Base of all calibration methods; one of your own overrides the functions below."""
+
+    __slots__ = ()
+
+    rounds_to_nearest: ClassVar[bool] = False
+    """Whether a fixed range gets the nearest power-of-two scale, which clips, or the next larger."""
+
+    def observer(self) -> Any:
+        """Return the ``lowbit.calibrate.observers.ObserverSpec`` that it needs of an activation."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it observes")
+
+    def range_of(self, statistics: Any, spec: Any, name: str) -> tuple[float, float]:
+        """Return the range that it chooses for an activation's statistics."""
+        del statistics, spec
+        raise NotImplementedError(f"{type(self).__name__} gives no range for {name!r}")
+
+    def parameters_of(self, statistics: Any, spec: Any, name: str) -> Any:
+        """Return quantization parameters, where they do not simply follow from a range."""
+        del statistics, spec, name
+        return None
+
+    def weight_parameters_of(self, data: Any, spec: Any) -> Any:
+        """Return the quantization parameters of a constant."""
+        del data, spec
+        raise ConfigError(
+            f"{type(self).__name__} is not a method for weights; take minmax, mse or percentile"
+        )
+
+
+class _Method(Method, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Common settings of the value types below."""
 
 
@@ -35,19 +64,16 @@ class NonOverflow(_Method, frozen=True, kw_only=True, tag="nonoverflow"):
     """The power-of-two scale that holds the whole observed range.
 
     ``nearest`` rounds the exponent to the nearest instead of up; it clips by up to the square
-    root of two, and is what AMD Quark does under this name.
+    root of two.
     """
 
     nearest: bool = False
 
 
 class Percentile(_Method, frozen=True, kw_only=True, tag="percentile"):
-    """Leave out the largest values, so that ``percentile`` percent remain in range."""
+    """Clip the largest values, so that ``percentile`` percent remain in range."""
 
     percentile: float = 99.999
-    histogram: HistogramKind = "log"
-    bins: int = 2048
-    symmetric_range: bool = False
 
 
 class LayerwisePercentile(_Method, frozen=True, kw_only=True, tag="layerwise"):
@@ -55,14 +81,11 @@ class LayerwisePercentile(_Method, frozen=True, kw_only=True, tag="layerwise"):
 
     candidates: tuple[float, ...] = (99.99, 99.999, 99.99999)
     metric: Literal["mae", "mse"] = "mae"
-    histogram: HistogramKind = "log"
-    bins: int = 2048
 
 
 class Entropy(_Method, frozen=True, kw_only=True, tag="entropy"):
     """The threshold whose quantized distribution diverges least (Kullback-Leibler)."""
 
-    histogram: HistogramKind = "log"
     bins: int = 2048
     levels: int = 128
 
@@ -74,14 +97,7 @@ class Distribution(_Method, frozen=True, kw_only=True, tag="distribution"):
 
 
 class MinMse(_Method, frozen=True, kw_only=True, tag="mse"):
-    """The scale with the least mean squared quantization error.
-
-    With ``growing`` histograms and power-of-two scales: AMD Quark's search, five candidates
-    around the range's own scale, errors taken at bin centres.
-    """
-
-    histogram: HistogramKind = "log"
-    bins: int = 2048
+    """The scale with the least mean squared quantization error."""
 
 
 class OutputMse(_Method, frozen=True, kw_only=True, tag="output"):
@@ -93,26 +109,19 @@ class OutputMse(_Method, frozen=True, kw_only=True, tag="output"):
     """
 
 
-Method: TypeAlias = (
-    MinMax
-    | NonOverflow
-    | Percentile
-    | LayerwisePercentile
-    | Entropy
-    | Distribution
-    | MinMse
-    | OutputMse
+BY_NAME: Mapping[str, type[Method]] = MappingProxyType(
+    {
+        "minmax": MinMax,
+        "nonoverflow": NonOverflow,
+        "percentile": Percentile,
+        "layerwise": LayerwisePercentile,
+        "entropy": Entropy,
+        "distribution": Distribution,
+        "mse": MinMse,
+    }
 )
-
-BY_NAME: dict[str, type[_Method]] = {
-    "minmax": MinMax,
-    "nonoverflow": NonOverflow,
-    "percentile": Percentile,
-    "layerwise": LayerwisePercentile,
-    "entropy": Entropy,
-    "distribution": Distribution,
-    "mse": MinMse,
-}
 """Methods for activations."""
 
-FOR_WEIGHTS: dict[str, type[_Method]] = {"minmax": MinMax, "mse": MinMse, "output": OutputMse}
+FOR_WEIGHTS: Mapping[str, type[Method]] = MappingProxyType(
+    {"minmax": MinMax, "mse": MinMse, "output": OutputMse}
+)

@@ -1,10 +1,8 @@
-"""The presets: the best recipe known for a target within its constraints, as values.
-
-AMD Quark's own presets, bit for bit, are in ``lowbit.config.quark``.
-"""
+"""The presets: the best recipe known for a target within its constraints, as values."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -13,11 +11,10 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import AdaQuant, LayerReconstruction, Refinement
-from lowbit.config.specs import BLOCKS, FloatSpec, IntegerSpec, ProductBias, Spec
+from lowbit.config.specs import BLOCKS, AccumulatorBias, FloatSpec, IntegerSpec, Spec
 from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
-from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import IntegerFormat
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
 
 _MSE = MinMse()
 _WEIGHT = IntegerSpec(format=IntegerFormat.INT8, method=_MSE)
@@ -48,7 +45,7 @@ def _float_scales(
         name=name,
         activation=activation,
         weight=weight,
-        bias=ProductBias(),
+        bias=AccumulatorBias(),
         target=target,
         equalization=CrossLayerEqualization(),
         smooth_quant=SmoothQuant(),
@@ -60,12 +57,12 @@ def _float_scales(
 
 
 def _pair(name: str, summary: str, activation: IntegerSpec) -> tuple[Preset, Preset]:
-    """Return a preset for any runtime, with one weight scale a tensor and one a channel."""
+    """Return a preset for any runtime, with weight scales per tensor and per channel."""
     return (
         _float_scales(name, summary, activation, _WEIGHT, "onnxruntime"),
         _float_scales(
             f"{name}_PERCHANNEL",
-            f"{summary}; one weight scale a channel",
+            f"{summary}; weight scales per channel",
             activation,
             _PER_CHANNEL,
             "onnxruntime",
@@ -141,7 +138,7 @@ _ALL = (
             activation=_POWER_OF_TWO,
             weight=_POWER_OF_TWO,
             bias=_POWER_OF_TWO,
-            target="quark-vint8",
+            target="vint8",
             equalization=CrossLayerEqualization(),
             bias_correction=True,
             keep_only_if_better=True,
@@ -183,9 +180,14 @@ _ALL = (
     ),
 )
 
-_SEEN_CLOSER = LayerReconstruction(positions=256, sweeps=8)
+_MORE_POSITIONS = LayerReconstruction(positions=256, sweeps=8)
 _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
-    {"A8W8": _SEEN_CLOSER, "A16W8": _SEEN_CLOSER, "XINT8": _SEEN_CLOSER, "BF16": AdaQuant()}
+    {
+        "A8W8": _MORE_POSITIONS,
+        "A16W8": _MORE_POSITIONS,
+        "XINT8": _MORE_POSITIONS,
+        "BF16": AdaQuant(),
+    }
 )
 
 
@@ -207,9 +209,15 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 def find_preset(name: str) -> QuantConfig:
-    """Return the configuration of a preset."""
+    """Return the configuration of a preset, built in or installed.
+
+    A package installs presets as entry points of the group ``lowbit.presets``, each a ``QuantConfig``.
+    """
     preset = PRESETS.get(name.upper())
     if preset is None:
+        for entry in importlib.metadata.entry_points(group="lowbit.presets", name=name):
+            installed: QuantConfig = entry.load()
+            return installed
         raise ConfigError(
             f"unknown preset {name!r}{did_you_mean(name, PRESETS)} (known: {', '.join(PRESETS)})"
         )

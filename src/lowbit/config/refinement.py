@@ -1,30 +1,43 @@
-"""What wins accuracy back once the scales are fixed, as values; ``lowbit.refine`` does the work.
+"""Refinement once the scales are fixed, as values; ``lowbit.refine`` does the work.
 
-A module is a layer with its activation. Modules are refined in the order of the graph, and each
-sees the inputs that the refined ones before it give. Scales, zero points and the structure stay.
+A layer is refined together with its activation. Layers come in the order of the graph, and each sees
+the inputs that the refined ones before it give. Scales, zero points and the structure stay.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from lowbit.config.extensible import Extensible
 from lowbit.errors import ConfigError
 
-TUNED_OPS = (
-    "Conv",
-    "ConvTranspose",
-    "Gemm",
-    "MatMul",
-    "InstanceNormalization",
-    "LayerNormalization",
-)
-"""The operators whose weights AdaRound and AdaQuant tune."""
+
+class Refinement(Extensible):
+    """Base of all refinements; one of your own returns from ``algorithm`` what does the work.
+
+    Every kind has the fields ``data_size`` (how many calibration samples to use; all if ``None``) and
+    ``infer_device`` (where onnxruntime runs).
+    """
+
+    __slots__ = ()
+
+    data_size: int | None
+    infer_device: str
+
+    def algorithm(self) -> Any:
+        """Return a ``lowbit.refine.algorithm.Algorithm``; ``None`` for the package's own."""
+        return None
 
 
 class LayerReconstruction(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="reconstruct"
+    Refinement,
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="reconstruction",
 ):
     """Round weights so that each layer's output is nearest to the float one, in closed form.
 
@@ -53,17 +66,24 @@ class LayerReconstruction(
     optim_device: str = "cpu"
 
     def __post_init__(self) -> None:
-        _at_least("reconstruct", 1, data_size=self.data_size, positions=self.positions)
-        _at_least("reconstruct", 0, sweeps=self.sweeps)
-        _at_least("reconstruct", 0, ridge=self.ridge)
-        _within("reconstruct", 0.0, 0.5, held_out=self.held_out)
+        _at_least("reconstruction", 1, data_size=self.data_size, positions=self.positions)
+        _at_least("reconstruction", 0, sweeps=self.sweeps)
+        _at_least("reconstruction", 0, ridge=self.ridge)
+        _within("reconstruction", 0.0, 0.5, held_out=self.held_out)
 
 
-class Gptq(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="gptq"):
+class Gptq(
+    Refinement,
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="gptq",
+):
     """Round weights input by input, those to come making up for the error so far (arXiv:2210.17323).
 
-    The weights' spec says how many bits they have, in groups of how many inputs, or by channel,
-    scales are, whether they are symmetric, and how they are found.
+    The weights' spec says how many bits they have, whether scales are per channel or per group,
+    whether they are symmetric, and how they are found.
 
     Attributes:
         block_size: How many inputs are rounded before the others are told; it changes the time
@@ -94,34 +114,36 @@ class Gptq(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"gptq.perc_damp is {self.perc_damp:g}; it must be above 0")
 
 
-class _FineTune(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Arguments of both gradient methods. Names and defaults are AMD Quark's.
+class _GradientTuning(
+    Refinement, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """Arguments of both gradient methods.
 
     Attributes:
         data_size: How many samples to tune on; all of them if not given.
         batch_size: Samples in a mini-batch.
         num_batches: Mini-batches whose gradients make one step.
-        num_iterations: Steps for each module.
+        num_iterations: Steps for each layer.
         learning_rate: Adam's.
         fixed_seed: Of the order of samples.
-        early_stop: Stop a module when a tenth of the steps brought no gain.
-        selective_update: Undo a module if the model's output is no nearer to float after it.
+        early_stop: Stop a layer when a tenth of the steps brought no gain.
+        selective_update: Undo a layer if the model's output is no nearer to float after it.
         output_index: Which output of the model ``selective_update`` looks at.
-        lr_adjust: (error, rate): modules that start above this error take the other rate.
-        target_op_type: Operators that are tuned.
+        lr_adjust: (error, rate): layers that start above this error take the other rate.
+        target_op_type: Operators that are tuned; all that have weights if none is given.
         update_bias: Tune biases as well.
-        output_qdq: Quantize a module's output before comparing it.
+        output_qdq: Quantize a layer's output before comparing it.
         drop_ratio: How likely an input value is the quantized model's rather than the float one's.
-        mem_opt_level: 0 keeps all modules' data in memory, 1 that of one module, 2 that of one
-            module on disk, read a batch at a time.
+        mem_opt_level: 0 keeps all layers' data in memory, 1 that of one layer, 2 that of one
+            layer on disk, read a batch at a time.
         cache_dir: Where level 2 keeps data; a temporary directory if not given.
         log_period: Steps between two reports of progress; a tenth of all if not given.
         ref_model_path: A float model to follow instead of the one that is quantized.
         dynamic_batch: Run onnxruntime on ``batch_size`` samples at once.
-        parallel: Tune modules independently of each other, several at a time.
+        parallel: Tune layers independently of each other, several at a time.
         optim_device: Where tuning runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD), with PyTorch.
         infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
-        held_out: The share of the samples that decides whether a module's result is kept. With
+        held_out: The share of the samples that decides whether a layer's result is kept. With
             fewer than 32 samples none is held out, and those it was tuned on decide.
     """
 
@@ -135,7 +157,7 @@ class _FineTune(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     selective_update: bool = False
     output_index: int = 0
     lr_adjust: tuple[float, float] | None = None
-    target_op_type: tuple[str, ...] = TUNED_OPS
+    target_op_type: tuple[str, ...] = ()
     update_bias: bool = False
     output_qdq: bool = False
     drop_ratio: float = 1.0
@@ -158,15 +180,9 @@ class _FineTune(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         _within(name, 0.0, 0.5, held_out=self.held_out)
         if self.learning_rate <= 0:
             raise ConfigError(f"{name}.learning_rate is {self.learning_rate:g}; it must be above 0")
-        unknown = [op for op in self.target_op_type if op not in TUNED_OPS]
-        if unknown or not self.target_op_type:
-            raise ConfigError(
-                f"{name}.target_op_type is {list(self.target_op_type)}; "
-                f"give some of {', '.join(TUNED_OPS)}"
-            )
 
 
-class AdaRound(_FineTune, frozen=True, kw_only=True, tag="adaround"):
+class AdaRound(_GradientTuning, frozen=True, kw_only=True, tag="adaround"):
     """Learn for each weight whether it is rounded up or down (arXiv:2004.10568), by Adam.
 
     Attributes:
@@ -189,15 +205,14 @@ class AdaRound(_FineTune, frozen=True, kw_only=True, tag="adaround"):
             raise ConfigError(f"adaround.beta_range is {self.beta_range}; both must be above 0")
 
 
-class AdaQuant(_FineTune, frozen=True, kw_only=True, tag="adaquant"):
+class AdaQuant(_GradientTuning, frozen=True, kw_only=True, tag="adaquant"):
     """Tune the weights through their rounding, straight-through (arXiv:2006.10518), by Adam."""
 
     num_iterations: int = 3000
     learning_rate: float = 1e-5
 
 
-Tuning: TypeAlias = AdaRound | AdaQuant
-Refinement: TypeAlias = LayerReconstruction | Gptq | AdaRound | AdaQuant
+GradientTuning: TypeAlias = AdaRound | AdaQuant
 
 
 def _at_least(name: str, least: float, **values: float | None) -> None:

@@ -4,51 +4,107 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from lowbit.config.methods import Method, MinMax, Percentile
+from lowbit.config.extensible import tag_of
+from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, MinMax, Percentile
 from lowbit.errors import ConfigError
 from lowbit.numerics.blocks import Element, Rounding
-from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import IntegerFormat
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
 
 
-class IntegerSpec(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="tensor"
-):
-    """How one tensor is quantized: format, kind of scale, and how its range is found.
+class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of every kind of spec; a new number format answers it in its own class."""
 
-    ``group``: so many weights of each output of a MatMul or Gemm have a scale of their own, and
-    other layers one a channel. That is blocked quantization, in ONNX from operator set 21 on.
+    is_integer: ClassVar[bool] = False
+    is_block: ClassVar[bool] = False
+
+    @property
+    def format_name(self) -> str:
+        """The name of the format, without the details."""
+        return self.describe().split()[0]
+
+    @property
+    def calibration(self) -> Method | None:
+        """The method that finds a scale from data, or ``None`` if there is no scale to find."""
+        return None
+
+    @property
+    def largest_integer(self) -> int:
+        """The largest integer of a format as fine as this one; block formats are as fine as int8."""
+        return 127
+
+    @property
+    def overflows_at(self) -> float | None:
+        """The largest magnitude that an activation may have, where it is not scaled to fit."""
+        return None
+
+    @property
+    def lowest_opset(self) -> int:
+        """The operator set from which on ONNX can store it."""
+        return 0
+
+    def describe(self) -> str:
+        """Return a few words for tables."""
+        raise NotImplementedError
+
+
+class IntegerSpec(_Spec, frozen=True, kw_only=True, tag="integer"):
+    """A tensor as integers: format, kind of scale, and how its range is found.
+
+    ``group_size``: so many weights of each output of a MatMul or Gemm have a scale of their own, and
+    other layers one per channel. That is blocked quantization, in ONNX from operator set 21 on.
     """
+
+    is_integer: ClassVar[bool] = True
 
     format: IntegerFormat
     symmetric: bool = True
     per_channel: bool = False
-    group: int | None = None
+    group_size: int | None = None
     power_of_two: bool = False
     reduce_range: bool = False
     method: Method = MinMax()
 
     def __post_init__(self) -> None:
-        if self.group is not None and self.group < 2:
-            raise ConfigError(f"group is {self.group}; at least 2 weights share a scale")
-        if self.group is not None and self.power_of_two:
-            raise ConfigError("weights in groups have float scales, not powers of two")
+        if self.group_size is not None and self.group_size < 2:
+            raise ConfigError(f"group_size is {self.group_size}; at least 2 weights share a scale")
+        if self.group_size is not None and self.power_of_two:
+            raise ConfigError("weights with a scale per group have float scales, not powers of two")
+
+    @property
+    def calibration(self) -> Method | None:
+        """Every integer has a scale."""
+        return self.method
+
+    @property
+    def largest_integer(self) -> int:
+        """The largest integer of the symmetric format."""
+        return int((1 << (self.format.bits - 1)) - 1)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest integer in use."""
+        return self.format.limits(symmetric=self.symmetric, reduce_range=self.reduce_range)
+
+    @property
+    def lowest_opset(self) -> int:
+        """4 bits and scales per group came with operator set 21."""
+        return 21 if self.format.bits == 4 or self.group_size is not None else 0
 
     def describe(self) -> str:
         """Return a few words for tables: ``int8 sym pow2 mse``."""
         words = [self.format.value, "sym" if self.symmetric else "asym"]
         words += ["pow2"] if self.power_of_two else []
-        words += ["per-channel"] if self.per_channel and self.group is None else []
-        words += [] if self.group is None else [f"groups of {self.group}"]
+        words += ["per-channel"] if self.per_channel and self.group_size is None else []
+        words += [] if self.group_size is None else [f"group size {self.group_size}"]
         words += ["7-bit"] if self.reduce_range else []
-        return " ".join([*words, str(type(self.method).__struct_config__.tag)])
+        return " ".join([*words, tag_of(type(self.method))])
 
 
-class FloatSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="float"):
+class FloatSpec(_Spec, frozen=True, kw_only=True, tag="float"):
     """A tensor in a 16-bit float format, weights and activations alike.
 
     ``scaled`` divides by a scale first, found by ``method`` (which needs calibration for
@@ -59,21 +115,42 @@ class FloatSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     format: FloatFormat
     scaled: bool = False
     saturate: bool = False
-    method: MinMax | Percentile = MinMax()
+    method: Method = MinMax()
+
+    def __post_init__(self) -> None:
+        kind = type(self.method)
+        known = {*BY_NAME.values(), *FOR_WEIGHTS.values()}
+        if kind in known and kind not in (MinMax, Percentile):
+            raise ConfigError(
+                f"the scale of a 16-bit float cannot be found by {tag_of(kind)}; "
+                "take minmax or percentile"
+            )
+
+    @property
+    def calibration(self) -> Method | None:
+        """The method, if there is a scale."""
+        return self.method if self.scaled else None
+
+    @property
+    def overflows_at(self) -> float | None:
+        """The largest finite value."""
+        return None if self.scaled else self.format.largest
 
     def describe(self) -> str:
         """Return a few words for tables: ``bfloat16 scaled minmax``."""
         words = [self.format.value]
-        words += ["scaled", str(type(self.method).__struct_config__.tag)] if self.scaled else []
+        words += ["scaled", tag_of(type(self.method))] if self.scaled else []
         words += ["saturating"] if self.saturate else []
         return " ".join(words)
 
 
-class BfpSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="bfp"):
+class BfpSpec(_Spec, frozen=True, kw_only=True, tag="bfp"):
     """Block floating point: ``block`` numbers share an 8-bit exponent, each has ``bits`` - 8 more.
 
     With ``pairs`` each two neighbours have a one-bit exponent of their own (MX4, MX6, MX9).
     """
+
+    is_block: ClassVar[bool] = True
 
     bits: int = 16
     block: int = 8
@@ -86,8 +163,10 @@ class BfpSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{name} blocks of {self.block}"
 
 
-class MxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="mx"):
+class MxSpec(_Spec, frozen=True, kw_only=True, tag="mx"):
     """Elements of a small format, ``block`` of which share a power-of-two scale."""
+
+    is_block: ClassVar[bool] = True
 
     element: Element
     block: int = 32
@@ -115,30 +194,26 @@ BLOCKS: Mapping[str, BfpSpec | MxSpec] = MappingProxyType(
 """The block formats, by the name of the preset that has nothing else."""
 
 
-def describe_format(spec: Spec) -> str:
-    """Return the name of the spec's format, without the details."""
-    if isinstance(spec, (IntegerSpec, FloatSpec)):
-        return str(spec.format.value)
-    return spec.describe().split()[0]
-
-
-class ProductBias(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="product"
-):
+class AccumulatorBias(_Spec, frozen=True, kw_only=True, tag="accumulator"):
     """A bias in the accumulator's own scale, input scale times weight scale.
 
     ``repair`` enlarges the weight scale where the bias would not fit; otherwise it saturates.
-    ``truncate_realigned`` rounds towards zero when an aligned input scale moves the bias scale,
-    as AMD Quark does.
+    ``truncate_realigned`` rounds towards zero when an aligned input scale moves the bias scale.
     """
+
+    is_integer: ClassVar[bool] = True
 
     format: IntegerFormat = IntegerFormat.INT32
     repair: bool = True
     truncate_realigned: bool = False
 
+    def describe(self) -> str:
+        """Return a few words for tables: ``int32 accumulator``."""
+        return f"{self.format.value} accumulator"
 
-IntegerBias: TypeAlias = ProductBias | IntegerSpec
-BiasSpec: TypeAlias = ProductBias | IntegerSpec | FloatSpec | BfpSpec | MxSpec
+
+IntegerBias: TypeAlias = AccumulatorBias | IntegerSpec
+BiasSpec: TypeAlias = AccumulatorBias | IntegerSpec | FloatSpec | BfpSpec | MxSpec
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,7 +221,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     A node matches when all given fields do. ``name`` is a glob (``*``, ``?``, ``[...]``) on node
     names or output tensor names, or a regular expression after ``re:``. ``start`` and ``end`` name
-    the first and last nodes of a subgraph. Fields of the scheme left out keep the former value.
+    the first and last nodes of a subgraph. Fields of the scheme that are not given keep the former value.
     """
 
     op_type: str | None = None
@@ -174,13 +249,13 @@ class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Requantization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes that read a tensor through a second pair, under a second name.
+    """Nodes that read a tensor through a requantization pair, under a second name.
 
-    The second name may have a spec of its own (``TensorOverride``), or gets that of its readers.
-    ``before``: the new name is that of what is written, as an output of the graph must keep its own.
+    The second name may have a spec of its own (``TensorOverride``), or gets that of its consumers.
+    ``before``: the new name is that of what is computed, as an output of the graph must keep its own.
     """
 
     tensor: str
-    readers: tuple[str, ...]
+    consumers: tuple[str, ...]
     name: str
     before: bool = False

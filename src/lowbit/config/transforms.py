@@ -1,51 +1,46 @@
-"""Cross-layer equalization and SmoothQuant as values; ``lowbit.transforms`` does the work.
+"""Transforms of the float model as values: the same function, easier to quantize.
 
-Equalization moves a factor for each channel from one layer's weights into the next layer's. The
-model computes the same in float, and one scale a tensor then fits its weights better. SmoothQuant
-moves one from activations into the weights that multiply them.
+Cross-layer equalization moves a factor for each channel from one layer's weights into the next
+layer's, so that one scale per tensor fits them better. SmoothQuant moves one from activations into the
+weights that multiply them. Rotation spreads outliers over all channels. ``lowbit.transforms`` does the
+work.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, ClassVar
 
 import msgspec
 
+from lowbit.config.extensible import Extensible
 from lowbit.errors import ConfigError
 
 
-class QuarkCle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="quark"):
-    """AMD Quark's cross-layer equalization, to the last bit.
+class FloatTransform(Extensible):
+    """Base of all transforms; one of your own returns from ``implementation`` what does the work."""
 
-    Attributes:
-        steps: How often all patterns are gone through; -1: until the weights stop changing.
-        weight_threshold: A channel whose two largest weights add up to less keeps its weights.
-        append_bias: Whether a layer's bias counts as one of its weights.
-        use_threshold: Whether ``weight_threshold`` applies.
-        total_layer_diff_threshold: With ``steps`` -1, the change at which to stop: the mean over
-            each layer's weights, added up over all layers.
-        replace_relu6: Turn every Clip from 0 to 6 into Relu first. **This changes what the model
-            computes**; it is here because Quark has it.
-    """
+    __slots__ = ()
 
-    steps: int = 1
-    weight_threshold: float = 0.5
-    append_bias: bool = True
-    use_threshold: bool = True
-    total_layer_diff_threshold: float = 2e-7
-    replace_relu6: bool = False
+    is_optional: ClassVar[bool] = True
+    """Whether the transform may be dropped where it does not help (``keep_only_if_better``)."""
 
-    def __post_init__(self) -> None:
-        if self.steps < -1:
-            raise ConfigError(
-                f"equalize.steps is {self.steps}; give how many, or -1 for until it settles"
-            )
+    reads_data: ClassVar[bool] = True
+    """Whether what it does depends on samples."""
+
+    def implementation(self) -> Any:
+        """Return a ``lowbit.transforms.Implementation``; ``None`` for the package's own."""
+        return None
 
 
 class CrossLayerEqualization(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="groups"
+    FloatTransform,
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="cross-layer",
 ):
-    """Exact equalization of all layers around tensors that share their channels.
+    """Cross-layer equalization of all layers around tensors that share their channels.
 
     Between layers the channels may pass activations, pooling and sums; a Clip's channels are
     scaled as far as the data shows that they stay below its upper bound.
@@ -56,7 +51,7 @@ class CrossLayerEqualization(
         headroom: How far beyond the largest value seen a Clip's channel must still be free of
             the upper bound; 1 is exact on the data, more is safer on other data.
         absorb: Whether what a channel never falls below before its Relu moves from the bias
-            before into the biases behind; ``headroom`` then divides the least value seen.
+            before it into the biases after it; ``headroom`` then divides the least value seen.
     """
 
     rounds: int = 4
@@ -66,93 +61,87 @@ class CrossLayerEqualization(
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise ConfigError(f"equalize.rounds is {self.rounds}; at least one is needed")
+            raise ConfigError(f"equalization.rounds is {self.rounds}; at least one is needed")
         if self.largest < 1:
-            raise ConfigError(f"equalize.largest is {self.largest:g}; it must be 1 or more")
+            raise ConfigError(f"equalization.largest is {self.largest:g}; it must be 1 or more")
         if self.headroom < 1:
-            raise ConfigError(f"equalize.headroom is {self.headroom:g}; it must be 1 or more")
-
-
-Equalization: TypeAlias = QuarkCle | CrossLayerEqualization
+            raise ConfigError(f"equalization.headroom is {self.headroom:g}; it must be 1 or more")
 
 
 class SmoothQuant(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="smooth"
+    FloatTransform,
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="smooth-quant",
 ):
-    """Exact smoothing of what MatMul and Gemm read (Xiao et al. 2022, arXiv:2211.10438).
+    """Smoothing of what MatMul and Gemm read (Xiao et al. 2022, arXiv:2211.10438).
 
     Channel j of the input is divided by s = max|x|^alpha / max|w|^(1 - alpha), and the weights on
-    it are multiplied by s. What writes the channels takes the factor: a normalization, a constant
+    it are multiplied by s. What produces the channels takes the factor: a normalization, a constant
     that multiplies, or the layer before.
 
     Attributes:
         alpha: How much of the difficulty moves from activations to weights; ``None``: for each
             layer, what its own output error is smallest with, nothing at all included.
-        insert: Whether a Mul is put where nothing takes the factor.
+        insert: Whether a Mul is put where no producer can take the factor.
     """
 
     alpha: float | None = None
     insert: bool = False
 
     def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
+        check_alpha(self.alpha)
 
 
-class QuarkSmoothQuant(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="quark"
-):
-    """AMD Quark's SmoothQuant: a Mul of its own before each MatMul with constant weights.
-
-    Attributes:
-        alpha: How much of the difficulty moves from activations to weights.
-    """
-
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-
-
-def _check_alpha(alpha: float | None) -> None:
+def check_alpha(alpha: float | None) -> None:
+    """Raise unless a SmoothQuant alpha is a share."""
     if alpha is not None and not 0 <= alpha <= 1:
-        raise ConfigError(f"smooth.alpha is {alpha:g}; it must lie between 0 and 1")
+        raise ConfigError(f"smooth_quant.alpha is {alpha:g}; it must lie between 0 and 1")
 
 
-Smoothing: TypeAlias = SmoothQuant | QuarkSmoothQuant
-
-
-class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layers that write a stream of channels, and those that read it.
+class RotatedStream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers that produce a stream of channels, and those that consume it.
 
     Attributes:
-        writers: Layers, embeddings (Gather) or sums with a constant that write the channels.
-        readers: Layers that read them, behind the normalization if there is one.
-        norm: The normalization between, whose factors move into the readers; or the Mul that
+        producers: Layers, embeddings (Gather) or sums with a constant that produce the channels.
+        consumers: Layers that consume them, after the normalization if there is one.
+        norm: The normalization between, whose factors move into the consumers; or the Mul that
             applies them, where a normalization is written out.
     """
 
-    writers: tuple[str, ...] = ()
-    readers: tuple[str, ...] = ()
+    producers: tuple[str, ...] = ()
+    consumers: tuple[str, ...] = ()
     norm: str | None = None
 
 
-class Rotate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rotate the channels of a transformer so that outliers spread (arXiv:2404.00456).
+class Rotation(
+    FloatTransform,
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="rotation",
+):
+    """Rotate the channels of a transformer so that outliers spread (QuaRot, arXiv:2404.00456).
 
     Attributes:
-        pairs: Which layers. What several pairs name is rotated once.
+        streams: Which layers. What several streams name is rotated once.
         size: How many channels the stream has.
         random: Whether the matrix has random signs, drawn from ``seed``.
         seed: Of these.
     """
 
-    pairs: tuple[Rotation, ...]
+    is_optional: ClassVar[bool] = False
+
+    streams: tuple[RotatedStream, ...]
     size: int
     random: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.size < 2:
-            raise ConfigError(f"rotate.size is {self.size}; at least two channels are needed")
-        if not any(pair.writers or pair.readers for pair in self.pairs):
-            raise ConfigError("rotate.pairs names no layer that writes or reads the channels")
+            raise ConfigError(f"rotation.size is {self.size}; at least two channels are needed")
+        if not any(stream.producers or stream.consumers for stream in self.streams):
+            raise ConfigError("rotation.streams names no layer that produces or consumes channels")

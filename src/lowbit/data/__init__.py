@@ -1,4 +1,4 @@
-"""Calibration data: pictures, arrays, readers and iterables as one re-iterable set of feeds.
+"""Calibration data: images, arrays, readers and iterables as one re-iterable set of feeds.
 
 Whatever the source, every feed is checked against the model's inputs before it is handed out, and
 memory stays flat. Nothing here knows about quantization or graphs; a model is a list of inputs.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.data.dataset import InputInfo
+from lowbit.data.dataset import IndexedSource, InputInfo
 from lowbit.data.sources import Spool
 from lowbit.errors import DataError, did_you_mean
 
@@ -38,7 +38,7 @@ class Table:
 
 
 def read_npz(path: Path, inputs: Sequence[InputInfo]) -> Table:
-    """Return the arrays of a ``.npz`` that the inputs are named after; others are left alone."""
+    """Return the arrays of a ``.npz`` that the inputs are named after; others are skipped."""
     spool = Spool()
     arrays: dict[str, NDArray[Any]] = {}
     try:
@@ -69,7 +69,7 @@ def take_array(array: NDArray[Any], inputs: Sequence[InputInfo]) -> Table:
     return Table(arrays={inputs[0].name: array}, origin="an array")
 
 
-class RowSource:
+class RowSource(IndexedSource):
     """Feeds made of the rows of one array an input."""
 
     def __init__(self, table: Table, inputs: Sequence[InputInfo], limit: int | None) -> None:
@@ -81,9 +81,9 @@ class RowSource:
         self._available = self._count_feeds()
         self._count = self._available if limit is None else min(self._available, limit)
 
-    def __iter__(self) -> Iterator[tuple[str, object]]:
-        """Yield feeds in order; an incomplete last one is left out."""
-        for index in range(self._count):
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers; an incomplete last one is none."""
+        for index in indices:
             first = index * self._batch
             label = (
                 f"row {first}" if self._batch == 1 else f"rows {first} to {first + self._batch - 1}"

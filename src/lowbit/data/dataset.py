@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,48 +52,44 @@ class InputInfo:
         return "[" + ", ".join("?" if size is None else str(size) for size in self.shape) + "]"
 
 
-class Data(ABC):
-    """Feeds that can be gone through any number of times, always the same, in flat memory."""
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[Sample]:
-        """Yield the feeds, each checked against the model's inputs."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of feeds; a source that cannot tell is read once to count them."""
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """Where the feeds come from and what was done to them, for a report."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What the samples are called, such as their files; nothing where they have no names."""
-        return ()
-
-    @property
-    @abstractmethod
-    def is_random(self) -> bool:
-        """Whether the values are made up, so that no accuracy figure follows from them."""
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Return 16 hex digits that depend on the name, type, shape and bytes of every feed."""
-
-
-class Source(Protocol):
+class Source(ABC):
     """Where feeds come from, before they are checked."""
 
+    names: tuple[str, ...] = ()
+    """What the samples are called, such as their files; nothing where they have no names."""
+
+    @abstractmethod
     def __iter__(self) -> Iterator[tuple[str, object]]:
         """Yield what a feed is called in messages, and the feed as it came."""
 
+    @abstractmethod
     def count(self) -> int | None:
         """Return the number of feeds, or ``None`` when only reading them can tell."""
 
+    @abstractmethod
     def describe(self) -> str:
         """Return where the feeds come from, for a report."""
+
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers, in ascending order."""
+        wanted = set(indices)
+        return (pair for index, pair in enumerate(self) if index in wanted)
+
+
+class IndexedSource(Source):
+    """A source whose feeds can be read one by one, so that a few of many cost no more than these."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return the number of feeds."""
+
+    @abstractmethod
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers."""
+
+    def __iter__(self) -> Iterator[tuple[str, object]]:
+        """Yield all feeds in order."""
+        return self.read(range(self.count()))
 
 
 def conform(raw: object, inputs: Sequence[InputInfo], label: str) -> dict[str, NDArray[Any]]:
@@ -137,7 +133,7 @@ def _conform_array(value: object, info: InputInfo, label: str) -> NDArray[Any]:
     array = _fit_shape(_as_array(value, info, where), info, where)
     if bad := _count_not_finite(array, info):
         raise DataError(
-            f"{where}: {bad} of {array.size} values are NaN or Inf; mend or leave out this sample"
+            f"{where}: {bad} of {array.size} values are NaN or Inf; repair or skip this sample"
         )
     if array.dtype == info.dtype:
         return array
@@ -200,7 +196,7 @@ def _cast(array: NDArray[Any], info: InputInfo, where: str) -> NDArray[Any]:
             return array.astype(info.dtype)
     way_out = f"convert it with .astype(numpy.{info.dtype})"
     if array.dtype == np.uint8 and info.is_float:
-        way_out = f"name a preprocessing such as 'imagenet' if these are pictures, or {way_out}"
+        way_out = f"name a preprocessing such as 'imagenet' if these are images, or {way_out}"
     raise DataError(f"{where}: expected {info.dtype}, got {array.dtype}; {way_out}")
 
 
@@ -212,31 +208,45 @@ ZERO_FEEDS_TOLERATED = 16
 """So many feeds may be all zero at the start before the data is refused."""
 
 
-class CheckedData(Data):
-    """The feeds of a source, checked against the inputs they are for."""
+class Data:
+    """Feeds that can be gone through any number of times, always the same, in flat memory.
+
+    Each is checked against the inputs it is for. What is noted of it when it is first read gives the
+    fingerprint, and finds data that is all zero.
+    """
 
     def __init__(
         self, source: Source, inputs: Sequence[InputInfo], *, is_random: bool = False
     ) -> None:
+        """Take a source; ``is_random``: no accuracy figure follows from its values."""
         self._source = source
         self._inputs = tuple(inputs)
-        self._is_random = is_random
-        self._total: _Total | None = None
+        self.is_random = is_random
+        self._count: int | None = None
+        self._digests: dict[int, bytes] = {}
+        # Token ids may well be 0; only data that has real numbers can be degenerate this way.
+        self._is_all_zero = any(info.is_float for info in inputs)
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield the feeds; the first full pass also adds up the total."""
-        if self._total is not None:
-            for label, raw in self._source:
-                yield conform(raw, self._inputs, label)
-            return
-        tally = _Tally(self._inputs)
-        yield from self._add_up(tally)
-        self._total = tally.total()
+        """Yield the feeds."""
+        index = -1
+        for index, (label, raw) in enumerate(self._source):
+            yield self._checked(index, label, raw)
+        self._count = index + 1
+        self._refuse_zeros()
+
+    def select(self, indices: Sequence[int]) -> Iterator[Sample]:
+        """Yield the feeds of these numbers, reading no others where the source can do so."""
+        for index, (label, raw) in zip(indices, self._source.read(indices), strict=True):
+            yield self._checked(index, label, raw)
 
     def __len__(self) -> int:
         """Return the number of feeds, reading all of them only when the source cannot tell."""
-        count = self._source.count()
-        return self._read_total().count if count is None else count
+        count = self._count if self._count is not None else self._source.count()
+        if count is None:
+            deque(self, maxlen=0)
+            count = self._count
+        return count or 0
 
     @property
     def description(self) -> str:
@@ -246,63 +256,40 @@ class CheckedData(Data):
     @property
     def names(self) -> tuple[str, ...]:
         """What the source calls its samples, if anything."""
-        return tuple(getattr(self._source, "names", ()))
-
-    @property
-    def is_random(self) -> bool:
-        """Whether the values are made up."""
-        return self._is_random
+        return self._source.names
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits over all feeds; costs a pass unless there has been one."""
-        return self._read_total().fingerprint
+        """Return 16 hex digits that depend on every feed; reads those that have not been read yet."""
+        missing = [index for index in range(len(self)) if index not in self._digests]
+        if missing:
+            deque(self.select(missing), maxlen=0)
+        whole = hashlib.sha256()
+        for _, digest in sorted(self._digests.items()):
+            whole.update(digest)
+        return whole.hexdigest()[:16]
 
-    def _read_total(self) -> _Total:
-        if self._total is None:
-            tally = _Tally(self._inputs)
-            deque(self._add_up(tally), maxlen=0)
-            self._total = tally.total()
-        return self._total
+    def _checked(self, index: int, label: str, raw: object) -> Sample:
+        feed = conform(raw, self._inputs, label)
+        if index not in self._digests:
+            self._digests[index] = _digest(feed)
+            if self._is_all_zero:
+                self._is_all_zero = not any(array.any() for array in feed.values())
+            if len(self._digests) == ZERO_FEEDS_TOLERATED:
+                self._refuse_zeros()
+        return feed
 
-    def _add_up(self, tally: _Tally) -> Iterator[Sample]:
-        for label, raw in self._source:
-            feed = conform(raw, self._inputs, label)
-            tally.add(feed)
-            if tally.count == ZERO_FEEDS_TOLERATED:
-                tally.refuse_zeros(self.description)
-            yield feed
-        tally.refuse_zeros(self.description)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Total:
-    count: int
-    fingerprint: str
-
-
-class _Tally:
-    """What the feeds of one pass add up to."""
-
-    def __init__(self, inputs: Sequence[InputInfo]) -> None:
-        self.count = 0
-        self._digest = hashlib.sha256()
-        # Token ids may well be 0; only data that has real numbers can be degenerate this way.
-        self._is_all_zero = any(info.is_float for info in inputs)
-
-    def add(self, feed: Sample) -> None:
-        self.count += 1
-        for name, array in feed.items():
-            self._digest.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
-            # As bytes, because the types of ml_dtypes do not offer a buffer.
-            self._digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        self._is_all_zero = self._is_all_zero and not any(a.any() for a in feed.values())
-
-    def refuse_zeros(self, description: str) -> None:
-        if self._is_all_zero:
+    def _refuse_zeros(self) -> None:
+        if self._is_all_zero and self._digests:
             raise DataError(
-                f"all values of {self.count} feeds are 0 ({description}): nothing can be "
-                "calibrated on that; give real samples"
+                f"all values of {len(self._digests)} feeds are 0 ({self.description}): nothing can "
+                "be calibrated on that; give real samples"
             )
 
-    def total(self) -> _Total:
-        return _Total(count=self.count, fingerprint=self._digest.hexdigest()[:16])
+
+def _digest(feed: Sample) -> bytes:
+    digest = hashlib.sha256()
+    for name, array in feed.items():
+        digest.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+        # As bytes, because the types of ml_dtypes do not offer a buffer.
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.digest()

@@ -8,12 +8,9 @@ Pillow, so that only those who have images wait for it.
 from __future__ import annotations
 
 import itertools
-import os
 import struct
 import zlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,29 +21,30 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lowbit.data.arrays import Table
-from lowbit.data.dataset import InputInfo
+from lowbit.data.dataset import IndexedSource, InputInfo
 from lowbit.data.preprocessing import (
     Framing,
     Layout,
     Letterbox,
     Preprocessing,
     Size,
-    choose_framing,
+    resolve_framing,
 )
 from lowbit.errors import DataError
+from lowbit.parallel import cpu_count, ordered_map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PicturePlan:
-    """Everything that is done to a picture.
+class ImagePlan:
+    """Everything that is done to an image.
 
     Attributes:
-        info: The input the pictures are for.
+        info: The input the images are for.
         preprocessing: Values and order of the channels, interpolation.
         framing: Resize and crop.
         channels: 3, or 1 for gray.
         is_channels_last: Whether the channels are the last axis of the input.
-        batch: Pictures that make one feed.
+        batch: Images that make one feed.
     """
 
     info: InputInfo
@@ -78,16 +76,16 @@ class PicturePlan:
         return ", ".join(steps)
 
 
-def plan_pictures(inputs: Sequence[InputInfo], wish: Preprocessing) -> PicturePlan:
-    """Return how pictures are fed to a model, or say why they cannot be."""
-    info = _picture_input(inputs)
+def plan_images(inputs: Sequence[InputInfo], wish: Preprocessing) -> ImagePlan:
+    """Return how images are fed to a model, or say why they cannot be."""
+    info = _image_input(inputs)
     shape = (None,) * 4 if info.shape is None else info.shape
     is_channels_last = _is_channels_last(info, shape[-3:], wish.layout)
     *_, height, width = (_move_last_first(shape[-3:]) if is_channels_last else shape)[-3:]
-    plan = PicturePlan(
+    plan = ImagePlan(
         info=info,
         preprocessing=wish,
-        framing=choose_framing(wish, (_fixed(height), _fixed(width)), info.name),
+        framing=resolve_framing(wish, (_fixed(height), _fixed(width)), info.name),
         channels=_channels(info, shape[-1 if is_channels_last else -3]),
         is_channels_last=is_channels_last,
         batch=_fixed(shape[0]) or 1 if len(shape) == 4 else 1,
@@ -96,22 +94,22 @@ def plan_pictures(inputs: Sequence[InputInfo], wish: Preprocessing) -> PicturePl
     return plan
 
 
-def _picture_input(inputs: Sequence[InputInfo]) -> InputInfo:
+def _image_input(inputs: Sequence[InputInfo]) -> InputInfo:
     way_out = "give the samples as a .npz with one array for each input instead"
     if len(inputs) != 1:
         names = ", ".join(repr(info.name) for info in inputs)
         raise DataError(
-            f"pictures can feed a model of one input, this one has {len(inputs)} ({names}): {way_out}"
+            f"images can feed a model of one input, this one has {len(inputs)} ({names}): {way_out}"
         )
     info = inputs[0]
     if info.shape is not None and len(info.shape) not in (3, 4):
         raise DataError(
-            f"pictures need an input of 4 (or 3) dimensions, {info.name!r} has shape "
+            f"images need an input of 4 (or 3) dimensions, {info.name!r} has shape "
             f"{info.shape_text}: {way_out}"
         )
     if not info.is_float and info.dtype != np.uint8:
         raise DataError(
-            f"pictures need a float or uint8 input, {info.name!r} is {info.dtype}: {way_out}"
+            f"images need a float or uint8 input, {info.name!r} is {info.dtype}: {way_out}"
         )
     return info
 
@@ -133,20 +131,20 @@ def _channels(info: InputInfo, size: int | str | None) -> int:
     channels = _fixed(size)
     if channels not in (None, 1, 3):
         raise DataError(
-            f"input {info.name!r} of shape {info.shape_text} takes {channels} channels, pictures "
+            f"input {info.name!r} of shape {info.shape_text} takes {channels} channels, images "
             "have 1 or 3: give another --layout, or the samples as a .npz"
         )
     return channels or 3
 
 
-def _check_values(plan: PicturePlan) -> None:
+def _check_values(plan: ImagePlan) -> None:
     for what, values in (("mean", plan.preprocessing.mean), ("std", plan.preprocessing.std)):
         if values is None:
             continue
         if plan.takes_raw_pixels:
             raise DataError(
                 f"input {plan.info.name!r} is uint8 and takes the pixels as they are, so {what} "
-                f"{_listed(values)} cannot be applied: leave it out"
+                f"{_listed(values)} cannot be applied: do not give it"
             )
         if len(values) not in (1, plan.channels):
             raise DataError(
@@ -168,14 +166,14 @@ def _listed(values: Sequence[float]) -> str:
 
 
 PAD = 114
-"""Gray that letterboxed pictures are padded with, as YOLO was trained."""
+"""Gray that letterboxed images are padded with, as YOLO was trained."""
 
 
-def render_file(path: Path, plan: PicturePlan) -> NDArray[Any]:
-    """Return the values of the picture in a file, without a batch axis."""
+def render_file(path: Path, plan: ImagePlan) -> NDArray[Any]:
+    """Return the values of the image in a file, without a batch axis."""
     try:
-        with Image.open(path) as picture:
-            decoded = picture.convert(_mode(plan))
+        with Image.open(path) as image:
+            decoded = image.convert(_mode(plan))
     # What Pillow's decoders raise on damaged files is not narrowed down to one class.
     except (
         OSError,
@@ -187,27 +185,27 @@ def render_file(path: Path, plan: PicturePlan) -> NDArray[Any]:
         Image.DecompressionBombError,
     ) as error:
         raise DataError(
-            f"picture {path} cannot be read ({error}): replace or delete the file"
+            f"image {path} cannot be read ({error}): replace or delete the file"
         ) from error
-    return _render(decoded, plan, f"picture {path}")
+    return _render(decoded, plan, f"image {path}")
 
 
-def render_pixels(pixels: NDArray[np.uint8], plan: PicturePlan, label: str) -> NDArray[Any]:
-    """Return the values of a picture given as ``[H, W]`` or ``[H, W, C]`` pixels in RGB order."""
+def render_pixels(pixels: NDArray[np.uint8], plan: ImagePlan, label: str) -> NDArray[Any]:
+    """Return the values of an image given as ``[H, W]`` or ``[H, W, C]`` pixels in RGB order."""
     is_gray = pixels.ndim == 3 and pixels.shape[-1] == 1
-    picture = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if is_gray else pixels))
-    return _render(picture.convert(_mode(plan)), plan, label)
+    image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if is_gray else pixels))
+    return _render(image.convert(_mode(plan)), plan, label)
 
 
-def _mode(plan: PicturePlan) -> str:
+def _mode(plan: ImagePlan) -> str:
     return "RGB" if plan.channels == 3 else "L"
 
 
-def _render(picture: Image.Image, plan: PicturePlan, label: str) -> NDArray[Any]:
-    picture = _resize(picture, plan)
+def _render(image: Image.Image, plan: ImagePlan, label: str) -> NDArray[Any]:
+    image = _resize(image, plan)
     if plan.framing.crop is not None:
-        picture = _crop(picture, plan.framing.crop, label)
-    pixels = np.asarray(picture).reshape(picture.height, picture.width, plan.channels)
+        image = _crop(image, plan.framing.crop, label)
+    pixels = np.asarray(image).reshape(image.height, image.width, plan.channels)
     values = pixels if plan.takes_raw_pixels else _normalize(pixels, plan)
     if plan.preprocessing.channel_order == "BGR":
         values = values[..., ::-1]
@@ -216,37 +214,37 @@ def _render(picture: Image.Image, plan: PicturePlan, label: str) -> NDArray[Any]
     return np.ascontiguousarray(values)
 
 
-def _resize(picture: Image.Image, plan: PicturePlan) -> Image.Image:
+def _resize(image: Image.Image, plan: ImagePlan) -> Image.Image:
     resize = plan.framing.resize
     if resize is None:
-        return picture
+        return image
     is_bicubic = plan.preprocessing.interpolation == "bicubic"
     resample = Image.Resampling.BICUBIC if is_bicubic else Image.Resampling.BILINEAR
-    height, width = resize.fit((picture.height, picture.width))
-    resized = picture.resize((width, height), resample)
+    height, width = resize.fit((image.height, image.width))
+    resized = image.resize((width, height), resample)
     return _pad(resized, resize.size) if isinstance(resize, Letterbox) else resized
 
 
-def _pad(picture: Image.Image, size: Size) -> Image.Image:
+def _pad(image: Image.Image, size: Size) -> Image.Image:
     height, width = size
-    fill = PAD if picture.mode == "L" else (PAD, PAD, PAD)
-    canvas = Image.new(picture.mode, (width, height), fill)
-    canvas.paste(picture, ((width - picture.width) // 2, (height - picture.height) // 2))
+    fill = PAD if image.mode == "L" else (PAD, PAD, PAD)
+    canvas = Image.new(image.mode, (width, height), fill)
+    canvas.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
     return canvas
 
 
-def _crop(picture: Image.Image, size: Size, label: str) -> Image.Image:
+def _crop(image: Image.Image, size: Size, label: str) -> Image.Image:
     height, width = size
-    left, top = (picture.width - width) // 2, (picture.height - height) // 2
+    left, top = (image.width - width) // 2, (image.height - height) // 2
     if left < 0 or top < 0:
         raise DataError(
-            f"{label} has {picture.height}x{picture.width} pixels (height x width) when it is to "
+            f"{label} has {image.height}x{image.width} pixels (height x width) when it is to "
             f"be cropped to {height}x{width}: give a --resize that covers the crop"
         )
-    return picture.crop((left, top, left + width, top + height))
+    return image.crop((left, top, left + width, top + height))
 
 
-def _normalize(pixels: NDArray[np.uint8], plan: PicturePlan) -> NDArray[np.float32]:
+def _normalize(pixels: NDArray[np.uint8], plan: ImagePlan) -> NDArray[np.float32]:
     wish = plan.preprocessing
     values = pixels.astype(np.float32)
     # Training code divides by 255; 1/255 has no exact float, and multiplying by it differs.
@@ -259,24 +257,24 @@ def _normalize(pixels: NDArray[np.uint8], plan: PicturePlan) -> NDArray[np.float
 
 
 AHEAD = 4
-"""Pictures that are decoded before they are asked for."""
+"""Images that are decoded before they are asked for."""
 
 
-class PictureSource:
-    """Pictures by number, made into feeds of as many as the model takes at a time."""
+class ImageSource(IndexedSource):
+    """Images by number, made into feeds of as many as the model takes at a time."""
 
     def __init__(
         self,
         *,
-        plan: PicturePlan,
+        plan: ImagePlan,
         labels: Sequence[str],
         load: Callable[[int], NDArray[Any]],
         origin: str,
         names: Sequence[str] = (),
     ) -> None:
-        """Take what loads picture ``i``, what it is called, and where all of them are from.
+        """Take what loads image ``i``, what it is called, and where all of them are from.
 
-        ``names`` are the pictures' files, where they are files.
+        ``names`` are the images' files, where they are files.
         """
         self.names = tuple(names) if plan.batch == 1 else ()
         self._plan = plan
@@ -285,26 +283,27 @@ class PictureSource:
         self._origin = origin
         if len(labels) < plan.batch:
             raise DataError(
-                f"{origin}: {len(labels)} pictures, but the model fixes the batch at "
+                f"{origin}: {len(labels)} images, but the model fixes the batch at "
                 f"{plan.batch}: give at least as many"
             )
 
-    def __iter__(self) -> Iterator[tuple[str, object]]:
-        """Yield feeds in order; an incomplete last one is left out."""
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers, a few images of them decoded ahead."""
         batch = self._plan.batch
-        with closing(_run_ahead(self._load, self.count() * batch)) as pictures:
-            for start in range(0, self.count() * batch, batch):
+        wanted = [index * batch + k for index in indices for k in range(batch)]
+        with closing(ordered_map(self._load, wanted, min(AHEAD, cpu_count()))) as images:
+            for start in (index * batch for index in indices):
                 label = self._labels[start]
                 if batch > 1:
                     label += f" to {self._labels[start + batch - 1]}"
-                yield label, self._feed(list(itertools.islice(pictures, batch)), label)
+                yield label, self._feed(list(itertools.islice(images, batch)), label)
 
     def count(self) -> int:
         """Return the number of feeds."""
         return len(self._labels) // self._plan.batch
 
     def describe(self) -> str:
-        """Return how many pictures from where, and what is done to them."""
+        """Return how many images from where, and what is done to them."""
         return f"{self.count() * self._plan.batch} {self._origin}, {self._plan}"
 
     def _feed(self, group: list[NDArray[Any]], label: str) -> NDArray[Any]:
@@ -312,16 +311,16 @@ class PictureSource:
             return group[0]
         if len({values.shape for values in group}) > 1:
             raise DataError(
-                f"{label}: pictures of different sizes cannot be fed together, and the model "
+                f"{label}: images of different sizes cannot be fed together, and the model "
                 f"fixes the batch at {self._plan.batch}: give a --crop"
             )
         return np.stack(group)
 
 
-def open_picture_folder(
-    folder: Path, paths: Sequence[Path], plan: PicturePlan, limit: int | None
-) -> PictureSource:
-    """Return the pictures of a folder; a limit takes them evenly spaced.
+def open_image_folder(
+    folder: Path, paths: Sequence[Path], plan: ImagePlan, limit: int | None
+) -> ImageSource:
+    """Return the images of a folder; a limit takes them evenly spaced.
 
     The names of class folders sort by class, so the first few would all be of one class.
     """
@@ -331,47 +330,29 @@ def open_picture_folder(
         wanted = limit * plan.batch
         chosen = [paths[index * len(paths) // wanted] for index in range(wanted)]
         origin += f" (evenly spaced over {len(paths)})"
-    return PictureSource(
+    return ImageSource(
         plan=plan,
-        labels=[f"picture {path.relative_to(folder)}" for path in chosen],
+        labels=[f"image {path.relative_to(folder)}" for path in chosen],
         names=[path.relative_to(folder).as_posix() for path in chosen],
         load=lambda index: render_file(chosen[index], plan),
         origin=origin,
     )
 
 
-def open_pixel_rows(table: Table, plan: PicturePlan, limit: int | None) -> PictureSource:
-    """Return rows of ``[H, W]`` or ``[H, W, C]`` pixels as pictures."""
+def open_pixel_rows(table: Table, plan: ImagePlan, limit: int | None) -> ImageSource:
+    """Return rows of ``[H, W]`` or ``[H, W, C]`` pixels as images."""
     rows, origin = table.arrays[plan.info.name], table.origin
-    is_picture = rows.ndim == 3 or (rows.ndim == 4 and rows.shape[-1] in (1, 3))
-    if not is_picture:
+    is_image = rows.ndim == 3 or (rows.ndim == 4 and rows.shape[-1] in (1, 3))
+    if not is_image:
         raise DataError(
-            f"{origin}: uint8 array of shape {list(rows.shape)} holds no pictures, expected "
+            f"{origin}: uint8 array of shape {list(rows.shape)} holds no images, expected "
             "[rows, height, width, 3 or 1]: transpose it"
         )
     count = len(rows) if limit is None else min(len(rows), limit * plan.batch)
     labels = [f"row {index} of {origin}" for index in range(count)]
 
     def load(index: int) -> NDArray[Any]:
-        # Through the table, which keeps the file behind the rows alive.
+        # Through the table, which keeps the rows' file alive.
         return render_pixels(table.arrays[plan.info.name][index], plan, labels[index])
 
-    return PictureSource(plan=plan, labels=labels, load=load, origin=f"pictures from {origin}")
-
-
-def _run_ahead(
-    load: Callable[[int], NDArray[Any]], count: int
-) -> Generator[NDArray[Any], None, None]:
-    """Yield ``load(0)`` to ``load(count - 1)`` in order, a few of them computed ahead."""
-    pool = ThreadPoolExecutor(max_workers=min(AHEAD, os.cpu_count() or 1))
-    pending: deque[Future[NDArray[Any]]] = deque()
-    try:
-        for index in range(count):
-            pending.append(pool.submit(load, index))
-            if len(pending) == AHEAD:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        # A caller who stops early must not wait for pictures nobody will see.
-        pool.shutdown(wait=False, cancel_futures=True)
+    return ImageSource(plan=plan, labels=labels, load=load, origin=f"images from {origin}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lowbit.data.arrays import RowSource, Table, read_npy, read_npz, take_array
-from lowbit.data.dataset import CheckedData, Data, InputInfo, Source
+from lowbit.data.dataset import Data, InputInfo, Source
 from lowbit.data.preprocessing import Preprocessing, find_preprocessing
 from lowbit.data.sources import (
     NpyFolderSource,
@@ -56,7 +56,7 @@ def open_data(
         source: A folder of images or ``.npy`` files, a ``.npz``, a ``.npy``, ``"random"``, an array
             of samples, an iterable of dicts or arrays, or an object with ``get_next()``.
         inputs: What the model wants.
-        preprocessing: What is done to pictures, or its name.
+        preprocessing: What is done to images, or its name.
         limit: Take at most so many feeds; of a folder of images, evenly spaced ones.
         seed: For random data.
     """
@@ -67,7 +67,7 @@ def open_data(
     if isinstance(source, Data):
         return _reopen(source, request)
     is_random = isinstance(source, str) and source == RANDOM
-    return CheckedData(_find_source(source, request), request.inputs, is_random=is_random)
+    return Data(_find_source(source, request), request.inputs, is_random=is_random)
 
 
 def _check(request: _Request) -> None:
@@ -126,14 +126,14 @@ def _near_path(path: Path) -> str:
 
 
 def _find_folder_source(folder: Path, request: _Request) -> Source:
-    files = sorted(_walk(folder), key=lambda path: path.relative_to(folder).as_posix())
+    files = sorted(_files_in(folder), key=lambda path: path.relative_to(folder).as_posix())
     images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
     if images:
-        # Pillow is heavy, and most who import this package have no pictures.
-        from lowbit.data.images import open_picture_folder, plan_pictures
+        # Pillow is heavy, and most who import this package have no images.
+        from lowbit.data.images import open_image_folder, plan_images
 
-        plan = plan_pictures(request.inputs, request.preprocessing or Preprocessing())
-        return open_picture_folder(folder, images, plan, request.limit)
+        plan = plan_images(request.inputs, request.preprocessing or Preprocessing())
+        return open_image_folder(folder, images, plan, request.limit)
     if any(path.suffix == ".npy" for path in files):
         _refuse_preprocessing(request, ".npy files")
         return NpyFolderSource(folder, request.inputs, request.limit)
@@ -145,9 +145,9 @@ def _find_folder_source(folder: Path, request: _Request) -> Source:
     )
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _files_in(folder: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(folder, followlinks=True):
-        # Systems leave hidden files such as ._photo.jpg that are no pictures.
+        # Systems leave hidden files such as ._photo.jpg that are no images.
         yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
@@ -157,9 +157,9 @@ def _find_row_source(table: Table, request: _Request) -> Source:
         return RowSource(table, request.inputs, request.limit)
     if rows.dtype != np.uint8:
         _refuse_preprocessing(request, f"{rows.dtype} values of {table.origin}")
-    from lowbit.data.images import open_pixel_rows, plan_pictures
+    from lowbit.data.images import open_pixel_rows, plan_images
 
-    plan = plan_pictures(request.inputs, request.preprocessing)
+    plan = plan_images(request.inputs, request.preprocessing)
     return open_pixel_rows(table, plan, request.limit)
 
 
@@ -183,5 +183,5 @@ def _refuse_preprocessing(request: _Request, what: str) -> None:
     if request.preprocessing is not None:
         raise ConfigError(
             f"a preprocessing is given, but {what} are fed as they are: it applies to images and "
-            "uint8 rows of pixels; leave it out"
+            "uint8 rows of pixels; do not give it"
         )

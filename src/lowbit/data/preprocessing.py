@@ -1,6 +1,6 @@
 """What is done to an image before a model sees it: values, size and crop, without any pixel.
 
-``Preprocessing`` says what is wanted, the model says what is fixed; ``choose_framing`` settles it once
+``Preprocessing`` says what is wanted, the model says what is fixed; ``resolve_framing`` settles it once
 for all images, ``Framing`` then answers for an image of any size.
 """
 
@@ -28,11 +28,11 @@ class Preprocessing:
             one value serves all channels.
         std: Divides each channel, as ``mean``.
         scale: Multiplies the pixel values 0..255.
-        resize: Length of the shorter side, or ``(height, width)`` of the whole picture. Without
-            ``resize`` and ``crop`` the whole picture is resized to what the model fixes.
+        resize: Length of the shorter side, or ``(height, width)`` of the whole image. Without
+            ``resize`` and ``crop`` the whole image is resized to what the model fixes.
         crop: Side, or ``(height, width)``, of the part that is cut out of the centre. Without it
             what the model fixes.
-        letterbox: Fit the whole picture into ``resize`` (or what the model fixes) and pad with 114.
+        letterbox: Fit the whole image into ``resize`` (or what the model fixes) and pad with 114.
         layout: Where the channels are; ``auto`` finds the axis of size 1 or 3 in the model.
         channel_order: Order in which the model wants the channels.
         interpolation: Filter of the resize.
@@ -52,7 +52,7 @@ class Preprocessing:
     proportional: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that no picture could be prepared with."""
+        """Refuse values that no image could be prepared with."""
         _check_choice("layout", self.layout, get_args(Layout))
         _check_choice("channel order", self.channel_order, get_args(ChannelOrder))
         _check_choice("interpolation", self.interpolation, get_args(Interpolation))
@@ -66,8 +66,8 @@ class Preprocessing:
             raise ConfigError(f"scale is {self.scale}, expected a number above 0 such as 1/255")
         if self.letterbox and self.crop is not None:
             raise ConfigError(
-                f"letterbox keeps the whole picture, so crop {self.crop} cannot be had with it; "
-                "leave one of them out"
+                f"letterbox keeps the whole image, so crop {self.crop} cannot be had with it; "
+                "give one of the two"
             )
 
 
@@ -144,13 +144,13 @@ FreeSize: TypeAlias = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Resize the whole picture to this size, whatever its proportions."""
+class Resize:
+    """Resize the whole image to this size, whatever its proportions."""
 
     size: Size
 
-    def fit(self, _picture: Size) -> Size:
-        """Return the size a picture is resized to."""
+    def fit(self, _image: Size) -> Size:
+        """Return the size an image is resized to."""
         return self.size
 
     def __str__(self) -> str:
@@ -163,11 +163,11 @@ class Cover:
 
     size: Size
 
-    def fit(self, picture: Size) -> Size:
-        """Return the size a picture is resized to."""
-        factor = max(want / has for want, has in zip(self.size, picture, strict=True))
+    def fit(self, image: Size) -> Size:
+        """Return the size an image is resized to."""
+        factor = max(want / has for want, has in zip(self.size, image, strict=True))
         height, width = (
-            max(want, round(has * factor)) for want, has in zip(self.size, picture, strict=True)
+            max(want, round(has * factor)) for want, has in zip(self.size, image, strict=True)
         )
         return height, width
 
@@ -179,14 +179,14 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class Letterbox:
-    """Resize in proportion until the picture just fits into this size; pad the rest."""
+    """Resize in proportion until the image just fits into this size; pad the rest."""
 
     size: Size
 
-    def fit(self, picture: Size) -> Size:
-        """Return the size a picture is resized to, before the padding."""
-        factor = min(want / has for want, has in zip(self.size, picture, strict=True))
-        height, width = (max(1, round(has * factor)) for has in picture)
+    def fit(self, image: Size) -> Size:
+        """Return the size an image is resized to, before the padding."""
+        factor = min(want / has for want, has in zip(self.size, image, strict=True))
+        height, width = (max(1, round(has * factor)) for has in image)
         return height, width
 
     def __str__(self) -> str:
@@ -195,9 +195,9 @@ class Letterbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framing:
-    """The resize and the crop that pictures get, in this order."""
+    """The resize and the crop that images get, in this order."""
 
-    resize: Stretch | Cover | Letterbox | None = None
+    resize: Resize | Cover | Letterbox | None = None
     crop: Size | None = None
 
     def __str__(self) -> str:
@@ -205,14 +205,14 @@ class Framing:
         return ", ".join(str(step) for step in (self.resize, crop) if step is not None)
 
 
-def choose_framing(wish: Preprocessing, fixed: FreeSize, input_name: str) -> Framing:
-    """Return how pictures get the size that is wished for and that the model can take."""
+def resolve_framing(wish: Preprocessing, fixed: FreeSize, input_name: str) -> Framing:
+    """Return how images get the size that is wished for and that the model can take."""
     height, width = fixed
     known = None if height is None or width is None else (height, width)
     if wish.letterbox:
         framing = _letterbox(wish, known, input_name)
     elif wish.resize is None and wish.crop is None:
-        framing = Framing(resize=Stretch(_need(known, fixed, input_name)))
+        framing = Framing(resize=Resize(_need(known, fixed, input_name)))
     elif wish.proportional and known is not None and wish.resize and wish.crop:
         framing = _in_proportion(as_size(wish.resize), as_size(wish.crop), known)
     else:
@@ -231,7 +231,7 @@ def _need(size: Size | None, fixed: FreeSize, input_name: str) -> Size:
     if size is None:
         have = "x".join("?" if side is None else str(side) for side in fixed)
         raise DataError(
-            f"input {input_name!r} takes pictures of {have} (height x width), so their size is "
+            f"input {input_name!r} takes images of {have} (height x width), so their size is "
             "not known: give --resize and/or --crop (resize=, crop= of Preprocessing)"
         )
     return size
@@ -250,14 +250,14 @@ def _as_wished(wish: Preprocessing, known: Size | None) -> Framing:
         return Framing(crop=crop)
     if isinstance(wish.resize, int):
         return Framing(resize=Cover(as_size(wish.resize)), crop=crop)
-    return Framing(resize=Stretch(wish.resize), crop=crop)
+    return Framing(resize=Resize(wish.resize), crop=crop)
 
 
 def _check_fits(framing: Framing, fixed: FreeSize, input_name: str) -> None:
-    """Refuse a framing that cannot work for any picture, before one is read."""
+    """Refuse a framing that cannot work for any image, before one is read."""
     if _is_always_too_small(framing):
         raise DataError(
-            f"pictures for input {input_name!r} are {framing}, but are then too small for the "
+            f"images for input {input_name!r} are {framing}, but are then too small for the "
             "crop: give a larger --resize or a smaller --crop"
         )
     after = framing.crop
@@ -266,8 +266,8 @@ def _check_fits(framing: Framing, fixed: FreeSize, input_name: str) -> None:
     if after and any(side not in (None, has) for side, has in zip(fixed, after, strict=True)):
         want = "x".join("?" if side is None else str(side) for side in fixed)
         raise DataError(
-            f"pictures for input {input_name!r} would be {_text(after)} (height x width), but the "
-            f"model fixes {want}: leave out --resize and --crop, or give sizes that fit"
+            f"images for input {input_name!r} would be {_text(after)} (height x width), but the "
+            f"model fixes {want}: give neither --resize nor --crop, or sizes that fit"
         )
 
 

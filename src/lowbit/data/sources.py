@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.data.dataset import InputInfo, Sample, conform
+from lowbit.data.dataset import IndexedSource, InputInfo, Sample, Source, conform
 from lowbit.errors import DataError, did_you_mean
 
 
@@ -31,13 +31,13 @@ class Spool:
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
 
-class FeedSpool:
+class FeedSpool(Spool):
     """Feeds by number, each array in a file of its own."""
 
     def __init__(self, inputs: Sequence[InputInfo]) -> None:
         """Take the inputs, in whose order the feeds are kept."""
+        super().__init__()
         self._inputs = tuple(inputs)
-        self._spool = Spool()
         self._count = 0
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class FeedSpool:
         }
 
     def _path(self, index: int, position: int) -> Path:
-        return self._spool.folder / f"{index}-{position}.npy"
+        return self.folder / f"{index}-{position}.npy"
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class RewindableReader(Reader, Protocol):
         """Make ``get_next()`` start at the first feed."""
 
 
-class SequenceSource:
+class SequenceSource(IndexedSource):
     """Feeds that are all in memory already."""
 
     def __init__(self, items: Sequence[object], limit: int | None) -> None:
@@ -88,10 +88,9 @@ class SequenceSource:
         self._items = items
         self._count = len(items) if limit is None else min(len(items), limit)
 
-    def __iter__(self) -> Iterator[tuple[str, object]]:
-        """Yield the feeds in order."""
-        for index, item in enumerate(islice(self._items, self._count)):
-            yield f"sample {index}", item
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers."""
+        return ((f"sample {index}", self._items[index]) for index in indices)
 
     def count(self) -> int:
         """Return the number of feeds."""
@@ -102,7 +101,7 @@ class SequenceSource:
         return f"{self._count} feeds from a {type(self._items).__name__}"
 
 
-class RewindingSource:
+class RewindingSource(Source):
     """Feeds of a reader that is rewound before each pass; one pass at a time."""
 
     def __init__(self, reader: RewindableReader, limit: int | None) -> None:
@@ -135,7 +134,7 @@ class RewindingSource:
         return f"feeds from {_kind(self._reader)}.get_next(), rewound for each pass"
 
 
-class SpoolingSource:
+class SpoolingSource(Source):
     """Feeds that can be read once, each kept on disk when it goes by."""
 
     def __init__(self, source: object, inputs: Sequence[InputInfo], limit: int | None) -> None:
@@ -172,7 +171,7 @@ class SpoolingSource:
         if self._is_complete:
             return None
         if self._is_broken:
-            # Going on would silently leave out the feed that failed.
+            # Going on would silently skip the feed that failed.
             raise DataError(
                 f"reading {self._kind} failed at sample {index} before, and it cannot be read "
                 "again: make it anew"
@@ -227,7 +226,7 @@ def _kind(source: object) -> str:
     return f"a Python {type(source).__name__}"
 
 
-class NpyFolderSource:
+class NpyFolderSource(IndexedSource):
     """Files of the same name, one for each input, are one sample."""
 
     def __init__(self, folder: Path, inputs: Sequence[InputInfo], limit: int | None) -> None:
@@ -237,9 +236,9 @@ class NpyFolderSource:
         _check_unknown_folders(folder, self._folders)
         self.names = tuple(_sample_names(self._folders)[:limit])
 
-    def __iter__(self) -> Iterator[tuple[str, object]]:
-        """Yield samples in the order of their file names."""
-        for name in self.names:
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the samples of these numbers."""
+        for name in (self.names[index] for index in indices):
             feed = {input_name: _load(path / name) for input_name, path in self._folders.items()}
             yield f"file {name} of {self._folder}", feed
 
@@ -289,8 +288,8 @@ def _sample_names(folders: dict[str, Path]) -> list[str]:
                 "another input has: files of the same name are one sample"
             )
     if not every:
-        places = ", ".join(str(path) for path in folders.values())
-        raise DataError(f"no .npy file in {places}: save one file a sample there with numpy.save")
+        searched = ", ".join(str(path) for path in folders.values())
+        raise DataError(f"no .npy file in {searched}: save one file a sample there with numpy.save")
     return sorted(every)
 
 
@@ -311,7 +310,7 @@ def _load(path: Path) -> NDArray[Any]:
 DEFAULT_COUNT = 8
 
 
-class RandomSource:
+class RandomSource(IndexedSource):
     """Uniform numbers of [0, 1) for float inputs, 0 or 1 for all others."""
 
     def __init__(self, inputs: Sequence[InputInfo], *, limit: int | None, seed: int) -> None:
@@ -320,9 +319,9 @@ class RandomSource:
         self._count = DEFAULT_COUNT if limit is None else limit
         self._seed = seed
 
-    def __iter__(self) -> Iterator[tuple[str, object]]:
-        """Yield the feeds; each has a generator of its own, so any pass gives the same."""
-        for index in range(self._count):
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers; each has a generator of its own, so all are the same."""
+        for index in indices:
             generator = np.random.default_rng((self._seed, index))
             yield (
                 f"random feed {index}",

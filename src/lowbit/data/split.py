@@ -1,4 +1,4 @@
-"""Which samples calibrate and which verify: never the same ones where there are enough."""
+"""Which samples calibrate, validate and verify: never the same ones where there are enough."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from lowbit.data import Data, Sample
 
-_ENOUGH_TO_HOLD_BACK = 16
-_MOST_JUDGES = 16
+_ENOUGH_TO_HOLD_OUT = 16
+_MOST_VALIDATION = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,54 +26,62 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
-    """A data set with the numbers of the samples that are held out of calibration."""
+    """A dataset with the numbers of the samples that are held out of calibration.
+
+    Attributes:
+        data: All samples.
+        total: How many there are.
+        held_out: Samples that nothing but verification sees.
+        verifying: Samples to verify on: those held out, or some of the others if there are none.
+        validating: Samples on which it is decided which steps are kept.
+    """
 
     data: Data
     total: int
-    held: frozenset[int]
-    checked: frozenset[int]
-    judges: frozenset[int]
+    held_out: frozenset[int]
+    verifying: frozenset[int]
+    validating: frozenset[int]
 
     @property
-    def holds_back(self) -> bool:
-        """Whether there are enough samples to choose between steps on some and fit on others."""
-        return len(self.judges) < self.calibration_count
-
-    @property
-    def held_out(self) -> bool:
+    def is_verified_on_held_out(self) -> bool:
         """Whether verification sees samples that calibration does not."""
-        return bool(self.held)
+        return bool(self.held_out)
 
     @property
     def calibration_count(self) -> int:
         """How many samples calibrate."""
-        return self.total - len(self.held)
+        return self.total - len(self.held_out)
 
     @property
     def verification_count(self) -> int:
         """How many samples verify."""
-        return len(self.checked)
+        return len(self.verifying)
 
     def calibration(self) -> Iterator[Sample]:
         """Yield the samples to calibrate on."""
-        return (s for i, s in enumerate(self.data) if i not in self.held)
+        return self._all_but(self.held_out)
 
     def fitting(self) -> Iterator[Sample]:
-        """Yield the samples to calibrate on where others choose between steps."""
-        left_out = self.held | self.judges if self.holds_back else self.held
-        return (s for i, s in enumerate(self.data) if i not in left_out)
+        """Yield the samples to calibrate on where others decide which steps are kept."""
+        enough = len(self.validating) < self.calibration_count
+        return self._all_but(self.held_out | self.validating if enough else self.held_out)
 
-    def judging(self) -> Iterator[Sample]:
-        """Yield the samples to choose between steps on."""
-        return (s for i, s in enumerate(self.data) if i in self.judges)
+    def validation(self) -> Iterator[Sample]:
+        """Yield the samples that decide which steps are kept."""
+        return self.data.select(sorted(self.validating))
 
     def verification(self) -> Iterator[Sample]:
         """Yield the samples to verify on."""
-        return (s for i, s in enumerate(self.data) if i in self.checked)
+        return self.data.select(sorted(self.verifying))
 
     def first(self) -> Sample | None:
         """Return one sample."""
-        return next(iter(self.data), None)
+        return next(self.data.select([0]), None)
+
+    def _all_but(self, left: frozenset[int]) -> Iterator[Sample]:
+        if not left:
+            return iter(self.data)
+        return self.data.select([i for i in range(self.total) if i not in left])
 
 
 def split(data: Data, limit: int | None, held_out: int) -> Split:
@@ -84,19 +92,23 @@ def split(data: Data, limit: int | None, held_out: int) -> Split:
     total = len(data)
     extra = 0 if limit is None else min(max(total - limit, 0), held_out)
     held = frozenset(_spread(total, extra))
-    checked = held or frozenset(_spread(total, min(held_out, total)))
-    return Split(data, total, held, checked, _judges(total, held))
+    verifying = held or frozenset(_spread(total, min(held_out, total)))
+    return Split(data, total, held, verifying, _validating(total, held))
 
 
-def _judges(total: int, held: frozenset[int]) -> frozenset[int]:
+def _validating(total: int, held: frozenset[int]) -> frozenset[int]:
     """Return an eighth of the samples that calibrate, spread over them; of few, all."""
     left = [i for i in range(total) if i not in held]
-    if len(left) < _ENOUGH_TO_HOLD_BACK:
+    if len(left) < _ENOUGH_TO_HOLD_OUT:
         return frozenset(left)
-    return frozenset(left[i] for i in _spread(len(left), min(len(left) // 8, _MOST_JUDGES)))
+    return frozenset(left[i] for i in _spread(len(left), min(len(left) // 8, _MOST_VALIDATION)))
 
 
 def _spread(total: int, count: int) -> list[int]:
     if count <= 0:
         return []
-    return [int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round()] or [0]
+    inside = {int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round()}
+    if len(inside) == count:
+        return sorted(inside)
+    # Nearly all of them: those between the ends would round to the same.
+    return [(2 * i + 1) * total // (2 * count) for i in range(min(count, total))]

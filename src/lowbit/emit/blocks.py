@@ -1,6 +1,6 @@
-"""Block formats in the graph: one named operator for each tensor, as AMD Quark has it.
+"""Block formats in the graph: one named operator for each tensor, which AMD's tools know.
 
-Constants are stored as the values of the format: the operator behind them, which says in what format
+Constants are stored as the values of the format: the operator after them, which says in what format
 they are, has nothing left to do, and rounding them once more changes nothing. Not so in MXINT8 where
 a code is -128: that is a power of two of the next exponent, with which rounding would be coarser.
 """
@@ -14,13 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
-from lowbit.emit.block_functions import STORED, block_body, block_shape
-from lowbit.emit.functions import DOMAIN, Functions
-from lowbit.emit.writer import Attributes, Writer
+from lowbit.emit.emission import Emission, EmittedTensor
+from lowbit.emit.functions import DOMAIN, STORED, block_body, block_shape
+from lowbit.graph.editing import Attributes
+from lowbit.graph.naming import tensor_name
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import TensorPlan
-from lowbit.scales.floats import rounded_values
+from lowbit.scales.formats import rounded_values
 
 _ROUNDINGS: Mapping[Rounding, int] = MappingProxyType(
     {Rounding.AWAY: 0, Rounding.UP: 1, Rounding.EVEN: 2}
@@ -30,47 +31,46 @@ _ROUNDINGS: Mapping[Rounding, int] = MappingProxyType(
 class BlockNodes:
     """Writes tensors in block formats."""
 
-    def __init__(self, writer: Writer, functions: Functions) -> None:
-        self._writer = writer
-        self._functions = functions
+    def __init__(self, context: Emission) -> None:
+        self._editor = context.editor
+        self._functions = context.functions
 
-    def activation(self, tensor: TensorPlan, spec: BlockSpec) -> None:
-        """Let all readers of an activation read it in blocks."""
-        value = self._writer.values[tensor.name]
-        self._writer.put_behind(value, [self._rounding(tensor, spec, value)])
+    def activation(self, tensor: TensorPlan) -> EmittedTensor:
+        """Let all consumers of an activation read it in blocks."""
+        value = self._editor.values[tensor.name]
+        node = self._rounding(tensor, value)
+        self._editor.put_after(value, [node])
+        return EmittedTensor(None, tensor_name(node.outputs[0]))
 
-    def weight(self, tensor: TensorPlan, spec: BlockSpec, make: Callable[[], FloatArray]) -> None:
-        """Let all readers of a constant read it in blocks."""
-        value = self._writer.values[tensor.name]
+    def weight(self, tensor: TensorPlan, make: Callable[[], FloatArray]) -> EmittedTensor:
+        """Let all consumers of a constant read it in blocks."""
+        value, spec = self._editor.values[tensor.name], _block_spec(tensor)
         uses = tuple(value.uses())
-        if not _stays(tensor, spec, make):
-            self._writer.set_values(value, make)
-            node = self._rounding(tensor, spec, value)
+        if not _stays(tensor, make):
+            self._editor.set_values(value, make)
+            node = self._rounding(tensor, value)
         else:
-            self._writer.set_values(value, lambda: rounded_values(make(), tensor))
-            node = self._node(tensor, spec, value, _attributes(spec, _axis(tensor)), STORED)
-        self._writer.read_through(value, uses, [node])
+            self._editor.set_values(value, lambda: rounded_values(make(), tensor.spec, tensor.axis))
+            node = self._node(tensor, value, _attributes(spec, _axis(tensor)), STORED)
+        result = self._editor.read_through(value, uses, [node])
+        return EmittedTensor(tensor_name(value), tensor_name(result))
 
-    def _rounding(self, tensor: TensorPlan, spec: BlockSpec, value: ir.Value) -> ir.Node:
-        axis = _axis(tensor)
+    def _rounding(self, tensor: TensorPlan, value: ir.Value) -> ir.Node:
+        axis, spec = _axis(tensor), _block_spec(tensor)
         attributes = _attributes(spec, axis)
         shape = _whole_blocks(spec, axis, value)
         if shape is not None:
             attributes = {**attributes, "block_shape": shape}
-        body = block_body(spec, self._writer.opset, whole=shape is not None)
-        return self._node(tensor, spec, value, attributes, body)
+        body = block_body(spec, self._editor.opset, whole=shape is not None)
+        return self._node(tensor, value, attributes, body)
 
     def _node(
-        self,
-        tensor: TensorPlan,
-        spec: BlockSpec,
-        value: ir.Value,
-        attributes: Attributes,
-        body: str,
+        self, tensor: TensorPlan, value: ir.Value, attributes: Attributes, body: str
     ) -> ir.Node:
-        name = "BFPQuantizeDequantize" if isinstance(spec, BfpSpec) else "MXQuantizeDequantize"
+        bfp = isinstance(tensor.spec, BfpSpec)
+        name = "BFPQuantizeDequantize" if bfp else "MXQuantizeDequantize"
         overload = self._functions.define(name, f"<{', '.join(attributes)}> (x) => (y)", body)
-        return self._writer.node(
+        return self._editor.node(
             name,
             [value],
             f"{tensor.name}_DequantizeLinear",
@@ -80,12 +80,19 @@ class BlockNodes:
         )
 
 
-def _stays(tensor: TensorPlan, spec: BlockSpec, make: Callable[[], FloatArray]) -> bool:
+def _block_spec(tensor: TensorPlan) -> BlockSpec:
+    if not isinstance(tensor.spec, (BfpSpec, MxSpec)):
+        raise TypeError(f"{tensor.name!r} is {tensor.spec.describe()}, not in blocks")
+    return tensor.spec
+
+
+def _stays(tensor: TensorPlan, make: Callable[[], FloatArray]) -> bool:
     """Whether rounding the constant a second time changes nothing."""
+    spec = tensor.spec
     if not (isinstance(spec, MxSpec) and spec.element is Element.INT8):
         return True
-    once = rounded_values(make(), tensor)
-    return bool(np.array_equal(rounded_values(once, tensor), once))
+    once = rounded_values(make(), spec, tensor.axis)
+    return bool(np.array_equal(rounded_values(once, spec, tensor.axis), once))
 
 
 def _axis(tensor: TensorPlan) -> int:

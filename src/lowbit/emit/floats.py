@@ -7,7 +7,7 @@ way as they are, or are stored in the format, which takes half the space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +15,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.config.specs import FloatSpec
-from lowbit.emit.functions import DOMAIN, Functions, number
-from lowbit.emit.writer import Writer
-from lowbit.numerics.float16 import FloatFormat, as_stored
-from lowbit.numerics.formats import FloatArray
+from lowbit.emit.emission import Emission, EmittedTensor
+from lowbit.emit.functions import DOMAIN, number
+from lowbit.graph.naming import tensor_name
+from lowbit.numerics.formats import FloatArray, FloatFormat, as_stored
 from lowbit.planning.plan import TensorPlan
 
 _DTYPES = {
@@ -29,7 +29,7 @@ _FLOAT = int(ir.DataType.FLOAT)
 
 
 class Conversion(Protocol):
-    """One way to write the conversion of a tensor to 16 bits and back."""
+    """The conversion of a tensor to 16 bits and back, written in one form."""
 
     def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
         """Return the nodes that bring a value to the format."""
@@ -39,30 +39,32 @@ class Conversion(Protocol):
 
 
 class FloatNodes:
-    """Writes tensors in 16-bit floats; ``stored`` keeps constants in the format."""
+    """Writes tensors in 16-bit floats."""
 
-    def __init__(
-        self, writer: Writer, conversion: Conversion, scales: Mapping[str, float], *, stored: bool
-    ) -> None:
-        self._writer = writer
-        self._conversion = conversion
-        self._scales = scales
-        self._stored = stored
+    def __init__(self, context: Emission) -> None:
+        self._editor = context.editor
+        self._scales = context.params.scales
+        self._stored = context.options.half_weights
+        kind = CastPairs if context.options.casts else NamedOperators
+        self._conversion: Conversion = kind(context)
 
-    def activation(self, tensor: TensorPlan, spec: FloatSpec) -> None:
-        """Let all readers of an activation read it through the format."""
-        value = self._writer.values[tensor.name]
+    def activation(self, tensor: TensorPlan) -> EmittedTensor:
+        """Let all consumers of an activation read it through the format."""
+        spec = _float_spec(tensor)
+        value = self._editor.values[tensor.name]
         down = self._conversion.down(tensor, spec, value)
         up = self._conversion.up(tensor, spec, down[-1].outputs[0])
-        self._writer.put_behind(value, [*down, *up])
+        self._editor.put_after(value, [*down, *up])
+        return EmittedTensor(tensor_name(down[-1].outputs[0]), tensor_name(up[-1].outputs[0]))
 
-    def weight(self, tensor: TensorPlan, spec: FloatSpec, make: Callable[[], FloatArray]) -> None:
-        """Let all readers of a constant read it through the format."""
-        value = self._writer.values[tensor.name]
+    def weight(self, tensor: TensorPlan, make: Callable[[], FloatArray]) -> EmittedTensor:
+        """Let all consumers of a constant read it through the format."""
+        spec = _float_spec(tensor)
+        value = self._editor.values[tensor.name]
         uses = tuple(value.uses())
         if self._stored:
             scale = self._scales.get(tensor.name, 1.0)
-            stored = self._writer.lazy(
+            stored = self._editor.lazy(
                 f"{tensor.name}_quantized",
                 value,
                 _DTYPES[spec.format],
@@ -70,19 +72,27 @@ class FloatNodes:
             )
             nodes = self._conversion.up(tensor, spec, stored)
         else:
-            self._writer.set_values(value, make)
+            stored = value
+            self._editor.set_values(value, make)
             nodes = self._conversion.down(tensor, spec, value)
             nodes += self._conversion.up(tensor, spec, nodes[-1].outputs[0])
-        self._writer.read_through(value, uses, nodes)
+        result = self._editor.read_through(value, uses, nodes)
+        return EmittedTensor(tensor_name(stored), tensor_name(result))
+
+
+def _float_spec(tensor: TensorPlan) -> FloatSpec:
+    if not isinstance(tensor.spec, FloatSpec):
+        raise TypeError(f"{tensor.name!r} is {tensor.spec.describe()}, not a 16-bit float")
+    return tensor.spec
 
 
 class NamedOperators:
     """``com.amd.quark``'s ExtendedQuantizeLinear and ExtendedDequantizeLinear."""
 
-    def __init__(self, writer: Writer, functions: Functions, scales: Mapping[str, float]) -> None:
-        self._writer = writer
-        self._functions = functions
-        self._scales = scales
+    def __init__(self, context: Emission) -> None:
+        self._editor = context.editor
+        self._functions = context.functions
+        self._scales = context.params.scales
         self._parameters: dict[str, list[ir.Value]] = {}
 
     def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
@@ -111,7 +121,7 @@ class NamedOperators:
         name = f"Extended{op}"
         overload = self._functions.define(name, "(x, scale, zero_point) => (y)", "\n".join(steps))
         inputs = [value, *self._of(tensor.leader, spec)]
-        return self._writer.node(
+        return self._editor.node(
             name, inputs, f"{tensor.name}_{op}", domain=DOMAIN, overload=overload
         )
 
@@ -120,8 +130,8 @@ class NamedOperators:
             scale = np.asarray(self._scales.get(leader, 1.0), np.float32)
             zero = np.zeros((), spec.format.dtype)
             self._parameters[leader] = [
-                self._writer.constant(f"{leader}_scale", scale),
-                self._writer.tensor(
+                self._editor.constant(f"{leader}_scale", scale),
+                self._editor.tensor(
                     f"{leader}_zero_point", lambda name: _tensor(zero, spec.format, name)
                 ),
             ]
@@ -131,9 +141,9 @@ class NamedOperators:
 class CastPairs:
     """A Cast to the format and one back, with Mul around them if the tensor is scaled."""
 
-    def __init__(self, writer: Writer, scales: Mapping[str, float]) -> None:
-        self._writer = writer
-        self._scales = scales
+    def __init__(self, context: Emission) -> None:
+        self._editor = context.editor
+        self._scales = context.params.scales
 
     def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
         """Return Mul if scaled, Clip if saturating, and Cast."""
@@ -145,26 +155,26 @@ class CastPairs:
         if _saturates(tensor, spec):
             source = nodes[-1].outputs[0] if nodes else value
             bounds = [
-                self._writer.constant(f"{name}_{word}", np.asarray(bound, np.float32))
+                self._editor.constant(f"{name}_{word}", np.asarray(bound, np.float32))
                 for word, bound in (("min", -spec.format.largest), ("max", spec.format.largest))
             ]
-            nodes.append(self._writer.node("Clip", [source, *bounds], f"{name}_clip"))
+            nodes.append(self._editor.node("Clip", [source, *bounds], f"{name}_clip"))
         source = nodes[-1].outputs[0] if nodes else value
         to = {"to": int(_DTYPES[spec.format])}
-        return [*nodes, self._writer.node("Cast", [source], name, to)]
+        return [*nodes, self._editor.node("Cast", [source], name, to)]
 
     def up(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
         """Return Cast, and Mul if scaled."""
         name = f"{tensor.name}_DequantizeLinear"
         if not spec.scaled:
-            return [self._writer.node("Cast", [value], name, {"to": _FLOAT})]
-        cast = self._writer.node("Cast", [value], f"{name}_cast", {"to": _FLOAT})
+            return [self._editor.node("Cast", [value], name, {"to": _FLOAT})]
+        cast = self._editor.node("Cast", [value], f"{name}_cast", {"to": _FLOAT})
         scale = np.float32(self._scales[tensor.name])
         return [cast, self._mul(cast.outputs[0], name, scale)]
 
     def _mul(self, value: ir.Value, name: str, factor: np.float32) -> ir.Node:
-        constant = self._writer.constant(f"{name}_scale", np.asarray(factor))
-        return self._writer.node("Mul", [value, constant], name)
+        constant = self._editor.constant(f"{name}_scale", np.asarray(factor))
+        return self._editor.node("Mul", [value, constant], name)
 
 
 def _saturates(tensor: TensorPlan, spec: FloatSpec) -> bool:

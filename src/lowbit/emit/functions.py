@@ -1,14 +1,26 @@
 """Operators that AMD's tools know by name, defined in the file itself as ONNX functions.
 
-So a model runs in any onnxruntime, without AMD Quark's compiled library, and where the name is
-known, it is recognized. Bodies are written in ONNX's text syntax.
+So a model runs in any onnxruntime, without AMD's compiled library, and where the name is known, it is
+recognized. Bodies are written in ONNX's text syntax, in standard operators: exact, and valid for any
+shape.
+
+A tensor in blocks is seen as [..., blocks, size of a block, inner]. Where the length along the axis is
+known and a multiple of a block, that shape is an attribute of the node; otherwise the body computes it
+and puts zeros after the last block.
+
+The shared scale is a power of two below the largest number t of a block, found with nothing but
+correctly rounded sums and products: in double precision, splitting a number by the factor 2**52 + 1
+(Veltkamp) rounds it to one bit. Three quarters of t, and a little more, are rounded to the power of
+two at or below t, whatever t is.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from lowbit.emit.writer import Writer
+from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
+from lowbit.graph.editing import GraphEditor
+from lowbit.numerics.blocks import MINIFLOATS, Element, Minifloat, Rounding
 
 DOMAIN = "com.amd.quark"
 _OVERLOADS_FROM_IR_VERSION = 10
@@ -17,9 +29,9 @@ _OVERLOADS_FROM_IR_VERSION = 10
 class Functions:
     """The functions of one model, added when they are first used."""
 
-    def __init__(self, writer: Writer) -> None:
-        self._model = writer.model
-        self._opset = writer.opset
+    def __init__(self, editor: GraphEditor) -> None:
+        self._model = editor.model
+        self._opset = editor.opset
         self._overloads: dict[tuple[str, str], str] = {}
 
     def define(self, name: str, signature: str, body: str) -> str:
@@ -53,3 +65,206 @@ class Functions:
 def number(value: float) -> str:
     """Return a float32 constant in ONNX's text syntax."""
     return f"Constant <value = float {{{value!r}}}> ()"
+
+
+# Operators that take their axes as an input, not as an attribute, from this operator set on.
+_AXES_AS_INPUT = 18
+_LARGEST = 3.4028234663852886e38
+_LOWEST_BINADE = 2.0**-127
+_THREE_QUARTERS = 0.75 * (1 + 2.0**-30)
+_DOUBLE = 11
+
+STORED = "y = Identity(x)"
+"""The body for constants that hold values of the format already."""
+
+
+def block_shape(spec: BlockSpec, axis: int, rank: int, length: int) -> list[int] | None:
+    """Return the shape that cuts a tensor into whole blocks, or ``None`` if they are not whole."""
+    if length % spec.block:
+        return None
+    before, inner = [0] * axis, 1 if axis == rank - 1 else -1
+    return [*before, length // spec.block, *_inside(spec), inner]
+
+
+def block_body(spec: BlockSpec, opset: int, *, whole: bool = False) -> str:
+    """Return the body of a function of ``x`` that gives ``y``.
+
+    It reads the attribute ``block_shape`` if blocks are ``whole``, otherwise ``axis``.
+    """
+    inside = _inside(spec)
+    cut, join = (_cut_whole(), _join_whole()) if whole else (_cut(spec.block, inside), _join())
+    steps = [*cut, *_sizes()]
+    steps += _largest("top", [-3, -2] if len(inside) > 1 else [-2], opset)
+    if isinstance(spec, MxSpec) and spec.element is not Element.INT8:
+        steps += _minifloats(MINIFLOATS[spec.element])
+    else:
+        steps += _integers(spec, opset)
+    return "\n".join([*steps, "kept = Where(is_finite, rounded, blocks)", *join])
+
+
+def _inside(spec: BlockSpec) -> list[int]:
+    """Return the dimensions of one block."""
+    return [spec.block // 2, 2] if isinstance(spec, BfpSpec) and spec.pairs else [spec.block]
+
+
+def _integers(spec: BlockSpec, opset: int) -> list[str]:
+    """Return the steps from ``blocks`` and ``top`` to ``rounded``, integers times a step."""
+    bits = spec.bits - 9 if isinstance(spec, BfpSpec) else 7
+    high = 2**bits - 1
+    low = -high if isinstance(spec, BfpSpec) else -(2**bits)
+    steps, step = _binade("top", "step", 2.0 ** (1 - bits)), "step"
+    if isinstance(spec, BfpSpec) and spec.pairs:
+        step = "own_step"
+        steps += [
+            *_largest("pair", [-2], opset),
+            f"fraction = {number(2.0 ** (1 - bits))}",
+            "pair_step = Mul(pair, fraction)",
+            "finer = Less(pair_step, step)",
+            f"half = {number(0.5)}",
+            "fine_step = Mul(step, half)",
+            "own_step = Where(finer, fine_step, step)",
+        ]
+    return [
+        *steps,
+        f"scaled = Div(blocks, {step})",
+        *_round("scaled", "integers", spec.rounding),
+        f"low = {number(float(low))}",
+        f"high = {number(float(high))}",
+        "codes = Clip(integers, low, high)",
+        f"rounded = Mul(codes, {step})",
+    ]
+
+
+def _minifloats(small: Minifloat) -> list[str]:
+    """Return the steps from ``blocks`` and ``top`` to ``rounded``: each has its own exponent."""
+    return [
+        *_binade("top", "scale", 2.0**-small.emax),
+        "scaled = Div(blocks, scale)",
+        "magnitude = Abs(scaled)",
+        *_binade("magnitude", "own_step", 2.0**-small.mantissa, lowest=2.0**small.emin),
+        "steps = Div(scaled, own_step)",
+        "integers = Round(steps)",
+        "element = Mul(integers, own_step)",
+        f"low = {number(-small.largest)}",
+        f"high = {number(small.largest)}",
+        "codes = Clip(element, low, high)",
+        "rounded = Mul(codes, scale)",
+    ]
+
+
+def _cut_whole() -> list[str]:
+    return [
+        "block_shape = Constant <value_ints: ints = @block_shape> ()",
+        "blocks = Reshape(x, block_shape)",
+    ]
+
+
+def _join_whole() -> list[str]:
+    return ["shape = Shape(x)", "y = Reshape(kept, shape)"]
+
+
+def _cut(size: int, inside: list[int]) -> list[str]:
+    """Return the steps from ``x`` to ``blocks``."""
+    words = ", ".join(str(n) for n in (-1, *inside))
+    return [
+        "zero = Constant <value_ints = [0]> ()",
+        "one = Constant <value_ints = [1]> ()",
+        "end = Constant <value_ints = [9223372036854775807]> ()",
+        f"size = Constant <value_ints = [{size}]> ()",
+        f"inside = Constant <value_ints = [{words}]> ()",
+        "axis_number = Constant <value_int: int = @axis> ()",
+        "given_axis = Unsqueeze(axis_number, zero)",
+        "shape = Shape(x)",
+        "rank = Shape(shape)",
+        "from_front = Add(given_axis, rank)",
+        "first = Mod(from_front, rank)",
+        "next = Add(first, one)",
+        "before = Slice(shape, zero, first)",
+        "length = Slice(shape, first, next)",
+        "after = Slice(shape, next, end)",
+        "outer = ReduceProd <keepdims = 1> (before)",
+        "inner = ReduceProd <keepdims = 1> (after)",
+        "minus_length = Neg(length)",
+        "missing = Mod(minus_length, size)",
+        "flat_shape = Concat <axis = 0> (outer, length, inner)",
+        "flat = Reshape(x, flat_shape)",
+        "padding = Concat <axis = 0> (zero, zero, zero, zero, missing, zero)",
+        "padded = Pad(flat, padding)",
+        "block_shape = Concat <axis = 0> (outer, inside, inner)",
+        "blocks = Reshape(padded, block_shape)",
+    ]
+
+
+def _join() -> list[str]:
+    """Return the steps from ``kept`` to ``y``, without the zeros that were put after it."""
+    return [
+        "whole_length = Add(length, missing)",
+        "long_shape = Concat <axis = 0> (outer, whole_length, inner)",
+        "long = Reshape(kept, long_shape)",
+        "cut = Slice(long, zero, length, one)",
+        "y = Reshape(cut, shape)",
+    ]
+
+
+def _sizes() -> list[str]:
+    """Return the steps to ``sizes``: magnitudes, with zeros for what is not finite."""
+    return [
+        "magnitudes = Abs(blocks)",
+        f"largest = {number(_LARGEST)}",
+        "is_finite = LessOrEqual(magnitudes, largest)",
+        f"nothing = {number(0.0)}",
+        "sizes = Where(is_finite, magnitudes, nothing)",
+    ]
+
+
+def _binade(
+    source: str, target: str, factor: float, *, lowest: float = _LOWEST_BINADE
+) -> list[str]:
+    """Return the steps to the power of two at or below each number, times a power of two."""
+
+    def double(value: float) -> str:
+        return f"Constant <value = double {{{value!r}}}> ()"
+
+    name = target
+    return [
+        f"{name}_wide = Cast <to = {_DOUBLE}> ({source})",
+        f"{name}_share = {double(_THREE_QUARTERS * factor)}",
+        f"{name}_part = Mul({name}_wide, {name}_share)",
+        f"{name}_split = {double(2.0**52 + 1)}",
+        f"{name}_product = Mul({name}_part, {name}_split)",
+        f"{name}_rest = Sub({name}_product, {name}_part)",
+        f"{name}_power = Sub({name}_product, {name}_rest)",
+        f"{name}_lowest = {double(lowest * factor)}",
+        f"{name}_bounded = Max({name}_power, {name}_lowest)",
+        f"{name} = Cast <to = 1> ({name}_bounded)",
+    ]
+
+
+def _round(source: str, target: str, rounding: Rounding) -> list[str]:
+    if rounding is Rounding.EVEN:
+        return [f"{target} = Round({source})"]
+    # Away from zero is upwards for magnitudes.
+    steps, inner = [f"sign = {number(1.0)}"], source
+    if rounding is Rounding.AWAY:
+        steps, inner = [f"sign = Sign({source})", f"unsigned = Abs({source})"], "unsigned"
+    return [
+        *steps,
+        f"floor = Floor({inner})",
+        f"over = Sub({inner}, floor)",
+        f"one_half = {number(0.5)}",
+        "goes_up = GreaterOrEqual(over, one_half)",
+        "carry = Cast <to = 1> (goes_up)",
+        "upper = Add(floor, carry)",
+        f"{target} = Mul(upper, sign)",
+    ]
+
+
+def _largest(target: str, axes: list[int], opset: int) -> list[str]:
+    """Return the steps to the largest of ``sizes`` along some axes."""
+    words = ", ".join(str(axis) for axis in axes)
+    if opset < _AXES_AS_INPUT:
+        return [f"{target} = ReduceMax <keepdims = 1, axes = [{words}]> (sizes)"]
+    return [
+        f"{target}_axes = Constant <value_ints = [{words}]> ()",
+        f"{target} = ReduceMax <keepdims = 1> (sizes, {target}_axes)",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib
 import math
@@ -9,16 +10,132 @@ import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 
+from lowbit.data import Data
 from lowbit.errors import ConfigError, DataError
-from lowbit.evaluate.labels import Label
-from lowbit.graph.session import Array
-from lowbit.report.values import Accuracy
+from lowbit.evaluate.runner import Outputs
+
+Label: TypeAlias = int | str
+FOLDERS = "folders"
+"""The word that asks for classes by folder."""
+
+_FILE_COLUMNS = ("file", "filename", "image", "path", "name")
+
+
+def read_labels(source: str, data: Data) -> list[Label]:
+    """Return a label for each sample.
+
+    ``source`` is a ``.csv`` with the columns ``file`` and ``label``; a ``.txt`` or ``.npy`` with
+    one label per sample, in order; ``FILE.npz:NAME``, an array likewise; or ``folders``: images lie
+    in one folder per class, and classes are numbered in the order of their names.
+    """
+    count = len(data)
+    if source == FOLDERS:
+        return _by_folder(data.names)
+    if pathlib.Path(source).suffix.lower() == ".csv":
+        return _by_name(source, data.names)
+    labels = _listed(source)
+    enough = len(labels) == count or (not data.names and len(labels) >= count)
+    if not enough:
+        raise DataError(
+            f"{source} holds {len(labels)} labels, but the data {count} samples; give one for each, "
+            "in the order of the data, or a .csv with the columns file and label"
+        )
+    return labels[:count]
+
+
+def _by_folder(names: Sequence[str]) -> list[Label]:
+    parents = [str(pathlib.PurePosixPath(name).parent) for name in names]
+    classes = sorted(set(parents))
+    if len(classes) < 2:
+        raise DataError(
+            "--labels folders expects images in one folder per class, and at least two of them"
+        )
+    return [classes.index(parent) for parent in parents]
+
+
+def _by_name(source: str, names: Sequence[str]) -> list[Label]:
+    if not names:
+        raise DataError(
+            f"{source} gives labels by file, but these samples have no names; give a .txt or .npy "
+            "with one label per sample, in order"
+        )
+    known = _read_csv(source)
+    short = {pathlib.PurePosixPath(name).name: label for name, label in known.items()}
+    found: list[Label] = []
+    for name in names:
+        label = known.get(name, short.get(pathlib.PurePosixPath(name).name))
+        if label is None:
+            raise DataError(f"{source} has no label for {name}")
+        found.append(label)
+    return found
+
+
+def _read_csv(source: str) -> Mapping[str, Label]:
+    try:
+        with pathlib.Path(source).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise DataError(f"cannot read the labels {source}: {error.strerror}") from error
+    columns = list(rows[0]) if rows else []
+    key = next((c for c in _FILE_COLUMNS if c in columns), None)
+    if key is None or "label" not in columns:
+        have = ", ".join(columns) or "nothing"
+        raise DataError(f"{source} has the columns {have}; expected file and label")
+    return {row[key]: _label(row["label"]) for row in rows}
+
+
+def _listed(source: str) -> list[Label]:
+    path, _, name = source.partition(".npz:")
+    file = pathlib.Path(f"{path}.npz" if name else source)
+    try:
+        if file.suffix == ".txt":
+            return [_label(line) for line in file.read_text("utf-8").split()]
+        if file.suffix == ".npy":
+            return [int(label) for label in np.load(file, allow_pickle=False).reshape(-1)]
+        if name:
+            with np.load(file, allow_pickle=False) as arrays:
+                if name not in arrays:
+                    have = ", ".join(arrays.files)
+                    raise DataError(f"{file} has no array {name!r} (it has {have})")
+                return [int(label) for label in arrays[name].reshape(-1)]
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the labels {source}: {error}") from error
+    raise DataError(
+        f"labels {source} are of unknown kind; expected a .csv, .txt or .npy, FILE.npz:NAME, or "
+        f"the word {FOLDERS}"
+    )
+
+
+def _label(text: str) -> Label:
+    return int(text) if text.strip().lstrip("-").isdecimal() else text.strip()
+
 
 _GROUPS = 20
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of merit of both models on labelled samples, and how sure the gap is.
+
+    ``gap`` is float less quantized; ``low`` and ``high`` are its 95 % interval, paired by sample.
+    ``samples_needed`` would narrow that interval to the tolerance on either side.
+    """
+
+    name: str
+    unit: str
+    samples: int
+    float_score: float
+    quantized_score: float
+    fused_score: float | None
+    gap: float
+    low: float
+    high: float
+    tolerance: float
+    samples_needed: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,12 +194,12 @@ def gap_of_sets(
     groups = min(_GROUPS, count)
     if groups < 2:
         return Gap(whole, -math.inf, math.inf, math.inf)
-    without = []
+    gaps = []
     for group in range(groups):
         kept = [i for i in range(count) if i % groups != group]
         gap = summarize([float_items[i] for i in kept])
-        without.append(gap - summarize([quantized_items[i] for i in kept]))
-    error = (groups - 1) * statistics.pvariance(without)
+        gaps.append(gap - summarize([quantized_items[i] for i in kept]))
+    error = (groups - 1) * statistics.pvariance(gaps)
     half = _student(groups - 1) * math.sqrt(error)
     return Gap(whole, whole - half, whole + half, error * count)
 
@@ -100,7 +217,6 @@ def _student(freedom: int) -> float:
     return z + sum(term / float(freedom**power) for power, term in enumerate(terms, start=1))
 
 
-Outputs = Mapping[str, Array]
 Metric = Callable[[Outputs, Label], Any]
 _KINDS = ("float", "quantized", "fused")
 _PERCENT = 100.0
@@ -202,7 +318,7 @@ class MetricScorer:
 
 
 def find_metric(name: str) -> Metric:
-    """Return the function behind ``module:function``; modules beside the user are found, too."""
+    """Return the function that ``module:function`` names; modules beside the user are found, too."""
     module, _, function = name.partition(":")
     if not function:
         raise ConfigError(f"metric {name!r} is not of the form module:function")

@@ -1,26 +1,28 @@
-"""Run reference and quantized model on the same samples and measure how far they are apart."""
+"""How far a quantized model is from its float reference, on the same samples."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.observers import thinned
 from lowbit.errors import ModelError, did_you_mean
-from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Array, Feed, Session, session
+from lowbit.evaluate.outputs import OutputSlice, SliceErrors, find_slices
+from lowbit.evaluate.runner import (
+    Outputs,
+    ReferenceSample,
+    Run,
+    output_names,
+    run_models,
+    run_models_in_turn,
+)
+from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
-from lowbit.parallel import ordered_map
 
 SignalNoises = dict[str, SignalNoise]
-_Waiting = tuple[Feed, Mapping[str, Array]]
-
-# Values of the quantized model that wait for the float one's, in bytes.
-_MEMORY_FOR_VALUES = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,10 +33,9 @@ class Reference:
     pairs: Mapping[str, str]
 
 
-def of_outputs(reference: ir.Model, quantized: ir.Model) -> Reference:
+def output_reference(reference: ir.Model, quantized: ir.Model) -> Reference:
     """Return the reference for all outputs of a model."""
-    names = [tensor_name(value) for value in reference.graph.outputs]
-    have = [tensor_name(value) for value in quantized.graph.outputs]
+    names, have = output_names(reference), output_names(quantized)
     for name in names:
         if name not in have:
             raise ModelError(
@@ -44,87 +45,147 @@ def of_outputs(reference: ir.Model, quantized: ir.Model) -> Reference:
     return Reference(reference, {name: name for name in names})
 
 
-def of_layers(reference: ir.Model, quantized: ir.Model, names: Iterable[str]) -> Reference:
-    """Return the reference for inner tensors that the quantized model has dequantized."""
-    have = set(ir.convenience.create_value_mapping(quantized.graph))
-    pairs = {name: f"{name}_DequantizeLinear_Output" for name in names}
-    return Reference(reference, {a: b for a, b in pairs.items() if b in have})
-
-
-def compare_models(
-    references: Sequence[Reference], quantized: ir.Model, feeds: Iterable[Feed], *, threads: int
+def compare_tensors(
+    references: Sequence[Reference], quantized: ir.Model, feeds: Iterable[Feed]
 ) -> list[SignalNoises]:
-    """Return the closeness of the tensors of each reference.
-
-    One session lives at a time, as each holds the tensors of several samples: what is compared of
-    the quantized model's waits for the float ones.
-    """
-    totals: list[SignalNoises] = [{} for _ in references]
-    rest = iter(feeds)
-    while waiting := _quantized_values(references, quantized, rest, threads):
-        for total, reference in zip(totals, references, strict=True):
-            for found in _measure_all(reference, waiting, threads):
-                for name, closeness in found.items():
-                    total[name] = total[name] | closeness if name in total else closeness
-    return totals
-
-
-def _quantized_values(
-    references: Sequence[Reference], quantized: ir.Model, feeds: Iterator[Feed], threads: int
-) -> list[_Waiting]:
-    """Run the quantized model on as many samples as there is room for, none if none are left."""
+    """Return signal and noise of the tensors of each reference."""
     whole = {b for r in references for a, b in r.pairs.items() if a == b}
     names = list(dict.fromkeys(b for r in references for b in r.pairs.values()))
-    first = next(feeds, None)
-    if first is None or not names:
-        return []
-    found: list[_Waiting] = []
-    room = _MEMORY_FOR_VALUES
+    used = [reference for reference in references if reference.pairs]
+    if not names:
+        return [{} for _ in references]
 
-    def more() -> Iterator[Feed]:
-        yield first
-        while room > 0 and (feed := next(feeds, None)) is not None:
-            yield feed
+    def keep(name: str, array: Array) -> Array:
+        return array if name in whole else thinned(array)
 
-    with session(quantized, names, threads=1, name="the quantized model") as running:
-
-        def work(feed: Feed) -> _Waiting:
-            values = zip(names, running.run(names, feed), strict=True)
-            # Copied, the outputs too: an array of onnxruntime's keeps all of its session's memory.
-            return feed, {n: np.array(x if n in whole else thinned(x)) for n, x in values}
-
-        for feed, kept in ordered_map(work, more(), threads):
-            room -= sum(array.nbytes for array in kept.values())
-            found.append((feed, kept))
-    return found
+    runs = [
+        dataclasses.replace(Run.quantized_model(quantized, names), keep=keep),
+        *(Run.float_model(reference.model, list(reference.pairs)) for reference in used),
+    ]
+    totals: dict[int, SignalNoises] = {id(reference): {} for reference in references}
+    for _, (got, *wants) in run_models_in_turn(runs, feeds):
+        for reference, want in zip(used, wants, strict=True):
+            _add(totals[id(reference)], reference, want or {}, got or {})
+    return [totals[id(reference)] for reference in references]
 
 
-def _peak(values: Array) -> float:
+def _add(total: SignalNoises, reference: Reference, want: Outputs, got: Outputs) -> None:
+    for name, array in want.items():
+        paired = reference.pairs[name]
+        part, other = array if name == paired else thinned(array), got[paired]
+        if _is_comparable(part, other):
+            # The largest is that of all values: what overflows is rare.
+            found = dataclasses.replace(SignalNoise.of(part, other), largest=_largest(array))
+            total[name] = total[name] | found if name in total else found
+
+
+def _largest(values: Array) -> float:
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
-def _measure_all(
-    reference: Reference, waiting: Sequence[_Waiting], threads: int
-) -> Iterator[SignalNoises]:
-    names = list(reference.pairs)
-    if not names:  # onnxruntime takes an empty list of names for all outputs
-        return
-    with session(
-        reference.model, names, threads=1, optimize="all", name="the float model"
-    ) as floats:
-        yield from ordered_map(
-            functools.partial(_measure, reference, floats), iter(waiting), threads
+def _is_comparable(want: Array, got: Array) -> bool:
+    return want.dtype.kind in "fiu" and want.shape == got.shape
+
+
+Listener = Callable[[Outputs, Outputs, "Outputs | None"], None]
+"""Told what float, quantized and fused model give for a sample, in the order of the samples."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of running everything.
+
+    Attributes:
+        outputs: Of each output, over all samples.
+        slices: The slices of outputs; ``sliced`` are their figures, where there are any.
+        fused: Of each output through fused kernels; ``exact`` over the same samples without.
+        samples: Some samples with the float outputs.
+        count: How many samples there were.
+    """
+
+    outputs: Mapping[str, SignalNoise]
+    slices: tuple[OutputSlice, ...]
+    sliced: Mapping[str, SignalNoise]
+    fused: Mapping[str, SignalNoise]
+    exact: Mapping[str, SignalNoise]
+    samples: tuple[ReferenceSample, ...]
+    count: int
+
+
+def compare_outputs(
+    reference: ir.Model,
+    quantized: ir.Model,
+    names: Sequence[str],
+    feeds: Iterable[Feed],
+    *,
+    fused: frozenset[int],
+    keep: frozenset[int],
+    listener: Listener,
+) -> Comparison:
+    """Run every sample through both models.
+
+    ``fused`` are the numbers of the samples to run through the fused kernels as well, ``keep`` of
+    those to return.
+    """
+    exact = Run.quantized_model(quantized, names)
+    runs = [Run.float_model(reference, names), exact]
+    if fused:
+        name = "the quantized model, fused"
+        runs.append(dataclasses.replace(exact, optimize="all", samples=fused, name=name))
+    sums = _Sums()
+    for feed, (want, got, *quick) in run_models(runs, feeds):
+        if want is None or got is None:
+            continue
+        last = quick[0] if quick else None
+        sums.add(want, got, last)
+        if sums.count - 1 in keep:
+            sums.samples.append(ReferenceSample(feed, want))
+        listener(want, got, last)
+    return sums.result()
+
+
+class _Sums:
+    """Figures added up over samples."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.samples: list[ReferenceSample] = []
+        self._slices: tuple[OutputSlice, ...] = ()
+        self._whole: list[SliceErrors] = []
+        self._sliced: SliceErrors | None = None
+        self._any_fused = False
+
+    def add(self, want: Outputs, got: Outputs, last: Outputs | None) -> None:
+        if not self._whole:
+            whole = [OutputSlice(n) for n, a in want.items() if _is_comparable(a, got[n])]
+            self._whole = [SliceErrors(whole) for _ in range(3)]
+            self._slices = find_slices({part.output: want[part.output] for part in whole})
+            self._sliced = SliceErrors(self._slices)
+        self._whole[0].add(want, got)
+        if last is not None:
+            self._any_fused = True
+            self._whole[1].add(want, last)
+            self._whole[2].add(want, got)
+        if self._sliced is not None:
+            self._sliced.add(want, got)
+        self.count += 1
+
+    def result(self) -> Comparison:
+        whole = [errors.by_name() for errors in self._whole] or [{}, {}, {}]
+        split = any(part.axis is not None for part in self._slices)
+        return Comparison(
+            outputs=whole[0],
+            slices=self._slices,
+            sliced=self._sliced.by_name() if self._sliced and split else {},
+            fused=whole[1] if self._any_fused else {},
+            exact=whole[2] if self._any_fused else {},
+            samples=tuple(self.samples),
+            count=self.count,
         )
 
 
-def _measure(reference: Reference, floats: Session, waiting: _Waiting) -> SignalNoises:
-    feed, got = waiting
-    found: SignalNoises = {}
-    names = list(reference.pairs)
-    for name, want in zip(names, floats.run(names, feed), strict=True):
-        part = want if name == reference.pairs[name] else thinned(want)
-        other = got[reference.pairs[name]]
-        if want.dtype.kind in "fiu" and part.shape == other.shape:
-            # The peak is that of all values: what overflows is rare.
-            found[name] = dataclasses.replace(SignalNoise.of(part, other), peak=_peak(want))
-    return found
+def spread(total: int, count: int) -> frozenset[int]:
+    """Return the numbers of ``count`` of ``total`` samples, evenly spaced."""
+    if count >= total:
+        return frozenset(range(total))
+    return frozenset(int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round())

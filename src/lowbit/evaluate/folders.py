@@ -1,24 +1,94 @@
-"""Compare two folders of results, file by file: arrays and pictures."""
+"""Results as files: what a model gives for each sample, and how alike two folders of results are."""
 
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 import pathlib
+import shutil
+import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.errors import DataError
+from lowbit.data import Preprocessing, open_data
+from lowbit.errors import DataError, OutputError
+from lowbit.evaluate.runner import Outputs, Run, output_names, run_model
+from lowbit.graph import io
+from lowbit.graph.session import model_inputs
 from lowbit.numerics.metrics import similarity
 
-_PICTURES = frozenset({".jpg", ".jpeg", ".png"})
+
+def infer(
+    model: Any,
+    output: str | os.PathLike[str],
+    *,
+    data: Any,
+    limit: int | None = None,
+    preprocessing: Preprocessing | str | None = None,
+    fused: bool = False,
+    progress: Callable[[int], None] = lambda done: None,
+) -> int:
+    """Write the outputs of a model for each sample into a new folder; return how many there are.
+
+    A model of one output gives ``0.npy``, ``1.npy`` and so on; one of several gives ``0.npz`` with
+    an array for each, named after it. Quantized models run with exact integer arithmetic;
+    ``fused`` runs them through onnxruntime's int8 kernels instead, which saturate on some
+    processors.
+    """
+    folder = pathlib.Path(output)
+    _check_folder(folder)
+    loaded = io.load(model)
+    samples = open_data(data, model_inputs(loaded), preprocessing=preprocessing, limit=limit)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".lowbit-") as temporary:
+        results = pathlib.Path(temporary, "results")
+        results.mkdir()
+        count = 0
+        run = Run(
+            model=loaded,
+            names=output_names(loaded),
+            name="the model",
+            optimize="all" if fused else "none",
+        )
+        for outputs in run_model(run, samples):
+            _save(results / str(count), outputs)
+            progress(count := count + 1)
+        _publish(results, folder)
+    return count
+
+
+def _check_folder(folder: pathlib.Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(
+            f"the output {folder} exists and is not an empty folder; results of two runs are not "
+            "mixed: give a new name, or remove it"
+        )
+    io.check_writable(folder.parent / f"{folder.name}.new")
+
+
+def _save(path: pathlib.Path, arrays: Outputs) -> None:
+    if len(arrays) == 1:
+        np.save(f"{path}.npy", next(iter(arrays.values())))
+    else:
+        np.savez(f"{path}.npz", **arrays)  # type: ignore[arg-type]  # names of outputs are free
+
+
+def _publish(results: pathlib.Path, folder: pathlib.Path) -> None:
+    try:
+        if folder.exists():
+            folder.rmdir()
+        shutil.move(results, folder)
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+_IMAGES = frozenset({".jpg", ".jpeg", ".png"})
 _ARRAYS = frozenset({".npy", ".npz"})
 _SHOWN = 5
 _EIGHT_BITS = 255.0
@@ -60,7 +130,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_csv(self) -> str:
         """Return a row for each file."""
-        text = io.StringIO()
+        text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("name", "shape", *FIGURES))
         for row in self.files:
@@ -86,7 +156,7 @@ def evaluate(baseline: str | os.PathLike[str], quantized: str | os.PathLike[str]
 def _matched(first: pathlib.Path, second: pathlib.Path) -> list[str]:
     names, others = _results(first), _results(second)
     if not names:
-        kinds = ", ".join(sorted(_ARRAYS | _PICTURES))
+        kinds = ", ".join(sorted(_ARRAYS | _IMAGES))
         raise DataError(f"folder {first} holds no results; expected files of kind {kinds}")
     for lacking, has, missing in (
         (second, first, sorted(names - others)),
@@ -105,7 +175,7 @@ def _results(folder: pathlib.Path) -> set[str]:
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise DataError(f"{folder} {what}; give the folder that holds a model's results")
-    kinds = _ARRAYS | _PICTURES
+    kinds = _ARRAYS | _IMAGES
     return {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -126,7 +196,7 @@ def _scores(first: pathlib.Path, second: pathlib.Path, name: str) -> Iterator[Fi
             f"{name} holds the arrays {', '.join(wants)} in {first.parent} but "
             f"{', '.join(gots)} in {second.parent}; {unequal[0]!r} is only in one of them"
         )
-    is_picture = first.suffix.lower() in _PICTURES
+    is_image = first.suffix.lower() in _IMAGES
     for part, want in wants.items():
         label = f"{name}:{part}" if part else name
         got = gots[part]
@@ -137,7 +207,7 @@ def _scores(first: pathlib.Path, second: pathlib.Path, name: str) -> Iterator[Fi
             )
         if want.dtype.kind not in "fiub" or got.dtype.kind not in "fiub":
             raise DataError(f"{label} is of type {want.dtype} and {got.dtype}; expected numbers")
-        found = similarity(want, got, _EIGHT_BITS if is_picture else None)
+        found = similarity(want, got, _EIGHT_BITS if is_image else None)
         yield FileScore(
             name=label,
             shape=want.shape,
@@ -150,8 +220,8 @@ def _scores(first: pathlib.Path, second: pathlib.Path, name: str) -> Iterator[Fi
 
 def _read(path: pathlib.Path) -> dict[str, NDArray[Any]]:
     try:
-        if path.suffix.lower() in _PICTURES:
-            return {"": _read_picture(path)}
+        if path.suffix.lower() in _IMAGES:
+            return {"": _read_image(path)}
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return {"": loaded}
@@ -161,11 +231,11 @@ def _read(path: pathlib.Path) -> dict[str, NDArray[Any]]:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
-def _read_picture(path: pathlib.Path) -> NDArray[Any]:
+def _read_image(path: pathlib.Path) -> NDArray[Any]:
     from PIL import Image
 
-    with Image.open(path) as picture:
-        plain = picture if picture.mode in {"L", "RGB"} else picture.convert("RGB")
+    with Image.open(path) as image:
+        plain = image if image.mode in {"L", "RGB"} else image.convert("RGB")
         return np.asarray(plain)
 
 

@@ -1,8 +1,7 @@
-"""Outputs that mix values of unlike size, such as boxes and scores, seen in parts.
+"""Outputs of different magnitudes, such as boxes and scores, seen in slices.
 
-The SQNR of such an output is that of its largest values: boxes of hundreds of
-pixels drown scores below one. Where the channels fall into runs of unlike magnitude, each run is
-measured by itself.
+The SQNR of such an output is that of its largest values: boxes of hundreds of pixels drown scores
+below one. Where the channels fall into runs of different magnitudes, each run is measured by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MOST_CHANNELS = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class OutputSlice:
     """A run of channels of an output, or all of it (``axis`` is ``None``)."""
 
     output: str
@@ -40,24 +39,24 @@ class Part:
         return f"{self.output}[{':, ' * self.axis}{self.start}:{self.stop}]"
 
     def of(self, array: Array) -> Array:
-        """Return this part of the output's value."""
+        """Return this slice of the output's value."""
         if self.axis is None:
             return array
         return array[(slice(None),) * self.axis + (slice(self.start, self.stop),)]
 
 
-def find_parts(outputs: Mapping[str, Array]) -> tuple[Part, ...]:
-    """Return the parts of each float output, from one sample of it."""
-    found: list[Part] = []
+def find_slices(outputs: Mapping[str, Array]) -> tuple[OutputSlice, ...]:
+    """Return the slices of each float output, from one sample of it."""
+    found: list[OutputSlice] = []
     for name, array in outputs.items():
         if array.dtype.kind != "f" or array.size == 0:
             continue
         runs = max((_runs(array, axis) for axis in _axes(array)), key=len, default=[])
         if len(runs) < 2:
-            found.append(Part(name))
+            found.append(OutputSlice(name))
         else:
             axis = next(a for a in _axes(array) if _runs(array, a) == runs)
-            found += [Part(name, axis, start, stop) for start, stop in runs]
+            found += [OutputSlice(name, axis, start, stop) for start, stop in runs]
     return tuple(found)
 
 
@@ -82,40 +81,32 @@ def _runs(array: Array, axis: int) -> list[tuple[int, int]]:
         for i in range(1, len(size))
         if low[i - 1] > _APART * high_after[i] or low_after[i] > _APART * high[i - 1]
     ]
-    # Values that thin out channel by channel are a slope, not parts.
+    # Values that thin out channel by channel are a slope, not runs.
     if not cuts or len(cuts) > 3:
         return []
-    places = [0, *cuts, len(size)]
-    return list(itertools.pairwise(places))
+    return list(itertools.pairwise([0, *cuts, len(size)]))
 
 
-class Distance:
-    """Signal and noise of each part, added up over samples."""
+class SliceErrors:
+    """Signal and noise of each slice, added up over samples."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
-        self._sums = [SignalNoise() for _ in parts]
+    def __init__(self, slices: Sequence[OutputSlice]) -> None:
+        self._slices = slices
+        self._sums = [SignalNoise() for _ in slices]
 
     def add(self, want: Mapping[str, Array], got: Mapping[str, Array]) -> None:
         """Add one sample."""
-        for index, part in enumerate(self._parts):
+        for index, part in enumerate(self._slices):
             pair = (part.of(want[part.output]), part.of(got[part.output]))
             self._sums[index] = self._sums[index] | SignalNoise.of(*pair)
 
     def by_name(self) -> dict[str, SignalNoise]:
-        """Return the figures of each part, by its name."""
-        return {part.name: sums for part, sums in zip(self._parts, self._sums, strict=True)}
+        """Return the figures of each slice, by its name."""
+        return {part.name: sums for part, sums in zip(self._slices, self._sums, strict=True)}
 
     @property
     def noise(self) -> float:
-        """Noise as a share of the signal, the mean over all parts."""
+        """Noise as a share of the signal, the mean over all slices."""
         shares = [s.noise / s.signal if s.signal else math.nan for s in self._sums]
         known = [share for share in shares if not math.isnan(share)]
         return sum(known) / len(known) if known else math.nan
-
-
-def decibels(noise: float) -> float:
-    """Return a share of noise as a SQNR."""
-    if noise == 0:
-        return math.inf
-    return -10 * math.log10(noise) if noise > 0 else math.nan

@@ -1,8 +1,11 @@
-"""Editing a graph: constants, node order, and nodes put in while tensors keep their names."""
+"""Editing a graph: constants, node order, and nodes put in while tensors keep their names.
+
+A graph output keeps its name whatever is put before it, taken out or replaced: that is seen to here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,8 +69,20 @@ def add_constant(graph: ir.Graph, name: str, data: NDArray[Any] | ir.TensorProto
     return value
 
 
+def replace_constant(graph: ir.Graph, node: ir.Node, index: int, data: NDArray[Any]) -> None:
+    """Replace a node's constant; other nodes that share the old one keep it. Changes ``graph``."""
+    value = node.inputs[index]
+    if value is None:
+        raise ValueError(f"node {node.name!r} has no input {index} to replace")
+    if len(value.uses()) == 1 and not value.is_graph_output():
+        value.const_value = ir.tensor(data, name=value.name)
+        value.shape = ir.Shape(data.shape)
+    else:
+        node.replace_input_with(index, add_constant(graph, f"{node.name}_{index}", data))
+
+
 def free_name(graph: ir.Graph, name: str) -> str:
-    """Return ``name``, with a number behind it if an initializer has it already."""
+    """Return ``name``, with a number after it if an initializer has it already."""
     candidate, count = name, 0
     while candidate in graph.initializers:
         count += 1
@@ -75,21 +90,45 @@ def free_name(graph: ir.Graph, name: str) -> str:
     return candidate
 
 
+def only_consumer(value: ir.Value) -> ir.Node | None:
+    """Return the one node that reads ``value``, if nothing else does."""
+    uses = tuple(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def node_inputs(node: ir.Node) -> list[ir.Value]:
+    """Return the values of its graph that a node reads, those inside its subgraphs included."""
+    found = [value for value in node.inputs if value is not None]
+    for inner in subgraphs(node):
+        for each in ir.traversal.RecursiveGraphIterator(inner):
+            found += [v for v in each.inputs if v is not None and v.graph is node.graph]
+        found += [v for v in inner.outputs if v.graph is node.graph]
+    return found
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs that are attributes of a node, such as the branches of an If."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found += attribute.as_graphs()
+    return found
+
+
 def is_sorted(graph: ir.Graph) -> bool:
-    """Whether every node stands behind those it reads from; unknown, so no, with subgraphs."""
+    """Whether every node stands after those it reads from; unknown, so no, with subgraphs."""
     seen: set[ir.Node] = set()
     for node in graph:
         for value in node.inputs:
             producer = None if value is None else value.producer()
             if producer is not None and producer not in seen:
                 return False
-        if any(a.type in _SUBGRAPHS for a in node.attributes.values()):
+        if subgraphs(node):
             return False
         seen.add(node)
     return True
-
-
-_SUBGRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 KEPT = "lowbit.kept"
@@ -121,15 +160,194 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
     new.name = name
 
 
-def append_factor(graph: ir.Graph, node: ir.Node, factor: ir.Value) -> None:
-    """Multiply a node's output by a constant, as part of that node's own arithmetic."""
-    output = node.outputs[0]
-    name = tensor_name(output)
-    product = ir.node("Mul", [output, factor], name=f"{name}_Mul")
-    product.meta[ARITHMETIC] = True
-    result = product.outputs[0]
-    result.type, result.shape = output.type, output.shape
-    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    product.replace_input_with(0, output)
-    output.name, result.name = f"{name}_Mul", name
-    graph.insert_after(node, product)
+def insert_after(graph: ir.Graph, node: ir.Node, inner_name: str) -> None:
+    """Let a node that reads a tensor first compute it for all others, under the tensor's own name.
+
+    What the node reads is called ``inner_name`` from then on. Changes ``graph``.
+    """
+    value, result = node.inputs[0], node.outputs[0]
+    producer = value.producer() if value is not None else None
+    if value is None or producer is None:
+        raise ValueError(f"node {node.name!r} reads nothing that is computed")
+    name = tensor_name(value)
+    result.type, result.shape = value.type, value.shape
+    ir.convenience.replace_all_uses_with(value, result, replace_graph_outputs=True)
+    node.replace_input_with(0, value)
+    value.name, result.name = inner_name, name
+    graph.insert_after(producer, node)
+
+
+def bypass(source: ir.Value, result: ir.Value) -> None:
+    """Let all that reads ``result`` read ``source``; a graph output keeps its name."""
+    is_output, name = result.is_graph_output(), result.name
+    ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+    source.type, source.shape = source.type or result.type, source.shape or result.shape
+    if is_output:
+        result.name = f"{name}_replaced"
+        source.name = name
+
+
+def drop_unused_constants(graph: ir.Graph) -> None:
+    """Drop constants that nothing reads and no feed can replace. Changes ``graph``."""
+    for name, value in tuple(graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del graph.initializers[name]
+
+
+def drop_unused(graph: ir.Graph) -> None:
+    """Drop nodes and constants that nothing reads. Changes ``graph``."""
+    for node in reversed(tuple(graph)):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            graph.remove(node, safe=True)
+    drop_unused_constants(graph)
+
+
+def with_dynamic_batch(model: ir.Model) -> ir.Model:
+    """Return a copy whose inputs have a first axis of any size, whatever it was exported with."""
+    model = model.clone()
+    for value in model.graph.inputs:
+        if not value.is_initializer() and value.shape is not None and len(value.shape) > 0:
+            value.shape = ir.Shape(["batch", *tuple(value.shape)[1:]])
+    for node in model.graph:
+        for value in node.outputs:
+            # What shapes were inferred from the old batch no longer hold.
+            value.shape = None
+    return model
+
+
+Attributes = Mapping[str, int | str | list[int]]
+Uses = Iterable[tuple[ir.Node, int]]
+
+
+class GraphEditor:
+    """Inserts nodes into one model, which it owns."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.graph = model.graph
+        self.opset = model.opset_imports[""]
+        self.values = ir.convenience.create_value_mapping(self.graph)
+        self.nodes = {node.name: node for node in self.graph}
+        self._taken = {*self.values, *self.nodes}
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[ir.Value],
+        name: str,
+        attributes: Attributes | None = None,
+        domain: str = "",
+        overload: str = "",
+    ) -> ir.Node:
+        """Return a new node ``name`` whose output is ``name_Output``."""
+        if domain:
+            self.model.opset_imports.setdefault(domain, 1)
+        node = ir.node(
+            op,
+            inputs,
+            attributes or {},
+            domain=domain,
+            overload=overload,
+            name=self.free(name),
+        )
+        node.outputs[0].name = self.free(f"{name}_Output")
+        return node
+
+    def free(self, name: str) -> str:
+        """Return a name that nothing in the graph has, and take it."""
+        candidate, count = name, 0
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{name}_{count}"
+        self._taken.add(candidate)
+        return candidate
+
+    def constant(self, name: str, data: NDArray[np.generic]) -> ir.Value:
+        """Store a small constant."""
+        return add_constant(self.graph, self.free(name), np.asarray(data))
+
+    def tensor(self, name: str, make: Callable[[str], ir.TensorProtocol]) -> ir.Value:
+        """Store the tensor that ``make`` returns for the name it gets."""
+        name = self.free(name)
+        return add_constant(self.graph, name, make(name))
+
+    def lazy(
+        self,
+        name: str,
+        like: ir.Value,
+        dtype: ir.DataType,
+        make: Callable[[str], ir.TensorProtocol],
+    ) -> ir.Value:
+        """Store a tensor of the shape of ``like`` that is made when it is written."""
+        shape = like.shape
+        if shape is None:
+            raise ValueError(f"constant {like.name!r} has no shape")
+        return self.tensor(
+            name,
+            lambda taken: ir.LazyTensor(lambda: make(taken), dtype=dtype, shape=shape, name=taken),
+        )
+
+    def set_values(self, value: ir.Value, make: Callable[[], NDArray[np.float32]]) -> None:
+        """Let a constant have other values of the same shape, made when they are written."""
+        tensor = value.const_value
+        if tensor is None:
+            raise ValueError(f"{value.name!r} has no values to replace")
+        name = tensor_name(value)
+        value.const_value = ir.LazyTensor(
+            lambda: ir.tensor(make(), name=name),
+            dtype=ir.DataType.FLOAT,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=name,
+        )
+
+    def put_after(self, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
+        """Let all consumers of an activation read the last of ``nodes``, whose first one reads it."""
+        uses = tuple(use for use in value.uses() if use[0] not in nodes)
+        # An input that is an output as well stays what it is: both have the same name.
+        is_output = value.is_graph_output() and value.producer() is not None
+        result = nodes[-1].outputs[0]
+        result.type, result.shape = value.type, value.shape
+        producer = value.producer()
+        if producer is None:
+            self.graph.insert_before(self.graph[0], nodes)
+        else:
+            self.graph.insert_after(producer, nodes)
+        for node, index in uses:
+            node.replace_input_with(index, result)
+        if is_output:
+            self._replace_output(value, result)
+
+    def read_through(self, value: ir.Value, uses: Uses, nodes: Sequence[ir.Node]) -> ir.Value:
+        """Let ``uses`` of a constant read the last of ``nodes`` instead, and return what it writes."""
+        result = nodes[-1].outputs[0]
+        result.type, result.shape = value.type, value.shape
+        self.graph.insert_before(self.graph[0], nodes)
+        for node, index in uses:
+            node.replace_input_with(index, result)
+        return result
+
+    def join_names(self, mark: str) -> None:
+        """Let the consumers of a marked Identity read what that reads."""
+        for node in tuple(self.graph):
+            if node.meta.get(mark) and not node.outputs[0].is_graph_output():
+                source = node.inputs[0]
+                for consumer, index in tuple(node.outputs[0].uses()):
+                    consumer.replace_input_with(index, source)
+                self.graph.remove(node, safe=True)
+
+    def finish(self) -> ir.Model:
+        """Drop what is no longer read, and return the model with its nodes in order."""
+        drop_unused_constants(self.graph)
+        # Everything was put where it belongs; to find that out is much faster than to sort.
+        if not is_sorted(self.graph):
+            self.graph.sort()
+        return self.model
+
+    def _replace_output(self, value: ir.Value, result: ir.Value) -> None:
+        """Let the graph output keep its name: what is quantized gets another."""
+        name = tensor_name(value)
+        for index, output in enumerate(self.graph.outputs):
+            if output is value:
+                self.graph.outputs[index] = result
+        value.name = self.free(f"{name}_QuantizeLinear_Input")
+        result.name = name

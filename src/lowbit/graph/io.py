@@ -28,7 +28,7 @@ EXTERNAL_DATA_FROM = 1_500_000_000
 
 @garbage_collection_paused()
 def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model) -> ir.Model:
-    """Return the model behind a path, the bytes of a file, or a loaded model (copied).
+    """Return the model at a path, the bytes of a file, or a loaded model (copied).
 
     Its nodes are in order, those of a given ``ir.Model`` as well.
     """
@@ -161,7 +161,7 @@ def _from_proto(proto: onnx.ModelProto, name: str, folder: str) -> ir.Model:
 
 
 def _refuse_sparse(graph: onnx.GraphProto, name: str) -> None:
-    """Raise for sparse weights: onnx-ir would leave them out without a word."""
+    """Raise for sparse weights: onnx-ir would drop them without a word."""
     found = [sparse.values.name for sparse in graph.sparse_initializer]
     for node in graph.node:
         for attribute in node.attribute:

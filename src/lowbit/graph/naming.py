@@ -100,7 +100,7 @@ def _description(value: ir.Value) -> str:
 
 
 class _Taken:
-    """Names in use, and how far the numbers behind each have got."""
+    """Names in use, and how far the numbers after each have got."""
 
     def __init__(self, names: Iterable[str | None]) -> None:
         self._names = set(names)
@@ -114,3 +114,8 @@ class _Taken:
             candidate = f"{name}_{self._numbers[name]}"
         self._names.add(candidate)
         return candidate
+
+
+def operator_name(node: ir.Node) -> str:
+    """Return the name of a node's operator in tables: its type, after its domain if it has one."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type

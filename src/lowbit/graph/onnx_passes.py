@@ -1,18 +1,20 @@
-"""onnx's own tools, shape inference and operator-set conversion, on graphs without their weights.
+"""onnx's own tools: shape inference and operator-set conversion, and whether a file is valid.
 
-They work on serialized messages, which end at 2 GB and cost memory long before. Small constants
-stay, since shapes and axes are read from them.
+They work on serialized messages, which end at 2 GB and cost memory long before, so weights are taken
+out first. Small constants stay, since shapes and axes are read from them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from lowbit.errors import ModelError
+from lowbit.errors import ModelError, VerificationError
+from lowbit.graph.session import Session
 
 if TYPE_CHECKING:
     import onnx
@@ -138,3 +140,29 @@ def _put_back(graph: ir.Graph, tensors: dict[str, ir.TensorProtocol | None]) -> 
     for value in weights:
         value.const_value = tensors[str(value.name)]
         graph.register_initializer(value)
+
+
+# Beyond this, inferring shapes in full costs more memory than checking is worth.
+_FULL_CHECK_BELOW = 1 << 30
+
+
+def check_file(path: pathlib.Path) -> None:
+    """Raise unless the file passes ``onnx.checker`` and loads with every optimization.
+
+    That it loads and runs without any is shown by measuring it.
+    """
+    check_valid(path)
+    try:
+        Session(path, threads=1, optimize="all", name=str(path))
+    except ModelError as error:
+        raise VerificationError(str(error)) from error
+
+
+def check_valid(path: pathlib.Path) -> None:
+    """Raise unless the file passes ``onnx.checker``, which leaves weights outside it unread."""
+    import onnx.checker
+
+    try:
+        onnx.checker.check_model(str(path), full_check=path.stat().st_size < _FULL_CHECK_BELOW)
+    except Exception as error:  # the checker's exceptions share no public base
+        raise VerificationError(f"{path} is not valid ONNX: {str(error)[:600]}") from error

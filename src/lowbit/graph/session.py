@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from lowbit.data import InputInfo
 from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph import io
 from lowbit.graph.memory import garbage_collection_paused, release_memory
@@ -98,16 +99,20 @@ class Session:
 
     def _wrong_feed(self, feed: Feed) -> str:
         """Return what is wrong with a feed, which onnxruntime says without the input's name."""
-        wanted = {value.name: value for value in self._session.get_inputs()}
+        required = {value.name: value for value in self._session.get_inputs()}
+        defaults = {value.name: value for value in self._session.get_overridable_initializers()}
+        known = required | defaults
         for name in feed:
-            if name not in wanted:
-                return f"it has no input {name!r}{did_you_mean(name, wanted)}"
-        for name, value in wanted.items():
+            if name not in known:
+                return f"it has no input {name!r}{did_you_mean(name, known)}"
+        for name in required:
             if name not in feed:
                 return f"its input {name!r} is missing from the feed (given: {', '.join(feed)})"
-            dtype = np.asarray(feed[name]).dtype
-            if _NUMPY_TYPES.get(value.type, dtype) != dtype:
-                return f"its input {name!r} is of type {dtype}; expected {_NUMPY_TYPES[value.type]}"
+        for name, value in feed.items():
+            dtype = np.asarray(value).dtype
+            wanted = _NUMPY_TYPES.get(known[name].type, dtype)
+            if wanted != dtype:
+                return f"its input {name!r} is of type {dtype}; expected {wanted}"
         return ""
 
     def _wrong_outputs(self, outputs: Sequence[str]) -> str:
@@ -239,36 +244,21 @@ def input_dtype(value: ir.Value) -> np.dtype[Any]:
         ) from error
 
 
+def model_inputs(model: ir.Model) -> list[InputInfo]:
+    """Return what each input of a model wants to be fed."""
+    return [
+        InputInfo(
+            name=str(value.name),
+            dtype=input_dtype(value),
+            shape=None
+            if value.shape is None
+            else tuple(d if isinstance(d, int) else d.value for d in value.shape),
+        )
+        for value in model.graph.inputs
+        if value.name not in model.graph.initializers
+    ]
+
+
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text.split(" : ", 3)[-1][:600]
-
-
-def extracted_session(
-    model: ir.Model,
-    inputs: Mapping[str, np.dtype[Any] | None],
-    outputs: Sequence[str],
-    constants: Mapping[str, Array],
-    *,
-    optimize: Optimize = "none",
-    device: str = "cpu",
-    name: str = "a segment",
-) -> Session:
-    """Return a session that computes ``outputs`` from ``inputs``.
-
-    ``inputs`` have types where they are known: a model need not say them of inner values.
-    ``constants`` are values that are taken as given, computed or constant in the model.
-    """
-    graph = ir.convenience.extract(model.graph, [*inputs, *constants], list(outputs))
-    taken = {str(v.name): v for v in graph.inputs}
-    graph.inputs[:] = [taken[name] for name in inputs]
-    for key, dtype in inputs.items():
-        if dtype is not None:
-            taken[key].type = ir.TensorType(ir.DataType.from_numpy(dtype))
-    for key, array in constants.items():
-        value = taken[key]
-        value.const_value = ir.tensor(np.ascontiguousarray(array), name=key)
-        graph.initializers[key] = value
-    part = ir.Model(graph, ir_version=model.ir_version, functions=tuple(model.functions.values()))
-    data = io.to_proto(part).SerializeToString()
-    return Session(data, threads=1, optimize=optimize, device=device, name=name)

@@ -1,157 +1,167 @@
-"""A model cut at a few places: sessions that begin in the middle, on values computed before.
-
-All pieces share one file of weights, so a cut costs no more than the graph itself.
-"""
+"""Sub-models: parts of a graph that are run by themselves."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph import io
-from lowbit.graph.session import Session
-
-if TYPE_CHECKING:
-    import onnx
+from lowbit.graph.editing import node_inputs
+from lowbit.graph.naming import tensor_name
+from lowbit.graph.session import Array, Optimize, Session
 
 _SMALLEST = 12
 """Fewer nodes than this are not worth a session of their own."""
 
+_NOTHING: Mapping[str, Array] = MappingProxyType({})
+
+
+def extract_model(
+    model: ir.Model,
+    inputs: Mapping[str, np.dtype[Any] | None],
+    outputs: Sequence[str],
+    constants: Mapping[str, Array] = _NOTHING,
+    defaults: Iterable[str] = (),
+) -> ir.Model:
+    """Return the part of ``model`` that computes ``outputs`` from ``inputs``.
+
+    ``inputs`` have types where they are known: a model need not say them of inner values.
+    ``constants`` are values that are taken as given, computed or constant in the model.
+    ``defaults`` are inputs of the model that need not be fed; they stay so.
+    """
+    defaults = list(defaults)
+    graph = ir.convenience.extract(model.graph, [*inputs, *constants, *defaults], list(outputs))
+    taken = {tensor_name(value): value for value in graph.inputs}
+    graph.inputs[:] = [taken[name] for name in (*inputs, *defaults)]
+    for name, dtype in inputs.items():
+        if dtype is not None:
+            taken[name].type = ir.TensorType(ir.DataType.from_numpy(dtype))
+        elif taken[name].type is None:
+            taken[name].type = ir.TensorType(ir.DataType.FLOAT)
+    for name, array in constants.items():
+        taken[name].const_value = ir.tensor(np.ascontiguousarray(array), name=name)
+    for name in (*constants, *defaults):
+        graph.initializers[name] = taken[name]
+    functions = tuple(model.functions.values())
+    return ir.Model(graph, ir_version=model.ir_version, functions=functions)
+
+
+def extracted_session(
+    model: ir.Model,
+    inputs: Mapping[str, np.dtype[Any] | None],
+    outputs: Sequence[str],
+    constants: Mapping[str, Array] = _NOTHING,
+    *,
+    optimize: Optimize = "none",
+    device: str = "cpu",
+    name: str = "a sub-model",
+) -> Session:
+    """Return a session on the part of a model that computes ``outputs`` from ``inputs``."""
+    part = extract_model(model, inputs, outputs, constants)
+    data = io.to_proto(part).SerializeToString()
+    return Session(data, threads=1, optimize=optimize, device=device, name=name)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stretch:
+class Tail:
     """The model from one node to the outputs.
 
     Attributes:
         start: The number of the first node.
         share: The share of all nodes that it has.
-        session: Runs it. The session of the whole model also gives what crosses the cuts.
-        inputs: What must be fed: values that cross the cut, and inputs of the model.
-        settings: Inputs that have a default.
+        session: Runs it. The session of the whole model also gives the inputs of all tails.
+        inputs: What must be fed: values computed before, and inputs of the model.
+        defaults: Inputs that need not be fed.
     """
 
     start: int
     share: float
     session: Session
     inputs: tuple[str, ...]
-    settings: frozenset[str]
+    defaults: frozenset[str]
 
 
 @contextlib.contextmanager
-def open_stretches(
-    model: ir.Model, pieces: int, watched: Sequence[str], name: str
-) -> Iterator[list[Stretch]]:
-    """Yield the whole model and its ends, longest first, cut where the fewest values cross.
+def open_tails(
+    model: ir.Model, count: int, observed: Sequence[str], name: str
+) -> Iterator[list[Tail]]:
+    """Yield the whole model and its tails, longest first, begun where the fewest values cross.
 
-    The session of the whole model gives the ``watched`` values as well.
+    The session of the whole model gives the ``observed`` values as well. All tails share one file
+    of weights, so each costs no more than the graph itself.
     """
-    import onnx
-
     with io.as_file(model) as path:
-        whole = onnx.load(path, load_external_data=False)
-        starts = _choose_starts(whole.graph, pieces)
-        crossing = {start: _crossing(whole.graph, start) for start in starts}
-        computed = {output for node in whole.graph.node for output in node.output}
-        extra = {v for start in starts for v in crossing[start] if v in computed}
-        extra |= {v for v in watched if v in computed}
-        stretches = []
+        whole = io.load(path)
+        graph = whole.graph
+        nodes = list(graph)
+        starts = _choose_starts(nodes, count)
+        reads = {start: _reads_before(graph, nodes, start) for start in starts}
+        computed = {tensor_name(v) for node in nodes for v in node.outputs if v.name}
+        extra = [v for start in starts for v in reads[start] if v in computed]
+        extra += [v for v in observed if v in computed]
+        outputs = [tensor_name(value) for value in graph.outputs]
+        fed = [tensor_name(v) for v in graph.inputs if not v.is_initializer()]
+        defaults = {tensor_name(v) for v in graph.inputs if v.is_initializer()}
+        tails = []
         for start in starts:
-            piece = _cut(whole, start, crossing[start])
-            if start == 0:
-                present = {value.name for value in piece.graph.output}
-                piece.graph.output.extend(
-                    onnx.ValueInfoProto(name=v) for v in sorted(extra - present)
-                )
-            file = path.with_name(f"from_{start}.onnx")
-            file.write_bytes(piece.SerializeToString())
-            running = Session(file, threads=1, optimize="none", name=name)
-            defaults = {tensor.name for tensor in piece.graph.initializer}
-            fed = [value.name for value in piece.graph.input]
-            stretches.append(
-                Stretch(
-                    start=start,
-                    share=1 - start / max(1, len(whole.graph.node)),
-                    session=running,
-                    inputs=tuple(v for v in fed if v not in defaults),
-                    settings=frozenset(v for v in fed if v in defaults),
-                )
-            )
-        yield stretches
+            inputs = [v for v in reads[start] if v in computed or v in fed] if start else fed
+            wanted = outputs if start else list(dict.fromkeys((*outputs, *extra)))
+            settable = [v for v in reads[start] if v in defaults]
+            part = extract_model(whole, dict.fromkeys(inputs), wanted, defaults=settable)
+            session = _open(part, path.with_name(f"from_{start}.onnx"), name)
+            share = 1 - start / max(1, len(nodes))
+            tails.append(Tail(start, share, session, tuple(inputs), frozenset(settable)))
+        yield tails
 
 
-def _choose_starts(graph: onnx.GraphProto, pieces: int) -> list[int]:
-    count = len(graph.node)
-    if count < _SMALLEST * pieces:
+def _open(part: ir.Model, path: pathlib.Path, name: str) -> Session:
+    path.write_bytes(ir.to_proto(part).SerializeToString())
+    return Session(path, threads=1, optimize="none", name=name)
+
+
+def _choose_starts(nodes: Sequence[ir.Node], count: int) -> list[int]:
+    if len(nodes) < _SMALLEST * count:
         return [0]
-    width = count // (4 * pieces)
-    counts = _crossing_counts(graph)
+    width = len(nodes) // (4 * count)
+    crossing = _crossing_counts(nodes)
     found = [0]
-    for piece in range(1, pieces):
-        middle = piece * count // pieces
+    for number in range(1, count):
+        middle = number * len(nodes) // count
         near = range(middle - width, middle + width + 1)
-        found.append(min(near, key=lambda i: (counts[i], abs(i - middle))))
+        found.append(min(near, key=lambda i: (crossing[i], abs(i - middle))))
     return found
 
 
-def _crossing_counts(graph: onnx.GraphProto) -> list[int]:
-    """Return for each place how many computed values are read on the other side of it."""
-    made = {output: i for i, node in enumerate(graph.node) for output in node.output}
-    last: dict[str, int] = {}
-    for index, node in enumerate(graph.node):
-        for name in _reads(node):
-            if name in made:
-                last[name] = index
-    steps = [0] * (len(graph.node) + 2)
-    for name, index in last.items():
-        steps[made[name] + 1] += 1
-        steps[index + 1] -= 1
-    return list(itertools.accumulate(steps))
+def _crossing_counts(nodes: Sequence[ir.Node]) -> list[int]:
+    """Return for each node how many values computed before it are read from it on."""
+    made = {value: index for index, node in enumerate(nodes) for value in node.outputs}
+    last: dict[ir.Value, int] = {}
+    for index, node in enumerate(nodes):
+        for value in node_inputs(node):
+            if value in made:
+                last[value] = index
+    changes = [0] * (len(nodes) + 2)
+    for value, index in last.items():
+        changes[made[value] + 1] += 1
+        changes[index + 1] -= 1
+    return list(itertools.accumulate(changes))
 
 
-def _crossing(graph: onnx.GraphProto, start: int) -> list[str]:
-    """Return the values that nodes from ``start`` on read and do not compute themselves."""
-    made = {output for node in graph.node[start:] for output in node.output}
-    computed = {output for node in graph.node for output in node.output}
-    defaults = {tensor.name for tensor in graph.initializer}
-    fed = {value.name for value in graph.input if value.name not in defaults}
-    read = dict.fromkeys(name for node in graph.node[start:] for name in _reads(node))
-    return [name for name in read if name not in made and (name in computed or name in fed)]
+def _reads_before(graph: ir.Graph, nodes: Sequence[ir.Node], start: int) -> list[str]:
+    """Return the values that nodes from ``start`` on read and do not compute themselves.
 
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names a node reads, its subgraphs included."""
-    yield from node.input
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield from _reads(inner)
-
-
-def _cut(whole: onnx.ModelProto, start: int, crossing: Sequence[str]) -> onnx.ModelProto:
-    import onnx
-
-    piece = onnx.ModelProto()
-    piece.CopyFrom(whole)
-    graph = piece.graph
-    del graph.value_info[:]
-    if start == 0:
-        return piece
-    known = {v.name: v for v in (*whole.graph.value_info, *whole.graph.input)}
-    del graph.node[:start]
-    read = {name for node in graph.node for name in _reads(node)}
-    kept = [tensor for tensor in graph.initializer if tensor.name in read]
-    defaults = {tensor.name for tensor in kept}
-    inputs = [value for value in whole.graph.input if value.name in defaults]
-    del graph.initializer[:], graph.input[:]
-    graph.initializer.extend(kept)
-    for name in crossing:
-        value = onnx.ValueInfoProto(name=name)
-        kind = known[name].type.tensor_type.elem_type if name in known else 0
-        value.type.tensor_type.elem_type = kind or onnx.TensorProto.FLOAT
-        graph.input.append(value)
-    graph.input.extend(inputs)
-    return piece
+    Outputs that are computed before are among them: a tail hands them on.
+    """
+    made = {value for node in nodes[start:] for value in node.outputs}
+    read = dict.fromkeys(value for node in nodes[start:] for value in node_inputs(node))
+    return [
+        tensor_name(value) for value in (read | dict.fromkeys(graph.outputs)) if value not in made
+    ]

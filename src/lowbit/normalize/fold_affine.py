@@ -1,7 +1,7 @@
-"""Fold what scales and shifts channels into the Conv, ConvTranspose or Gemm before it.
+"""Fold what scales and shifts channels into the linear layer before it.
 
 BatchNormalization, and Mul, Div, Add and Sub by a constant that is one number or one number per
-channel, are all y = (x - m) f + o. Behind x = W v + b that is W' = W f (per output channel) and
+channel, are all y = (x - m) f + o. After x = W v + b that is W' = W f (per output channel) and
 b' = (b - m) f + o. For BatchNormalization f = gamma / sqrt(var + eps), m is its mean and o its beta.
 
 All of it in float32 and in this order, as other tools do, so that the weights are theirs to the
@@ -14,14 +14,13 @@ import dataclasses
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from lowbit.graph.editing import add_constant, constant, constant_shape
-from lowbit.graph.naming import absorb, answer_to
+from lowbit.graph.naming import absorb, answer_to, operator_name
+from lowbit.numerics.formats import FloatArray
+from lowbit.ops.geometry import LinearLayer
+from lowbit.ops.linear import LAYERS, layer_of, linear_operator
 
-FloatArray = NDArray[np.float32]
-
-_ABSORBS = ("Conv", "ConvTranspose", "Gemm")
 _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
 
 
@@ -63,21 +62,26 @@ def normalization(node: ir.Node) -> tuple[FloatArray, FloatArray, FloatArray] | 
 def _fold(graph: ir.Graph, node: ir.Node) -> None:
     source = _data_input(node)
     compute = source.producer() if source is not None else None
-    if source is None or compute is None or not _can_absorb(graph, compute, source):
+    layer = _absorbing(graph, compute, source)
+    if source is None or compute is None or layer is None:
         return
     weight, bias = _floats(compute.inputs[1]), _bias(compute)
     if weight is None or bias is None:
         return
-    affine = _affine(node, source, _channels(compute, weight), weight.ndim)
+    affine = _affine(node, source, layer.channels, weight.ndim)
     if affine is None or not _is_finite(affine):
         return
     if affine.factor is not None:
-        factor = _per_channel(compute, affine.factor, weight)
-        _replace_input(graph, compute, 1, weight * factor)
+        scaled = np.array(weight, order="C")
+        kernel = layer.kernel(scaled)
+        # Per channel, or one number for all.
+        factor = np.broadcast_to(affine.factor, layer.channels).reshape(*kernel.shape[:2], 1, 1)
+        np.multiply(kernel, factor, out=kernel)
+        _replace_input(graph, compute, 1, scaled)
         bias = (bias - affine.mean) * affine.factor
     if bias.any() or affine.offset.any():
         _replace_input(graph, compute, 2, bias + affine.offset)
-        if compute.op_type == "Gemm":
+        if "beta" in compute.attributes:
             compute.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
     _take_output(graph, compute, node)
 
@@ -90,10 +94,17 @@ def _data_input(node: ir.Node) -> ir.Value | None:
     return varying[0] if len(varying) == 1 and len(node.inputs) == 2 else None
 
 
-def _can_absorb(graph: ir.Graph, compute: ir.Node, source: ir.Value) -> bool:
-    if compute.op_type not in _ABSORBS or compute.domain != "" or compute.graph is not graph:
-        return False
-    return len(source.uses()) == 1 and not source.is_graph_output()
+def _absorbing(
+    graph: ir.Graph, compute: ir.Node | None, source: ir.Value | None
+) -> LinearLayer | None:
+    """Return the layer before, if it has a place for a bias and nothing else reads its output."""
+    row = linear_operator(compute) if compute is not None else None
+    if compute is None or source is None or row is None or row.bias is None:
+        return None
+    if compute.graph is not graph or len(source.uses()) != 1 or source.is_graph_output():
+        return None
+    layer = layer_of(compute)
+    return None if isinstance(layer, str) else layer
 
 
 def _bias(compute: ir.Node) -> FloatArray | None:
@@ -102,19 +113,8 @@ def _bias(compute: ir.Node) -> FloatArray | None:
     if value is None:
         return np.zeros(1, np.float32)
     bias = _floats(value)
-    if bias is None or compute.op_type != "Gemm":
-        return bias
-    return bias * np.float32(compute.attributes.get_float("beta", 1.0))
-
-
-def _channels(compute: ir.Node, weight: FloatArray) -> int:
-    if compute.op_type == "ConvTranspose":
-        return int(weight.shape[1]) * compute.attributes.get_int("group", 1)
-    return int(weight.shape[_channel_axis(compute)])
-
-
-def _channel_axis(compute: ir.Node) -> int:
-    return 1 if compute.op_type == "Gemm" and not compute.attributes.get_int("transB", 0) else 0
+    factor = np.float32(LAYERS[operator_name(compute)].bias_factor(compute))
+    return bias if bias is None or factor == 1 else bias * factor
 
 
 def _affine(node: ir.Node, source: ir.Value, channels: int, rank: int) -> Affine | None:
@@ -163,18 +163,6 @@ def _is_finite(affine: Affine) -> bool:
         affine.offset if affine.factor is None else affine.factor,
     )
     return all(bool(np.isfinite(part).all()) for part in numbers)
-
-
-def _per_channel(node: ir.Node, factor: FloatArray, weight: FloatArray) -> FloatArray:
-    """Return ``factor`` shaped to multiply the output channels of the weight."""
-    if node.op_type == "ConvTranspose":
-        # Weights are [in, out/group, ...]: the channel of group g lies in rows of group g.
-        group = node.attributes.get_int("group", 1)
-        per_row = np.repeat(factor.reshape(group, -1), weight.shape[0] // group, axis=0)
-        return per_row.reshape(*per_row.shape, *[1] * (weight.ndim - 2))
-    shape = [1] * weight.ndim
-    shape[_channel_axis(node)] = -1
-    return factor.reshape(shape)
 
 
 def _replace_input(graph: ir.Graph, node: ir.Node, index: int, data: FloatArray) -> None:

@@ -13,19 +13,44 @@ from onnx_ir.passes import common
 
 from lowbit.errors import ModelError
 from lowbit.graph.memory import garbage_collection_paused
-from lowbit.graph.naming import name_everything, tensor_name
+from lowbit.graph.naming import answer_to, name_everything, names_of, tensor_name
 from lowbit.graph.onnx_passes import infer_types, require_opset
 from lowbit.graph.session import Feed, session
 from lowbit.normalize.fold_affine import fold_affine
-from lowbit.normalize.fold_constants import fold_constants
-from lowbit.normalize.functions import inline_functions
 from lowbit.normalize.precision import single_precision
 from lowbit.normalize.simplify import (
     decompose_hardswish,
     drop_duplicates,
     drop_identities,
     explicit_attributes,
+    fold_constants,
 )
+
+# What onnx-ir copies from a call to the nodes that take its place.
+_CALL = "lowbit.call"
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Leave no function in the model, and no call. Changes ``model``."""
+    if not model.functions:
+        return
+    for node in model.graph.all_nodes():
+        if node.op_identifier() in model.functions:
+            node.metadata_props[_CALL] = next(iter(names_of(node)), node.op_type)
+    try:
+        common.InlinePass()(model)
+    except (ValueError, ir.passes.PassError) as error:
+        cause = error.__cause__ or error
+        raise ModelError(
+            f"the model's functions cannot be inlined ({cause}); export it without functions"
+        ) from error
+    model.functions.clear()
+    for node in model.graph.all_nodes():
+        call = node.metadata_props.pop(_CALL, None)
+        if call is not None:
+            node.name = f"{call}/{node.name}"
+            answer_to(node, call)
+
 
 # 13 has per-channel Q/DQ and takes Clip bounds, Squeeze axes and Split sizes as inputs.
 LOWEST_OPSET = 13

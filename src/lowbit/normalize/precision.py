@@ -19,7 +19,7 @@ from lowbit.graph.editing import add_constant, constant, is_constant, read_tenso
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.onnx_passes import infer_types
 from lowbit.numerics.blocks import Element, Rounding, round_bfp, round_mx
-from lowbit.numerics.float16 import FloatFormat
+from lowbit.numerics.formats import FloatFormat
 
 _OTHER = frozenset((ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16))
 _FLOATS = _OTHER | {ir.DataType.FLOAT}
@@ -159,8 +159,8 @@ def _cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> None:
             graph.outputs[index] = result
 
 
-_SIXTEEN = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
-_CASTABLE = _SIXTEEN | {ir.DataType.FLOAT}
+_HALF = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
+_CASTABLE = _HALF | {ir.DataType.FLOAT}
 _ROUNDINGS = (Rounding.AWAY, Rounding.UP, Rounding.EVEN)
 
 Values = NDArray[Any]
@@ -168,6 +168,8 @@ Values = NDArray[Any]
 
 def full_precision(model: ir.Model) -> None:
     """Bring a model in 16-bit floats or blocks to float32, ends included. Changes ``model``."""
+    # Which Casts are between floats, a file need not say.
+    infer_types(model)
     graph = model.graph
     for node in tuple(graph):
         step = _step(node)
@@ -195,7 +197,7 @@ def full_precision(model: ir.Model) -> None:
 
 def _retype_ends(model: ir.Model) -> None:
     for value in (*model.graph.inputs, *model.graph.outputs):
-        if value.dtype in _SIXTEEN:
+        if value.dtype in _HALF:
             value.type = ir.TensorType(ir.DataType.FLOAT)
 
 

@@ -1,14 +1,97 @@
-"""Drop what computes nothing, compute nothing twice, and write out what is implicit."""
+"""Compute constants once, drop what computes nothing, and write out what is implicit.
+
+Weights that reach their operator through Cast, Transpose, Reshape or arithmetic become weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.editing import constant_shape, is_constant
+from lowbit.graph.editing import bypass, constant_shape, is_constant, replace_node
 from lowbit.graph.naming import absorb, answer_to, tensor_name
+from lowbit.graph.session import Array, session
+from lowbit.ops.linear import LAYERS, LINEAR
+
+# Random, quantizing, or larger than what they are made from.
+_NEVER = frozenset(
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli "
+    "QuantizeLinear DequantizeLinear ConstantOfShape Range Expand Tile".split()
+)
+
+
+def fold_constants(model: ir.Model) -> None:
+    """Replace every node of constant inputs by its result. Changes ``model``."""
+    graph = model.graph
+    nodes = _constant_nodes(graph)
+    wanted = _results(nodes)
+    if not wanted:
+        return
+    for value, array in zip(wanted, _evaluate(model, wanted), strict=True):
+        if _is_numeric(array):
+            _make_constant(graph, value, array)
+    for node in reversed(nodes):
+        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+            graph.remove(node, safe=True)
+
+
+def _constant_nodes(graph: ir.Graph) -> list[ir.Node]:
+    found: list[ir.Node] = []
+    made: set[ir.Value] = set()
+    for node in graph:
+        if node.op_type in _NEVER or node.domain != "" or _has_subgraph(node) or not node.inputs:
+            continue
+        if all(v is None or v in made or is_constant(v) for v in node.inputs):
+            found.append(node)
+            made.update(node.outputs)
+    return found
+
+
+def _has_subgraph(node: ir.Node) -> bool:
+    return any(
+        a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+        for a in node.attributes.values()
+    )
+
+
+def _results(nodes: list[ir.Node]) -> list[ir.Value]:
+    """Return the values by which the rest of the graph depends on ``nodes``.
+
+    A graph output has to be written by a node, so what writes one stays.
+    """
+    inside = set(nodes)
+    return [
+        value
+        for node in nodes
+        for value in node.outputs
+        if not value.is_graph_output() and any(user not in inside for user, _ in value.uses())
+    ]
+
+
+def _evaluate(model: ir.Model, wanted: list[ir.Value]) -> list[Array]:
+    part = ir.convenience.extract(model.graph, (), wanted)
+    with session(
+        ir.Model(part, ir_version=model.ir_version), name="the constant part of the model"
+    ) as running:
+        return running.run([tensor_name(value) for value in wanted], {})
+
+
+def _is_numeric(array: object) -> bool:
+    """Whether this is a tensor of numbers: sequences and strings stay with their nodes."""
+    return isinstance(array, np.ndarray) and array.dtype.kind not in "OSU"
+
+
+def _make_constant(graph: ir.Graph, value: ir.Value, data: Array) -> None:
+    name = tensor_name(value)
+    new = ir.val(f"{name}_folded", const_value=ir.tensor(data, name=name))
+    value.replace_all_uses_with(new)
+    value.name = f"{name}_unused"
+    new.name = name
+    graph.register_initializer(new)
+
 
 # Each draws anew, so two of them are not the same.
 _RANDOM = frozenset(
@@ -24,7 +107,7 @@ def drop_identities(model: ir.Model) -> None:
             continue
         if node.op_type == "Dropout" and not _is_inactive_dropout(node):
             continue
-        _bypass(model.graph, node)
+        _remove(model.graph, node)
 
 
 def drop_duplicates(model: ir.Model) -> None:
@@ -53,24 +136,19 @@ def _is_inactive_dropout(node: ir.Node) -> bool:
     return mask is None or (not mask.uses() and not mask.is_graph_output())
 
 
-def _bypass(graph: ir.Graph, node: ir.Node) -> None:
+def _remove(graph: ir.Graph, node: ir.Node) -> None:
     source, result = node.inputs[0], node.outputs[0]
     if source is None:
         return
-    if not result.is_graph_output():
-        result.replace_all_uses_with(source)
-        graph.remove(node, safe=True)
-        return
-    # The output's name must survive: the producer takes it over, if nobody else knows its own.
     producer = source.producer()
-    if producer is None or source.is_graph_output() or producer.graph is not graph:
-        return
-    name = result.name
-    answer_to(producer, source.name)
-    ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
-    source.type, source.shape = result.type or source.type, result.shape or source.shape
+    if result.is_graph_output():
+        # The output's name must survive: the producer takes it over, if nobody else knows its own.
+        if producer is None or source.is_graph_output() or producer.graph is not graph:
+            return
+        answer_to(producer, source.name)
+        source.type, source.shape = result.type or source.type, result.shape or source.shape
+    bypass(source, result)
     graph.remove(node, safe=True)
-    source.name = name
 
 
 def _signature(node: ir.Node) -> tuple[object, ...] | None:
@@ -112,18 +190,16 @@ def decompose_hardswish(model: ir.Model) -> None:
             "HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5}, name=f"{node.name}_gate"
         )
         gate.outputs[0].name = f"{tensor_name(old)}_gate"
-        product = ir.node("Mul", [source, gate.outputs[0]], name=f"{node.name}")
-        for new in (gate.outputs[0], product.outputs[0]):
-            new.type, new.shape = old.type, old.shape
-        name = old.name
-        model.graph.insert_before(node, [gate, product])
-        ir.convenience.replace_all_uses_with(old, product.outputs[0], replace_graph_outputs=True)
-        absorb(gate, node)
-        model.graph.remove(node, safe=True)
-        product.outputs[0].name = name
+        gate.outputs[0].type, gate.outputs[0].shape = old.type, old.shape
+        replace_node(model.graph, node, [gate, ir.node("Mul", [source, gate.outputs[0]])])
 
 
-_WINDOWED = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")
+_WINDOWED = (
+    *(name for name in LINEAR if not LAYERS[name].is_matrix),
+    "MaxPool",
+    "AveragePool",
+    "LpPool",
+)
 
 # The operator sets that gave pools dilations; convolutions always had them.
 _DILATIONS_FROM: Mapping[str, int] = MappingProxyType(
@@ -132,7 +208,7 @@ _DILATIONS_FROM: Mapping[str, int] = MappingProxyType(
 
 
 def explicit_attributes(model: ir.Model) -> None:
-    """Set kernel_shape, strides, pads, dilations and group where left out. Changes ``model``."""
+    """Set kernel_shape, strides, pads, dilations and group where they are missing. Changes ``model``."""
     for node in model.graph:
         if node.op_type in _WINDOWED and node.domain == "":
             _complete(node, model.graph.opset_imports.get("", 1))
@@ -156,7 +232,7 @@ def _complete(node: ir.Node, opset: int) -> None:
     for name, value in defaults.items():
         if name not in node.attributes:
             node.attributes[name] = ir.AttrInt64s(name, value)
-    if node.op_type in ("Conv", "ConvTranspose") and "group" not in node.attributes:
+    if node.op_type in LINEAR and "group" not in node.attributes:
         node.attributes["group"] = ir.AttrInt64("group", 1)
 
 

@@ -16,42 +16,42 @@ from lowbit.numerics.formats import FloatArray, IntArray, IntegerFormat
 
 _TINY = float(np.finfo(np.float32).tiny)
 _WIDEST = float(np.finfo(np.float32).max) / 2
-_FINEST_POSITION, _COARSEST_POSITION = 126, -120
+_MOST_FRACTION_BITS, _FEWEST_FRACTION_BITS = 126, -120
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QParams:
     """Scale and zero point of one tensor: scalars, or one entry for each channel of ``axis``.
 
-    With ``group``, they have the tensor's shape but along ``axis``, where each entry holds for so
-    many of its ``length`` places.
+    With ``group_size``, they have the tensor's shape but along ``axis``, where each entry holds for
+    so many of its ``length`` elements.
     """
 
     scale: FloatArray
     zero_point: IntArray
     format: IntegerFormat
     axis: int | None = None
-    group: int | None = None
+    group_size: int | None = None
     length: int = 0
 
     def broadcast(self, rank: int) -> tuple[FloatArray, IntArray]:
         """Return scale and zero point shaped to broadcast against a tensor of ``rank``."""
         if self.axis is None:
             return self.scale, self.zero_point
-        if self.group is not None:
-            at = np.arange(self.length) // self.group
+        if self.group_size is not None:
+            at = np.arange(self.length) // self.group_size
             return np.take(self.scale, at, self.axis), np.take(self.zero_point, at, self.axis)
         shape = [1] * rank
         shape[self.axis] = -1
         return self.scale.reshape(shape), self.zero_point.reshape(shape)
 
     @property
-    def position(self) -> int:
-        """The binary point: the scale is ``2 ** -position``. Only for power-of-two scales."""
+    def fraction_bits(self) -> int:
+        """How many: the scale is ``2 ** -fraction_bits``. Only for power-of-two scales."""
         return round(-float(np.log2(np.max(self.scale))))
 
 
-def choose_qparams(
+def range_qparams(
     low: Any, high: Any, fmt: IntegerFormat, *, symmetric: bool, reduce_range: bool = False
 ) -> QParams:
     """Return the parameters that map ``[low, high]`` onto the integers of ``fmt``.
@@ -76,14 +76,16 @@ def choose_qparams(
     return QParams(np.asarray(scale, np.float32), np.asarray(zero_point, fmt.dtype), fmt)
 
 
-def power_of_two_qparams(position: int, fmt: IntegerFormat) -> QParams:
-    """Return symmetric parameters with the scale ``2 ** -position``.
+def power_of_two_qparams(fraction_bits: int, fmt: IntegerFormat) -> QParams:
+    """Return symmetric parameters with the scale ``2 ** -fraction_bits``.
 
-    The position is kept where the scale is a normal float and its largest code is finite.
+    They are kept where the scale is a normal float and its largest code is finite.
     """
-    position = min(max(position, _COARSEST_POSITION), _FINEST_POSITION)
+    fraction_bits = min(max(fraction_bits, _FEWEST_FRACTION_BITS), _MOST_FRACTION_BITS)
     zero_point = 0 if fmt.signed else (fmt.high + 1) // 2
-    return QParams(np.asarray(2.0**-position, np.float32), np.asarray(zero_point, fmt.dtype), fmt)
+    return QParams(
+        np.asarray(2.0**-fraction_bits, np.float32), np.asarray(zero_point, fmt.dtype), fmt
+    )
 
 
 def quantize(x: NDArray[Any], params: QParams, limits: tuple[int, int] | None = None) -> IntArray:

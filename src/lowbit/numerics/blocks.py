@@ -3,7 +3,7 @@
 BFP16 and MX4/6/9 are block floating point: integers of a few bits under a shared exponent, the
 MX ones with a one-bit exponent of its own for every pair. MXINT8 and MXFP are those of the Open
 Compute Project: 8-bit integers, or floats of 8, 6 or 4 bits, under a shared exponent. Everything
-here gives the values AMD Quark's custom operators give.
+here gives the values of the operators that AMD's tools write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Rounding(enum.Enum):
 
 
 class Element(enum.Enum):
-    """The elements of an MX format, named as in AMD Quark's attribute ``element_dtype``."""
+    """The elements of an MX format, named as in the attribute ``element_dtype`` of AMD's operators."""
 
     INT8 = "int8"
     FP8_E5M2 = "fp8_e5m2"

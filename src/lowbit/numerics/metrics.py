@@ -14,15 +14,26 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.numerics.formats import DoubleArray
+
 # Above this many values single precision is enough, as sums are pairwise, unless they overflow.
 _LARGE = 1 << 14
+
+
+def decibels(signal: float, noise: float) -> float:
+    """Return the ratio of two powers in decibels; infinite without noise."""
+    if not math.isfinite(noise):
+        return -math.inf
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SignalNoise:
     """Signal, noise and agreement of a quantized tensor with its reference, over samples.
 
-    ``peak`` is the largest magnitude in the reference, where it was taken.
+    ``largest`` is the largest magnitude in the reference, where it was taken.
     """
 
     signal: float = 0.0
@@ -30,23 +41,28 @@ class SignalNoise:
     other: float = 0.0
     product: float = 0.0
     max_error: float = 0.0
-    peak: float = 0.0
+    largest: float = 0.0
 
     @classmethod
     def of(cls, want: NDArray[Any], got: NDArray[Any]) -> SignalNoise:
-        """Compare one pair of arrays."""
-        a, b = np.ravel(want), np.ravel(got)
+        """Compare one pair of arrays; in single precision where they are large."""
         if want.size > _LARGE:
             with np.errstate(over="ignore", invalid="ignore"):
-                quick = cls._sums(a.astype(np.float32), b.astype(np.float32))
+                quick = cls._sums(want, got, np.float32)
             if math.isfinite(quick.signal + quick.other + quick.noise):
                 return quick
-        return cls._sums(a.astype(np.float64), b.astype(np.float64))
+        return cls.exactly(want, got)
 
     @classmethod
-    def _sums(cls, a: NDArray[np.floating], b: NDArray[np.floating]) -> SignalNoise:
+    def exactly(cls, want: NDArray[Any], got: NDArray[Any]) -> SignalNoise:
+        """Compare one pair of arrays in double precision."""
+        return cls._sums(want, got, np.float64)
+
+    @classmethod
+    def _sums(cls, want: NDArray[Any], got: NDArray[Any], dtype: type[np.floating]) -> SignalNoise:
         # Elementwise products and pairwise sums, not dot products: a threaded BLAS called from
         # several threads at once spends its time waiting.
+        a, b = np.ravel(want).astype(dtype), np.ravel(got).astype(dtype)
         with np.errstate(invalid="ignore"):
             error = a - b
         return cls(
@@ -58,24 +74,20 @@ class SignalNoise:
         )
 
     def __or__(self, more: SignalNoise) -> SignalNoise:
-        """Return the closeness over the samples of both."""
+        """Return the figures over the samples of both."""
         return SignalNoise(
             self.signal + more.signal,
             self.noise + more.noise,
             self.other + more.other,
             self.product + more.product,
             max(self.max_error, more.max_error),
-            max(self.peak, more.peak),
+            max(self.largest, more.largest),
         )
 
     @property
     def sqnr_db(self) -> float:
         """SQNR in decibels; infinite when equal."""
-        if not math.isfinite(self.noise):
-            return -math.inf
-        if self.noise == 0:
-            return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+        return decibels(self.signal, self.noise)
 
     @property
     def cosine(self) -> float:
@@ -86,13 +98,32 @@ class SignalNoise:
         return self.product / norm
 
 
+_MOST_CHANNELS = 512
+_LOWEST_DB, _HIGHEST_DB = -20.0, 120.0
+
+
+def channel_decibels(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
+    """Return the SQNR of each channel that holds anything, within bounds that can be averaged.
+
+    An output of two axes, or of very many channels, counts as one channel.
+    """
+    a, b = np.asarray(want, np.float64), np.asarray(got, np.float64)
+    many = a.ndim >= 3 and a.shape[1] <= _MOST_CHANNELS
+    axes = tuple(axis for axis in range(a.ndim) if not (many and axis == 1))
+    signal = np.atleast_1d(np.square(a).sum(axis=axes))
+    with np.errstate(all="ignore"):  # a broken model's outputs are as bad as can be, no error
+        error = a - b
+        noise = np.atleast_1d(np.square(np.where(np.isnan(error), np.inf, error)).sum(axis=axes))
+        ratio = 10 * np.log10(signal / noise)
+    ratio = np.where(noise == 0, _HIGHEST_DB, ratio)
+    return np.asarray(np.clip(ratio[signal > 0], _LOWEST_DB, _HIGHEST_DB))
+
+
 # Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment" (2004), section III.C.
 _SIGMA, _RADIUS = 1.5, 5
 _K1, _K2 = 0.01, 0.03
 _WINDOW = 2 * _RADIUS + 1
 _MOST_COLOURS = 4
-
-DoubleArray = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +139,7 @@ class Similarity:
 def similarity(want: NDArray[Any], got: NDArray[Any], peak: float | None = None) -> Similarity:
     """Compare two arrays of one shape.
 
-    ``peak`` is the span of possible values: 255 for pictures of 8 bits. If it is not given it is
+    ``peak`` is the span of possible values: 255 for images of 8 bits. If it is not given it is
     that of ``want``, its largest less its smallest value.
     """
     a, b = np.asarray(want, np.float64), np.asarray(got, np.float64)
@@ -121,33 +152,27 @@ def similarity(want: NDArray[Any], got: NDArray[Any], peak: float | None = None)
 
 def cosine(a: DoubleArray, b: DoubleArray) -> float:
     """Return the cosine of the angle between two arrays; 1 if both are zero."""
-    norm = math.sqrt(float(np.sum(a * a)) * float(np.sum(b * b)))
-    if norm == 0:
-        return 0.0 if a.any() or b.any() else 1.0
-    return float(np.sum(a * b)) / norm
+    return SignalNoise.exactly(a, b).cosine
 
 
 def l2(a: DoubleArray, b: DoubleArray) -> float:
     """Return the Euclidean distance."""
-    return float(np.sqrt(np.sum((a - b) ** 2)))
+    return math.sqrt(SignalNoise.exactly(a, b).noise)
 
 
 def psnr(a: DoubleArray, b: DoubleArray, peak: float) -> float:
     """Return the peak SQNR in decibels; infinite for equal arrays."""
-    error = float(np.mean((a - b) ** 2)) if a.size else 0.0
-    if error == 0:
-        return math.inf
-    return 10 * math.log10(peak * peak / error) if peak > 0 else -math.inf
+    return decibels(peak * peak * a.size, SignalNoise.exactly(a, b).noise)
 
 
 def ssim(a: DoubleArray, b: DoubleArray, peak: float) -> float:
     """Return the mean structural similarity, with a Gaussian window of 11 and sigma 1.5.
 
-    The window slides over the two axes of a picture: the last two, or the two before it where the
+    The window slides over the two axes of an image: the last two, or the two before it where the
     last one holds colours. A single row of numbers has a window of one axis. The mean is
-    over all windows that lie inside and all pictures of the array.
+    over all windows that lie inside and all images of the array.
     """
-    axes = _picture_axes(a.shape)
+    axes = _image_axes(a.shape)
     if not axes or not np.isfinite(peak):
         return math.nan
     if peak == 0:
@@ -162,7 +187,7 @@ def ssim(a: DoubleArray, b: DoubleArray, peak: float) -> float:
     return float(np.mean(alike / most))
 
 
-def _picture_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _image_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the axes a window slides over; none where it does not fit."""
     rank = len(shape)
     if rank >= 3 and shape[-1] <= _MOST_COLOURS and min(shape[-3:-1]) >= _WINDOW:
@@ -174,7 +199,7 @@ def _picture_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _blurred(x: DoubleArray, axes: tuple[int, ...]) -> DoubleArray:
-    """Return the Gaussian average around each place whose window lies inside."""
+    """Return the Gaussian average around each position whose window lies inside."""
     offsets = np.arange(-_RADIUS, _RADIUS + 1)
     window = np.exp(-0.5 * (offsets / _SIGMA) ** 2)
     window /= window.sum()
@@ -187,12 +212,11 @@ Outputs: TypeAlias = Sequence[Sequence[NDArray[Any]]]
 """Of each sample, its outputs."""
 
 Metric: TypeAlias = Callable[[Outputs, Outputs], float]
-_Doubles: TypeAlias = NDArray[np.float64]
 # Decibels of equal arrays must be finite to be averaged.
 _LEAST = 1e-10
 
 
-def _mean(of_pair: Callable[[_Doubles, _Doubles], float]) -> Metric:
+def _mean(of_pair: Callable[[DoubleArray, DoubleArray], float]) -> Metric:
     def distance(want: Outputs, got: Outputs) -> float:
         pairs = [
             of_pair(np.asarray(a, np.float64), np.asarray(b, np.float64))
@@ -204,29 +228,29 @@ def _mean(of_pair: Callable[[_Doubles, _Doubles], float]) -> Metric:
     return distance
 
 
-def _kl(a: _Doubles, b: _Doubles) -> float:
+def _kl(a: DoubleArray, b: DoubleArray) -> float:
     """Return the divergence of arrays as distributions, moved up to be nowhere below zero."""
     p, q = (_as_distribution(x.reshape(-1)) for x in (a, b))
     return float(np.sum(p * np.log((p + _LEAST) / (q + _LEAST))))
 
 
-def _as_distribution(x: _Doubles) -> _Doubles:
+def _as_distribution(x: DoubleArray) -> DoubleArray:
     x = x - min(float(x.min(initial=0.0)), 0.0)
     total = float(x.sum())
     return x / total if total > 0 else np.full(x.shape, 1 / max(x.size, 1))
 
 
-def _sqnr(a: _Doubles, b: _Doubles) -> float:
+def _sqnr(a: DoubleArray, b: DoubleArray) -> float:
     return _negative_decibels(float(np.mean(a * a)), a, b)
 
 
-def _psnr(a: _Doubles, b: _Doubles) -> float:
+def _psnr(a: DoubleArray, b: DoubleArray) -> float:
     return _negative_decibels(float(np.abs(a).max(initial=0.0)) ** 2, a, b)
 
 
-def _negative_decibels(signal: float, a: _Doubles, b: _Doubles) -> float:
+def _negative_decibels(signal: float, a: DoubleArray, b: DoubleArray) -> float:
     noise = float(np.mean((a - b) ** 2))
-    return -10 * math.log10(max(signal, _LEAST) / max(noise, _LEAST))
+    return -decibels(max(signal, _LEAST), max(noise, _LEAST))
 
 
 DISTANCES: Mapping[str, Metric] = MappingProxyType(

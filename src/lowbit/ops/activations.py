@@ -1,20 +1,22 @@
-"""The activation behind a layer, forwards and backwards, at positions of its output.
+"""Activations: their functions, forwards and backwards, and what passes through them. One table.
 
-Values are groups x outputs x positions; arrays may be NumPy's or PyTorch's.
+Values are groups x outputs x positions of a layer's output; arrays may be NumPy's or PyTorch's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from array_api_compat import array_namespace
 
-from lowbit.graph.editing import constant, scalar
+from lowbit.graph.editing import constant, is_constant, scalar
+from lowbit.ops.traits import clip_bounds
 
 Array = Any
 _FAR = 3.4e38
@@ -25,13 +27,13 @@ class Activation:
     """A function of a layer's output.
 
     ``apply`` gives the result; ``back`` takes values, results and the gradient of results, and
-    gives that of values. ``mixes``: whether a result depends on other outputs of its position.
+    gives that of values. ``couples_channels``: whether a result depends on other outputs of its position.
     """
 
     name: str
     apply: Callable[[Array], Array]
     back: Callable[[Array, Array, Array], Array]
-    mixes: bool = False
+    couples_channels: bool = False
 
 
 def _between(low: Any, high: Any) -> Activation:
@@ -63,7 +65,9 @@ def _prelu(slopes: np.ndarray[Any, Any]) -> Activation:
     def factor(z: Array) -> Array:
         return 1.0 + _as(z, z < 0) * (shaped(z) - 1.0)
 
-    return Activation("PRelu", lambda z: z * factor(z), lambda z, y, g: g * factor(z), mixes=True)
+    return Activation(
+        "PRelu", lambda z: z * factor(z), lambda z, y, g: g * factor(z), couples_channels=True
+    )
 
 
 def _sigmoid(z: Array) -> Array:
@@ -112,42 +116,56 @@ def _softmax() -> Activation:
         xp = array_namespace(z)
         return y * (gradient - xp.sum(gradient * y, axis=1, keepdims=True))
 
-    return Activation("Softmax", apply, back, mixes=True)
+    return Activation("Softmax", apply, back, couples_channels=True)
 
 
 NONE = Activation("none", lambda z: z, lambda z, y, g: g)
-_PLAIN = {
-    "Relu": _between(0.0, _FAR),
-    "Sigmoid": Activation("Sigmoid", _sigmoid, lambda z, y, g: g * y * (1.0 - y)),
-    "Tanh": Activation("Tanh", _tanh, lambda z, y, g: g * (1.0 - y * y)),
-}
 
 
-def activation_of(node: ir.Node, *, last_axis: bool) -> Activation | None:
-    """Return the activation a node is, or ``None``.
+@dataclasses.dataclass(frozen=True, slots=True)
+class ActivationOperator:
+    """What is known of an activation's operator.
 
-    ``last_axis`` says whether the layer's outputs lie on the last axis, where Softmax mixes them.
+    Attributes:
+        make: Returns the function of a node, or ``None`` if it is not known; the second argument says
+            whether the channels lie on the last axis.
+        scale_invariant: Whether a positive factor on a channel passes through a node.
+        fused: Whether targets compute it together with the layer before it.
     """
-    attributes = node.attributes
-    match node.op_type:
-        case "Relu" | "Sigmoid" | "Tanh":
-            return _PLAIN[node.op_type]
-        case "LeakyRelu":
-            return _leaky(attributes.get_float("alpha", 0.01))
-        case "Gelu":
-            return _gelu(by_tanh=attributes.get_string("approximate", "none") == "tanh")
-        case "Clip":
-            return _clip(node)
-        case "PRelu":
-            slopes = constant(node.inputs[1])
-            return None if slopes is None else _prelu(slopes.reshape(-1))
-        case "Softmax":
-            mixes = last_axis and attributes.get_int("axis", -1) in (-1, _rank(node) - 1)
-            return _softmax() if mixes else None
-    return None
+
+    make: Callable[[ir.Node, bool], Activation | None]
+    scale_invariant: Callable[[ir.Node], bool] = lambda _: False
+    fused: bool = False
 
 
-def _clip(node: ir.Node) -> Activation | None:
+def _make_relu(_: ir.Node, last: bool) -> Activation:  # noqa: FBT001
+    del last
+    return _between(0.0, _FAR)
+
+
+def _make_leaky(node: ir.Node, last: bool) -> Activation:  # noqa: FBT001
+    del last
+    return _leaky(node.attributes.get_float("alpha", 0.01))
+
+
+def _make_gelu(node: ir.Node, last: bool) -> Activation:  # noqa: FBT001
+    del last
+    return _gelu(by_tanh=node.attributes.get_string("approximate", "none") == "tanh")
+
+
+def _make_prelu(node: ir.Node, last: bool) -> Activation | None:  # noqa: FBT001
+    del last
+    slopes = constant(node.inputs[1])
+    return None if slopes is None else _prelu(slopes.reshape(-1))
+
+
+def _make_softmax(node: ir.Node, last: bool) -> Activation | None:  # noqa: FBT001
+    over_channels = last and node.attributes.get_int("axis", -1) in (-1, _rank(node) - 1)
+    return _softmax() if over_channels else None
+
+
+def _make_clip(node: ir.Node, last: bool) -> Activation | None:  # noqa: FBT001
+    del last
     bounds = []
     for index, default in ((1, -_FAR), (2, _FAR)):
         value = node.inputs[index] if len(node.inputs) > index else None
@@ -165,3 +183,49 @@ def _rank(node: ir.Node) -> int:
 
 def _as(like: Array, mask: Array) -> Array:
     return array_namespace(like).astype(mask, like.dtype)
+
+
+def _clips_at_zero(node: ir.Node) -> bool:
+    """Whether a Clip's lower bound is zero, and its upper one known and positive, if it has them."""
+    low, high = clip_bounds(node)
+    if low is None and high is None:
+        return not any(value is not None for value in node.inputs[1:])
+    known_high = high is not None or len(node.inputs) < 3 or node.inputs[2] is None
+    return low == 0 and known_high and (high is None or high > 0)
+
+
+_SIGMOID = Activation("Sigmoid", _sigmoid, lambda z, y, g: g * y * (1.0 - y))
+_TANH = Activation("Tanh", _tanh, lambda z, y, g: g * (1.0 - y * y))
+
+ACTIVATIONS: Mapping[str, ActivationOperator] = MappingProxyType(
+    {
+        "Relu": ActivationOperator(_make_relu, lambda _: True, fused=True),
+        "LeakyRelu": ActivationOperator(_make_leaky, lambda _: True, fused=True),
+        "PRelu": ActivationOperator(
+            _make_prelu, lambda node: is_constant(node.inputs[1]), fused=True
+        ),
+        "Clip": ActivationOperator(_make_clip, _clips_at_zero, fused=True),
+        "Sigmoid": ActivationOperator(lambda node, last: _SIGMOID),
+        "Tanh": ActivationOperator(lambda node, last: _TANH),
+        "Gelu": ActivationOperator(_make_gelu),
+        "Softmax": ActivationOperator(_make_softmax),
+    }
+)
+
+FUSED_ACTIVATIONS = tuple(name for name, row in ACTIVATIONS.items() if row.fused)
+"""The activations that targets compute together with the layer before them."""
+
+
+def activation_of(node: ir.Node, *, last_axis: bool) -> Activation | None:
+    """Return the activation a node is, or ``None``.
+
+    ``last_axis`` says whether the layer's channels lie on the last axis, where Softmax couples them.
+    """
+    row = ACTIVATIONS.get(node.op_type) if node.domain == "" else None
+    return None if row is None else row.make(node, last_axis)
+
+
+def is_scale_invariant(node: ir.Node) -> bool:
+    """Whether a node is an activation that a positive factor on a channel passes through."""
+    row = ACTIVATIONS.get(node.op_type) if node.domain == "" else None
+    return row is not None and row.scale_invariant(node)

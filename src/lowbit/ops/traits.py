@@ -11,10 +11,13 @@ import dataclasses
 import enum
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TypeAlias
 
 import onnx_ir as ir
 
 from lowbit.graph.editing import constant, scalar
+from lowbit.graph.naming import operator_name
+from lowbit.ops.linear import LAYERS
 
 
 class Kind(enum.Enum):
@@ -23,7 +26,7 @@ class Kind(enum.Enum):
     COMPUTES = "computes"
     MOVES = "moves"
     """The output holds numbers of the input, so that both can share scale and zero point."""
-    JOINS = "joins"
+    CONCATENATES = "concatenates"
     """The output holds numbers of all inputs (Concat)."""
     CLAMPS = "clamps"
     """The output only narrows the input's range, so the input need not be quantized too."""
@@ -31,25 +34,32 @@ class Kind(enum.Enum):
     """The output lies inside the input's range."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpTraits:
-    """The quantization-relevant facts about one operator type."""
+    """The quantization-relevant facts about one operator type.
+
+    Attributes:
+        kind: How the output relates to the data inputs.
+        data: Inputs that carry data; ``None``: every float input.
+        weight: The input that is the weight; ``bias``: the one that is the bias.
+        constants: Further inputs that are quantized like weights, per tensor.
+        channel_axis: Where the output channels of the weight lie.
+        outputs: How many leading outputs are quantized; ``None``: all.
+        applies: Whether a node with these attributes is quantized.
+    """
 
     kind: Kind = Kind.COMPUTES
     data: tuple[int, ...] | None = None
-    """Inputs that carry data; ``None``: every float input."""
     weight: int | None = None
     bias: int | None = None
     constants: tuple[int, ...] = ()
-    """Further inputs that are quantized like weights, per tensor."""
     channel_axis: Callable[[ir.Node], int] = lambda _: 0
     outputs: int | None = None
-    """How many leading outputs are quantized; ``None``: all."""
     applies: Callable[[ir.Node], bool] = lambda _: True
 
 
-def _gemm_channel_axis(node: ir.Node) -> int:
-    return 0 if node.attributes.get_int("transB", 0) else 1
+Operators: TypeAlias = Mapping[str, OpTraits]
+"""Rows by operator type; ``domain::Type`` for operators that are not ONNX's own."""
 
 
 def _is_unit_hardsigmoid(node: ir.Node) -> bool:
@@ -62,16 +72,22 @@ def _is_nearest(node: ir.Node) -> bool:
     return node.attributes.get_string("mode", "nearest") == "nearest"
 
 
+def _linear(name: str, *data: int) -> OpTraits:
+    row = LAYERS[name]
+    return OpTraits(data=data, weight=1, bias=row.bias, channel_axis=row.channel_axis)
+
+
 _MOVES = OpTraits(kind=Kind.MOVES, data=(0,))
 _UNARY = OpTraits(data=(0,))
 _AVERAGES = OpTraits(kind=Kind.AVERAGES, data=(0,))
+_CLAMPS = OpTraits(kind=Kind.CLAMPS, data=(0,))
 
-OPS: Mapping[str, OpTraits] = MappingProxyType(
+OPERATORS: Operators = MappingProxyType(
     {
-        "Conv": OpTraits(data=(0,), weight=1, bias=2),
-        "ConvTranspose": OpTraits(data=(0,), weight=1, bias=2, channel_axis=lambda _: 1),
-        "Gemm": OpTraits(data=(0, 1), weight=1, bias=2, channel_axis=_gemm_channel_axis),
-        "MatMul": OpTraits(data=(0, 1), weight=1, channel_axis=lambda _: -1),
+        "Conv": _linear("Conv", 0),
+        "ConvTranspose": _linear("ConvTranspose", 0),
+        "Gemm": _linear("Gemm", 0, 1),
+        "MatMul": _linear("MatMul", 0, 1),
         "Add": OpTraits(),
         "Sub": OpTraits(),
         "Mul": OpTraits(),
@@ -79,8 +95,8 @@ OPS: Mapping[str, OpTraits] = MappingProxyType(
         "Min": OpTraits(),
         "Max": OpTraits(),
         "Where": OpTraits(data=(1, 2)),
-        "Relu": OpTraits(kind=Kind.CLAMPS, data=(0,)),
-        "Clip": OpTraits(kind=Kind.CLAMPS, data=(0,)),
+        "Relu": _CLAMPS,
+        "Clip": _CLAMPS,
         "LeakyRelu": _UNARY,
         "PRelu": OpTraits(data=(0,), constants=(1,)),
         "Sigmoid": _UNARY,
@@ -96,7 +112,7 @@ OPS: Mapping[str, OpTraits] = MappingProxyType(
         "LpNormalization": _UNARY,
         "InstanceNormalization": OpTraits(data=(0,), weight=1, bias=2),
         "LayerNormalization": OpTraits(data=(0,), constants=(1, 2), outputs=1),
-        "EmbedLayerNormalization": OpTraits(outputs=1),
+        "com.microsoft::EmbedLayerNormalization": OpTraits(outputs=1),
         "MaxPool": OpTraits(kind=Kind.MOVES, data=(0,), outputs=1),
         "Reshape": _MOVES,
         "Flatten": _MOVES,
@@ -112,19 +128,24 @@ OPS: Mapping[str, OpTraits] = MappingProxyType(
         "Pad": _MOVES,
         "DepthToSpace": _MOVES,
         "SpaceToDepth": _MOVES,
-        "Concat": OpTraits(kind=Kind.JOINS),
+        "Concat": OpTraits(kind=Kind.CONCATENATES),
     }
 )
+"""What is known of every operator; rows of one's own go beside them: ``OPERATORS | {...}``."""
 
-_OTHER_DOMAINS = MappingProxyType({"EmbedLayerNormalization": "com.microsoft"})
+DATA_MOVEMENT = tuple(name for name, row in OPERATORS.items() if row.kind is Kind.MOVES)
+"""The data-movement operators."""
 
 
-def traits_of(node: ir.Node) -> OpTraits | None:
-    """Return the traits of ``node``, or ``None`` for an operator we leave alone."""
-    traits = OPS.get(node.op_type)
-    if traits is None or node.domain != _OTHER_DOMAINS.get(node.op_type, ""):
-        return None
-    return traits
+def traits_of(node: ir.Node, operators: Operators = OPERATORS) -> OpTraits | None:
+    """Return the traits of ``node``, or ``None`` for an operator that is never quantized."""
+    return operators.get(operator_name(node))
+
+
+def is_data_movement(node: ir.Node, operators: Operators = OPERATORS) -> bool:
+    """Whether a node only moves numbers."""
+    traits = traits_of(node, operators)
+    return traits is not None and traits.kind is Kind.MOVES
 
 
 def moves_exactly(node: ir.Node) -> bool:
@@ -146,13 +167,6 @@ def clip_bounds(node: ir.Node) -> tuple[float | None, float | None]:
     low = node.inputs[1] if len(node.inputs) > 1 else None
     high = node.inputs[2] if len(node.inputs) > 2 else None
     return scalar(low), scalar(high)
-
-
-def has_constant_weight(node: ir.Node, traits: OpTraits) -> bool:
-    """Whether the operator's weight is a constant of at least two dimensions, or a norm's scale."""
-    if traits.weight is None or traits.weight >= len(node.inputs):
-        return False
-    return constant(node.inputs[traits.weight]) is not None
 
 
 def reduced_axes(node: ir.Node) -> list[int] | None:

@@ -1,26 +1,25 @@
 """Find the part of a detector that decodes boxes and scores, which eight bits destroy.
 
-The tail of a graph is what comes behind its last learned layers. In a classifier that is a pool or
+The tail of a graph is what comes after its last linear layers. In a classifier that is a pool or
 a Softmax and quantizes well. In a detector it is arithmetic on pixel positions: a step of 640/127
 pixels there, or one scale for boxes and probabilities together, and nothing is detected any more.
 Structure gives such a tail away: grids of positions, expectations over a Softmax, exponentials,
-suppression. Where it does not, measured ranges do (``lowbit.scales.conflicts``).
+suppression. Where it does not, measured ranges do (``lowbit.scales.alignment``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import constant, is_constant
-from lowbit.ops.traits import traits_of
+from lowbit.graph.editing import constant_shape, is_constant
+from lowbit.ops.activations import FUSED_ACTIVATIONS
+from lowbit.ops.linear import has_constant_weight, linear_operator
 
-_LEARNED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-# A fixed kernel, such as the weights 0..15 of a box's expectation, is not a learned layer.
+# A fixed kernel, such as the weights 0..15 of a box's expectation, is not a linear layer of the model.
 _FIXED_KERNEL = 64
-# What targets compute together with the layer before it.
-_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
 _DECODES = frozenset(("Exp", "NonMaxSuppression", "TopK", "GatherND", "ScatterND"))
 
 
@@ -40,27 +39,26 @@ def find_head(graph: ir.Graph) -> Head:
 
 
 def _tail(graph: ir.Graph) -> list[ir.Node]:
-    """Return the nodes with no learned layer behind them that are none themselves."""
-    before_learned: set[ir.Node] = set()
+    """Return the nodes with no linear layer after them that are none themselves."""
+    before_layer: set[ir.Node] = set()
     tail: list[ir.Node] = []
     for node in reversed(tuple(graph)):
-        if _is_learned(node) or any(n in before_learned for n in node.successors()):
-            before_learned.add(node)
-        elif not _activates_learned(node):
+        if _is_linear_layer(node) or any(n in before_layer for n in node.successors()):
+            before_layer.add(node)
+        elif not _activates_layer(node):
             tail.append(node)
     return tail[::-1]
 
 
-def _activates_learned(node: ir.Node) -> bool:
+def _activates_layer(node: ir.Node) -> bool:
     producer = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
-    return node.op_type in _ACTIVATIONS and producer is not None and _is_learned(producer)
+    return node.op_type in FUSED_ACTIVATIONS and producer is not None and _is_linear_layer(producer)
 
 
-def _is_learned(node: ir.Node) -> bool:
-    if node.op_type not in _LEARNED or node.domain != "":
+def _is_linear_layer(node: ir.Node) -> bool:
+    if not has_constant_weight(node):
         return False
-    weight = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    return weight is not None and weight.size > _FIXED_KERNEL
+    return math.prod(constant_shape(node.inputs[1]) or ()) > _FIXED_KERNEL
 
 
 def _sign(node: ir.Node) -> str | None:
@@ -68,7 +66,7 @@ def _sign(node: ir.Node) -> str | None:
     where = f"{node.op_type} {node.name}"
     if node.op_type in _DECODES:
         return where
-    if node.op_type in _LEARNED and _follows_softmax(node):
+    if linear_operator(node) is not None and _follows_softmax(node):
         return f"an expectation over a Softmax at {where}"
     if node.op_type in ("Add", "Sub", "Mul", "Div") and any(_is_grid(v) for v in node.inputs):
         return f"a grid of positions at {where}"
@@ -83,8 +81,7 @@ def _follows_softmax(node: ir.Node) -> bool:
             return False
         if producer.op_type == "Softmax":
             return True
-        traits = traits_of(producer)
-        if traits is None or producer.op_type not in ("Transpose", "Reshape"):
+        if producer.domain != "" or producer.op_type not in ("Transpose", "Reshape"):
             return False
         value = producer.inputs[0]
     return False

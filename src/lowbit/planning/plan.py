@@ -9,13 +9,12 @@ from typing import Literal
 import msgspec
 import onnx_ir as ir
 
+from lowbit.config.extensible import decode_json
 from lowbit.config.specs import (
-    FloatSpec,
+    AccumulatorBias,
     IntegerBias,
     IntegerSpec,
-    ProductBias,
     Spec,
-    describe_format,
 )
 from lowbit.errors import PlanError, did_you_mean
 from lowbit.targets.target import AlignRule
@@ -60,10 +59,8 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
     @property
     def is_calibrated(self) -> bool:
         """Whether the parameters of an activation follow from data."""
-        spec = self.spec
-        if self.range is not None or self.leader != self.name:
-            return False
-        return isinstance(spec, IntegerSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
+        own = self.range is None and self.leader == self.name
+        return own and self.spec.calibration is not None
 
 
 class BiasPlan(_Row, frozen=True, kw_only=True):
@@ -71,7 +68,7 @@ class BiasPlan(_Row, frozen=True, kw_only=True):
 
     Biases in other formats are constants like weights.
 
-    ``group`` is how often a per-channel weight scale is repeated along the bias; ``channel_axis``
+    ``repeats`` is how often a weight's scale per channel is repeated along the bias; ``channel_axis``
     is where the input's channels lie.
     """
 
@@ -82,7 +79,7 @@ class BiasPlan(_Row, frozen=True, kw_only=True):
     input: str
     weight: str
     factor: float = 1.0
-    group: int = 1
+    repeats: int = 1
     channel_axis: int = 1
     why: str
 
@@ -134,7 +131,7 @@ class Plan(_Row, frozen=True, kw_only=True):
 
     def integers(self) -> Plan:
         """Return the plan of the integer tensors alone."""
-        tensors = tuple(t for t in self.tensors if isinstance(t.spec, IntegerSpec))
+        tensors = tuple(t for t in self.tensors if t.spec.is_integer)
         names = {t.name for t in tensors}
         groups = tuple(
             msgspec.structs.replace(
@@ -158,7 +155,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan back; what does not fit the format is named."""
     try:
-        plan = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=Plan)
+        plan = decode_json(pathlib.Path(path).read_bytes(), Plan)
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
     except msgspec.ValidationError as error:
@@ -195,10 +192,10 @@ def check_fit(plan: Plan, model: ir.Model) -> None:
                 f"tensor {tensor.name!r} uses the parameters of {tensor.leader!r}, "
                 "which has none of its own in this plan"
             )
-        if describe_format(leader.spec) != describe_format(tensor.spec):
+        if leader.spec.format_name != tensor.spec.format_name:
             raise PlanError(
-                f"tensor {tensor.name!r} is {describe_format(tensor.spec)} but uses the parameters "
-                f"of {leader.name!r}, which is {describe_format(leader.spec)}"
+                f"tensor {tensor.name!r} is {tensor.spec.format_name} but uses the parameters "
+                f"of {leader.name!r}, which is {leader.spec.format_name}"
             )
     _check_biases(plan, model)
 
@@ -212,7 +209,7 @@ def _check_biases(plan: Plan, model: ir.Model) -> None:
                 f"the plan has a bias for node {row.node!r}, which the model does not have"
                 f"{did_you_mean(row.node, [n for n in nodes if n])}"
             )
-        if not isinstance(row.spec, ProductBias):
+        if not isinstance(row.spec, AccumulatorBias):
             continue
         for name in (row.input, row.weight):
             if name not in planned:

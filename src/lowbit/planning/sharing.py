@@ -4,61 +4,65 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import is_constant
-from lowbit.graph.naming import tensor_name
-from lowbit.ops.traits import Kind, moves_exactly, traits_of
-from lowbit.planning.placement import Draft, data_inputs, data_outputs, only_consumer
+from lowbit.graph.editing import is_constant, only_consumer
+from lowbit.graph.naming import operator_name, tensor_name
+from lowbit.ops.traits import Kind, moves_exactly
+from lowbit.planning.placement import Placement, data_inputs, data_outputs
 from lowbit.planning.plan import AlignedGroup
 from lowbit.targets.target import Target
 
 
-def find_leaders(draft: Draft, graph: ir.Graph, target: Target) -> dict[str, str]:
+def find_leaders(placement: Placement, graph: ir.Graph, target: Target) -> dict[str, str]:
     """Return, for each planned activation, the one whose parameters it uses."""
-    leader = {name: name for name in draft.activations}
+    leader = {name: name for name in placement.activations}
     for node in graph:
-        traits = draft.active.get(node)
-        if traits is None or node.op_type not in target.shares or not moves_exactly(node):
+        traits = placement.active.get(node)
+        shares = operator_name(node) in target.shares
+        if traits is None or not shares or not moves_exactly(node):
             continue
         inputs = [tensor_name(v) for v in data_inputs(node, traits) if not is_constant(v)]
         if len(inputs) != 1 or inputs[0] not in leader:
             continue
         for value in data_outputs(node, traits):
             name = tensor_name(value)
-            if name in leader and draft.activations[name].spec == draft.activations[inputs[0]].spec:
+            if (
+                name in leader
+                and placement.activations[name].spec == placement.activations[inputs[0]].spec
+            ):
                 leader[name] = leader[inputs[0]]
     return leader
 
 
-def find_observed(draft: Draft, graph: ir.Graph) -> dict[str, str]:
+def find_observed(placement: Placement, graph: ir.Graph) -> dict[str, str]:
     """Return, for tensors only read by a quantized clamp, the clamp's output.
 
     What the clamp cuts off needs no codes, so the input's range is the output's.
     """
     observed: dict[str, str] = {}
     for node in graph:
-        traits = draft.active.get(node)
+        traits = placement.active.get(node)
         if traits is None or traits.kind is not Kind.CLAMPS or node.inputs[0] is None:
             continue
         source, result = node.inputs[0], tensor_name(node.outputs[0])
-        if source.name in draft.activations and only_consumer(source) is node:
+        if source.name in placement.activations and only_consumer(source) is node:
             observed[tensor_name(source)] = (
-                result if result in draft.activations else source.name or ""
+                result if result in placement.activations else source.name or ""
             )
     return observed
 
 
-def find_groups(draft: Draft, graph: ir.Graph, target: Target) -> tuple[AlignedGroup, ...]:
+def find_groups(placement: Placement, graph: ir.Graph, target: Target) -> tuple[AlignedGroup, ...]:
     """Return the groups of tensors that the target wants aligned, in the order it applies them."""
     groups = []
     for alignment in target.align:
         for node in graph:
-            traits = traits_of(node)
-            if node.op_type not in alignment.operators or traits is None:
+            traits = placement.active.get(node)
+            if operator_name(node) not in alignment.operators or traits is None:
                 continue
-            if node not in draft.active:
-                continue
-            inputs = _planned(draft, [v for v in data_inputs(node, traits) if not is_constant(v)])
-            outputs = _planned(draft, data_outputs(node, traits))
+            inputs = _planned(
+                placement, [v for v in data_inputs(node, traits) if not is_constant(v)]
+            )
+            outputs = _planned(placement, data_outputs(node, traits))
             if inputs and outputs:
                 groups.append(
                     AlignedGroup(
@@ -72,14 +76,14 @@ def find_groups(draft: Draft, graph: ir.Graph, target: Target) -> tuple[AlignedG
     return tuple(groups)
 
 
-def _planned(draft: Draft, values: list[ir.Value]) -> tuple[str, ...]:
+def _planned(placement: Placement, values: list[ir.Value]) -> tuple[str, ...]:
     """Return the names of the planned tensors among ``values``, followed through fused relus."""
     names = []
     for value in values:
         name = tensor_name(value)
-        if name not in draft.activations:
+        if name not in placement.activations:
             consumer = only_consumer(value)
             name = tensor_name(consumer.outputs[0]) if consumer is not None else name
-        if name in draft.activations:
+        if name in placement.activations:
             names.append(name)
     return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Kinds of quantization that onnxruntime itself has: dynamic, and weights of MatMul in blocks."""
+"""Kinds of quantization in onnxruntime's own operators: dynamic, and weights of MatMul in blocks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
+from lowbit.api import quantize
+from lowbit.config.config import QuantConfig
+from lowbit.config.refinement import Gptq
+from lowbit.config.specs import IntegerSpec
 from lowbit.errors import did_you_mean
 from lowbit.graph import io
+from lowbit.graph.editing import add_constant, constant
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.translate.selection import Nodes
+from lowbit.targets.builtin import find_target
 
 _NBITS = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
 
@@ -88,3 +98,103 @@ def _excluded(config: QuantizationConfig, nodes: Nodes) -> list[str]:
     expressions = [re.compile(pattern.removeprefix("re:")) for pattern in patterns]
     names = [node.name or "" for node in nodes.nodes]
     return [name for name in names if any(e.search(name) for e in expressions)]
+
+
+_FORMATS = {
+    (4, True): IntegerFormat.INT4,
+    (4, False): IntegerFormat.UINT4,
+    (8, True): IntegerFormat.INT8,
+    (8, False): IntegerFormat.UINT8,
+}
+_LEAST_GROUP = 16
+
+
+def nbits_by_gptq(
+    model: ir.Model, parameters: Mapping[str, Any], refine: Gptq, data: Any
+) -> ir.Model:
+    """Return the model with the constant operand of each MatMul in groups of few bits."""
+    bits, size = parameters.get("Bits", 4), parameters.get("GroupSize", 128)
+    symmetric = bool(parameters.get("Symmetric", True))
+    if (bits, symmetric) not in _FORMATS:
+        raise QuarkConfigError(f"MatMulNBitsParams: Bits is {bits}; expected 4 or 8")
+    if size < _LEAST_GROUP or size & (size - 1):
+        raise QuarkConfigError(
+            f"MatMulNBitsParams: GroupSize is {size}; onnxruntime takes powers of two from "
+            f"{_LEAST_GROUP} on"
+        )
+    spec = IntegerSpec(format=_FORMATS[bits, symmetric], symmetric=symmetric, group_size=size)
+    config = QuantConfig(name="quark MatMulNBits", activation=None, weight=spec, refinement=refine)
+    target = msgspec.structs.replace(find_target(config.target), operators=("MatMul",))
+    result = quantize(model, data=data, config=config, target=target)
+    level = parameters.get("AccuracyLevel", 0)
+    return _packed(result.quantized, bits, size, level)
+
+
+def _packed(model: ir.Model, bits: int, size: int, level: int) -> ir.Model:
+    """Put each pair of DequantizeLinear and MatMul into one operator. Changes ``model``."""
+    graph = model.graph
+    for node in tuple(graph):
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        source = weight.producer() if weight is not None else None
+        if source is None or source.op_type != "DequantizeLinear":
+            continue
+        codes, scale, zero = (np.asarray(constant(v)) for v in source.inputs)
+        # Signed integers are stored from the middle of the unsigned ones.
+        middle = 1 << (bits - 1)
+        offset = middle if codes.dtype.kind == "i" or str(codes.dtype) == "int4" else 0
+        steps = codes.astype(np.int32) + offset
+        depth, outputs = steps.shape
+        blocks = -(-depth // size)
+        scales = np.broadcast_to(scale.reshape(-1, outputs), (blocks, outputs))
+        zeros = np.broadcast_to(zero.astype(np.int32).reshape(-1, outputs), (blocks, outputs))
+        stored = np.pad(steps, ((0, blocks * size - depth), (0, 0)))
+        stored = stored.T.reshape(outputs, blocks, size)
+        name = (source.inputs[0].name or "w") if source.inputs[0] is not None else "w"
+        name = name.removesuffix("_quantized")
+        inputs = [
+            node.inputs[0],
+            add_constant(graph, f"{name}_Q{bits}", _bytes(stored, bits)),
+            add_constant(graph, f"{name}_scales", np.ascontiguousarray(scales.T).reshape(-1)),
+        ]
+        if not offset:
+            zero_points = _bytes(np.ascontiguousarray(zeros.T), bits).reshape(-1)
+            inputs.append(add_constant(graph, f"{name}_zero_points", zero_points))
+        attributes = {"K": depth, "N": outputs, "bits": bits, "block_size": size}
+        if level:
+            attributes["accuracy_level"] = level
+        made = ir.node(
+            "MatMulNBits", inputs, attributes, domain="com.microsoft", name=f"{node.name}_Q{bits}"
+        )
+        _replace(graph, node, made)
+    _drop_unread(graph)
+    model.opset_imports.setdefault("com.microsoft", 1)
+    return model
+
+
+def _bytes(codes: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
+    """Return codes along the last axis as bytes, the first of two in the lower half."""
+    each = np.asarray(codes, np.uint8)
+    if bits == 8:
+        return each
+    if each.shape[-1] % 2:
+        each = np.concatenate([each, np.zeros((*each.shape[:-1], 1), np.uint8)], axis=-1)
+    return np.asarray(each[..., ::2] | (each[..., 1::2] << 4), np.uint8)
+
+
+def _replace(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
+    before, after = old.outputs[0], new.outputs[0]
+    after.type, after.shape = before.type, before.shape
+    name, before.name = before.name, None
+    graph.insert_before(old, new)
+    ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
+    after.name = name
+    graph.remove(old, safe=True)
+
+
+def _drop_unread(graph: ir.Graph) -> None:
+    for node in tuple(graph):
+        if node.op_type == "DequantizeLinear" and not node.outputs[0].uses():
+            graph.remove(node, safe=True)
+    for name, value in tuple(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]

@@ -120,7 +120,7 @@ def _is_image(value: ir.Value) -> bool:
 
 
 def _transpose_input(graph: ir.Graph, value: ir.Value) -> None:
-    """Put a Transpose behind an input, which keeps its name. Changes ``graph``."""
+    """Put a Transpose after an input, which keeps its name. Changes ``graph``."""
     assert value.shape is not None
     inner = ir.node("Transpose", [value], {"perm": _TO_NCHW}, name=f"{value.name}_to_nchw")
     inner.outputs[0].name = f"{value.name}_nchw"

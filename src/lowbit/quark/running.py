@@ -13,19 +13,18 @@ import onnx
 import onnx_ir as ir
 
 from lowbit.api import Result, compare, quantize
-from lowbit.config.specs import FloatSpec, IntegerSpec, Spec
+from lowbit.config.specs import Spec
 from lowbit.data.sources import Reader
 from lowbit.graph import io
 from lowbit.quark import by_onnxruntime, rewriting
+from lowbit.quark.by_onnxruntime import nbits_by_gptq
 from lowbit.quark.errors import MissingModelError, QuarkConfigError, QuarkDataError
-from lowbit.quark.nbits import nbits_by_gptq
 from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
 from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig
 from lowbit.quark.onnx.quantization.config.config import QConfig
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
-from lowbit.quark.translate.gptq import gptq_refinement, read_gptq
+from lowbit.quark.translate.algorithms import gptq_refinement, read_gptq
 from lowbit.quark.translate.job import Job, make_job
-from lowbit.quark.translate.layers import LayerException
 from lowbit.quark.translate.options import ExtraOptions
 from lowbit.quark.translate.qconfig import (
     layer_exceptions,
@@ -33,6 +32,7 @@ from lowbit.quark.translate.qconfig import (
     weight_group,
     with_algorithms,
 )
+from lowbit.quark.translate.selection import LayerException
 from lowbit.report.result import show_comparison, show_result
 from lowbit.report.tables import stdout
 
@@ -117,7 +117,7 @@ def _handed_over(
 
 
 def read_model(model: str | Path | onnx.ModelProto) -> ir.Model:
-    """Return the model behind a path or a message."""
+    """Return the model at a path or a message."""
     if isinstance(model, (str, os.PathLike)) and not Path(model).exists():
         raise MissingModelError(f"no such model: {model}")
     if not isinstance(model, (str, os.PathLike, onnx.ModelProto)):
@@ -165,7 +165,7 @@ def _data(given: Given, config: QuantizationConfig, job: Job) -> Any:
 
 
 def _is_calibrated(spec: Spec | None) -> bool:
-    return isinstance(spec, IntegerSpec) or (isinstance(spec, FloatSpec) and spec.scaled)
+    return spec is not None and spec.calibration is not None
 
 
 def _feeds(reader: Any) -> Iterator[Any]:

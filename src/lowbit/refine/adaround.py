@@ -17,13 +17,13 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from lowbit.config.refinement import AdaRound
-from lowbit.refine.tune import Adam
+from lowbit.refine.gradient import Adam
 
 Array = Any
-_STRETCH, _OVER = 1.2, 0.1
+_WIDTH, _OVER = 1.2, 0.1
 # Where the clip begins to act.
 _DECIDED = math.log((1.0 + _OVER) / _OVER)
-# Steps between two looks for decided weights, and how many at least make it worth to leave them out.
+# Steps between two checks for decided weights, and how many at least make it worth to drop them.
 _EVERY, _WORTH = 10, 1024
 
 
@@ -44,7 +44,7 @@ class RoundedRows:
         low, gap = bounds[0], bounds[1] - bounds[0]
         self._low, self._gap = low, gap
         part = xp.minimum(xp.maximum(weight / scale - low, 0.0), 1.0)
-        share = (part + _OVER) / _STRETCH
+        share = (part + _OVER) / _WIDTH
         flat = (-1,)
         # Of all weights: what the layer sees, and the logits of those that are decided.
         self._weights = xp.reshape(scale * low, flat)
@@ -63,7 +63,7 @@ class RoundedRows:
         sigmoid = xp.exp(-self._logit)
         sigmoid += 1.0
         sigmoid = 1.0 / sigmoid
-        share = sigmoid * _STRETCH
+        share = sigmoid * _WIDTH
         share -= _OVER
         share = xp.minimum(xp.maximum(share, 0.0), 1.0)
         self._sigmoid, self._share = sigmoid, share
@@ -98,11 +98,11 @@ class RoundedRows:
             slope -= xp.copysign(edge, middle)
         slope *= self._sigmoid
         slope *= 1.0 - self._sigmoid
-        slope *= _STRETCH
+        slope *= _WIDTH
         slope *= xp.astype(xp.abs(self._logit) < _DECIDED, slope.dtype)
         self._adam.step(self._logit, slope)
         if at % _EVERY == _EVERY - 1:
-            self._leave_decided()
+            self._drop_decided()
         return loss
 
     @property
@@ -120,7 +120,7 @@ class RoundedRows:
         up = xp.reshape(self._logits >= 0.0, self._shape)
         return self._low + xp.astype(up, self._low.dtype) * self._gap
 
-    def _leave_decided(self) -> None:
+    def _drop_decided(self) -> None:
         """Go on with the open weights only, if that spares enough."""
         xp = self._xp
         still = xp.abs(self._logit) < _DECIDED

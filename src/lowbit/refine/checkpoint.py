@@ -1,4 +1,4 @@
-"""Finished modules in a folder, so that a run that was killed goes on where it was."""
+"""Finished layers in a folder, so that a run that was killed goes on where it was."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import numpy as np
 
 from lowbit.config.refinement import Refinement
 from lowbit.errors import ConfigError, OutputError
-from lowbit.refine.modules import Draft, Module, Outcome
+from lowbit.refine.layers import LayerResult, RefinedLayer
 from lowbit.scales.parameters import constant_values
+from lowbit.state import Quantized
 
 _RUN = "run.txt"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The outcomes of one run, a file each; a file is there complete or not at all."""
+    """The results of one run, a file each; a file is there complete or not at all."""
 
     folder: pathlib.Path
     fingerprint: str
@@ -59,19 +60,19 @@ class Checkpoint:
             ) from error
         return cls(folder, fingerprint)
 
-    def outcomes(self, modules: Sequence[Module]) -> list[Outcome]:
-        """Return the outcomes of the first modules, as many as are there."""
-        found: list[Outcome] = []
-        for index, module in enumerate(modules):
+    def results(self, layers: Sequence[RefinedLayer]) -> list[LayerResult]:
+        """Return the results of the first layers, as many as are there."""
+        found: list[LayerResult] = []
+        for index, layer in enumerate(layers):
             path = self._path(index)
             if not path.exists():
                 break
             with np.load(path, allow_pickle=False) as arrays:
                 before, after, kept = (float(v) for v in arrays["figures"])
                 found.append(
-                    Outcome(
-                        module.node,
-                        arrays["codes"],
+                    LayerResult(
+                        layer.node,
+                        arrays["stored"],
                         arrays.get("bias"),
                         before,
                         after,
@@ -80,14 +81,14 @@ class Checkpoint:
                 )
         return found
 
-    def save(self, index: int, outcome: Outcome) -> None:
-        """Keep the outcome of a module."""
+    def save(self, index: int, result: LayerResult) -> None:
+        """Keep the result of a layer."""
         arrays = {
-            "codes": outcome.codes,
-            "figures": np.array([outcome.before, outcome.after, outcome.kept]),
+            "stored": result.stored,
+            "figures": np.array([result.before, result.after, result.kept]),
         }
-        if outcome.bias is not None:
-            arrays["bias"] = outcome.bias
+        if result.bias is not None:
+            arrays["bias"] = result.bias
         path = self._path(index)
         unfinished = path.with_suffix(".part")
         try:
@@ -121,15 +122,15 @@ def _clear(folder: pathlib.Path) -> None:
                 path.unlink()
 
 
-def fingerprint_of(draft: Draft, config: Refinement, data: str) -> str:
-    """Return what a run's outcomes depend on, as one word."""
+def fingerprint_of(state: Quantized, config: Refinement, data: str) -> str:
+    """Return what a run's results depend on, as one word."""
     digest = hashlib.sha256(msgspec.json.encode(config))
-    digest.update(msgspec.json.encode(draft.plan))
+    digest.update(msgspec.json.encode(state.plan))
     digest.update(data.encode())
-    for name, params in sorted(draft.params.tensors.items()):
+    for name, params in sorted(state.params.tensors.items()):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(params.scale).tobytes())
         digest.update(np.ascontiguousarray(params.zero_point).tobytes())
-    for tensor in draft.plan.weights():
-        digest.update(np.ascontiguousarray(constant_values(draft.adapted, tensor.name)).tobytes())
+    for tensor in state.plan.weights():
+        digest.update(np.ascontiguousarray(constant_values(state.adapted, tensor.name)).tobytes())
     return digest.hexdigest()

@@ -60,9 +60,9 @@ def descend(
     """
     xp = array_namespace(start)
     # Columns become rows, which lie together in memory.
-    codes, low, high, steps = (_columns_first(xp, a, start) for a in (start, *bounds, scale))
+    codes, low, high, scales = (_columns_first(xp, a, start) for a in (start, *bounds, scale))
     inputs = moments.inputs
-    error = xp.matrix_transpose(moments.outputs) - xp.matmul(inputs, codes * steps)
+    error = xp.matrix_transpose(moments.outputs) - xp.matmul(inputs, codes * scales)
     depth = inputs.shape[-1]
     for _ in range(sweeps):
         moved = False
@@ -74,7 +74,7 @@ def descend(
                 inputs[:, block, block],
                 error[:, block, :],
                 codes[:, block, :],
-                steps[:, block, :],
+                scales[:, block, :],
                 low[:, block, :],
                 high[:, block, :],
             )
@@ -82,7 +82,7 @@ def descend(
                 continue
             moved = True
             codes[:, block, :] += change
-            change = change * steps[:, block, :]
+            change = change * scales[:, block, :]
             error -= xp.matmul(inputs[:, :, block], change)
         if not moved:
             break
@@ -97,18 +97,18 @@ def _columns_first(xp: Any, array: Array, like: Array) -> Array:
 
 
 def _sweep_block(
-    xp: Any, inputs: Array, error: Array, codes: Array, steps: Array, low: Array, high: Array
+    xp: Any, inputs: Array, error: Array, codes: Array, scales: Array, low: Array, high: Array
 ) -> Array:
     """Return by how much the codes of one block change, column after column."""
     size = codes.shape[1]
-    gain = 1.0 / (_diagonal(xp, inputs)[:, :, None] * steps)
+    gain = 1.0 / (_diagonal(xp, inputs)[:, :, None] * scales)
     error = error + 0.0
     new = codes + 0.0
     for j in range(size):
         best = xp.round(codes[:, j, :] + error[:, j, :] * gain[:, j, :])
         best = xp.minimum(xp.maximum(best, low[:, j, :]), high[:, j, :])
         new[:, j, :] = best
-        moved = (best - codes[:, j, :]) * steps[:, j, :]
+        moved = (best - codes[:, j, :]) * scales[:, j, :]
         if j + 1 < size and xp.any(moved):
             error[:, j + 1 :, :] -= inputs[:, j + 1 :, j, None] * moved[:, None, :]
     return new - codes

@@ -1,11 +1,9 @@
-"""Tune one module by AdaRound or AdaQuant, and keep the result only if it holds elsewhere."""
+"""Tune one layer by AdaRound or AdaQuant, and keep the result only if it holds elsewhere."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import logging
-import os
 import threading
 from collections.abc import Sequence
 
@@ -13,25 +11,28 @@ import msgspec
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from lowbit.config.refinement import AdaQuant, AdaRound
+from lowbit.config.extensible import tag_of
+from lowbit.config.refinement import AdaRound, GradientTuning
+from lowbit.errors import ConfigError
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.activations import Activation
-from lowbit.refine.adaquant import TunedRows, to_steps
+from lowbit.ops.linear import LAYERS
+from lowbit.parallel import ordered_map
 from lowbit.refine.adaround import RoundedRows
+from lowbit.refine.algorithm import Algorithm, LoopSettings, Solve
 from lowbit.refine.devices import Device
-from lowbit.refine.finish import Choice, Finish
-from lowbit.refine.modules import (
-    Draft,
-    Module,
-    Outcome,
+from lowbit.refine.finish import Candidate, Finish
+from lowbit.refine.gradient import Array, Batch, Rows, Trace, TunedRows, Tuner, to_codes
+from lowbit.refine.layers import (
+    LayerResult,
+    RefinedLayer,
     float_bias,
     float_weights,
     settled_bias,
-    stored_in,
 )
-from lowbit.refine.reconstruct import Grid, codes_of, divided
-from lowbit.refine.sights import Sight, means_of, sums_of
-from lowbit.refine.tune import Array, Look, Rows, Trace, Tuner
+from lowbit.refine.reconstruct import Grid, stored_integers
+from lowbit.refine.samples import LayerSample, held_out_split, means_of, sums_of
+from lowbit.state import Quantized
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ _TOGETHER = 1 << 17
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a module: a range of groups, and of outputs in each."""
+    """Some rows of a layer: a range of groups, and of outputs in each."""
 
     groups: slice
     outputs: slice
@@ -52,64 +53,64 @@ class Part:
         return self.groups, self.outputs
 
 
-class PartLooks:
+class PartBatches:
     """All samples' columns for one part, on the device; read anew each time if ``fresh``."""
 
     def __init__(
         self,
-        sights: Sequence[Sight],
+        samples: Sequence[LayerSample],
         part: Part,
         activation: Activation,
         device: Device,
         *,
         fresh: bool,
     ) -> None:
-        self._sights, self._part, self._device = sights, part, device
+        self._samples, self._part, self._device = samples, part, device
         self._activation, self._fresh = activation, fresh
-        self._looks: dict[int, Look] = {}
+        self._batches: dict[int, Batch] = {}
 
     def __len__(self) -> int:
         """How many samples there are."""
-        return len(self._sights)
+        return len(self._samples)
 
-    def __getitem__(self, sample: int) -> Look:
+    def __getitem__(self, index: int) -> Batch:
         """Return one sample's columns."""
-        if sample in self._looks:
-            return self._looks[sample]
-        sight, part = self._sights[sample], self._part
-        other = sight.float_patches
-        look = Look(
-            self._device.put(sight.patches[part.groups]),
-            self._activation.apply(self._device.put(sight.targets[part.rows])),
+        if index in self._batches:
+            return self._batches[index]
+        sample, part = self._samples[index], self._part
+        other = sample.float_patches
+        batch = Batch(
+            self._device.put(sample.patches[part.groups]),
+            self._activation.apply(self._device.put(sample.targets[part.rows])),
             None if other is None else self._device.put(other[part.groups]),
         )
         if not self._fresh:
-            self._looks[sample] = look
-        return look
+            self._batches[index] = batch
+        return batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FineTuner:
-    """Tunes modules of one draft."""
+    """Tunes layers of one state."""
 
-    draft: Draft
-    config: AdaRound | AdaQuant
+    state: Quantized
+    config: GradientTuning
     device: Device
     stop: threading.Event
 
-    def solve(self, module: Module, sights: Sequence[Sight]) -> Outcome:
-        """Return the tuned module, or the draft's where that is no better."""
-        if module.params is None:
-            return self._solve_floats(module, sights)
+    def solve(self, layer: RefinedLayer, samples: Sequence[LayerSample]) -> LayerResult:
+        """Return the tuned layer, or the state's where that is no better."""
+        if layer.params is None:
+            return self._solve_floats(layer, samples)
         # Threads of the matrix product would only wait for each other.
         with threadpool_limits(1, user_api="blas"):
-            return self._solve_integers(module, sights)
+            return self._solve_integers(layer, samples)
 
-    def _solve_integers(self, module: Module, sights: Sequence[Sight]) -> Outcome:
-        train, held = divided(sights, self.config.held_out)
-        grid = Grid.of(module, float_weights(self.draft, module))
-        bias = float_bias(self.draft, module)
-        offset = _offset(module, bias)
+    def _solve_integers(self, layer: RefinedLayer, samples: Sequence[LayerSample]) -> LayerResult:
+        train, held = held_out_split(samples, self.config.held_out)
+        grid = Grid.of(layer, float_weights(self.state, layer))
+        bias = float_bias(self.state, layer)
+        offset = _offset(layer, bias)
         rounds = isinstance(self.config, AdaRound)
         free = self.config.update_bias and bias is not None
         # Roundings make up for what storing the bias does to it; AdaQuant tunes it with them.
@@ -118,12 +119,12 @@ class FineTuner:
         def settle(values: FloatArray) -> FloatArray:
             if bias is None:
                 return values
-            stored = settled_bias(self.draft, module, values.reshape(bias.shape))
+            stored = settled_bias(self.state, layer, values.reshape(bias.shape))
             return np.asarray(stored.reshape(values.shape), np.float32)
 
-        plain = Choice(grid.nearest, offset, settle(offset))
-        rate = self._rate(module, plain, grid, train)
-        found, tuned = self._tune(module, grid, offset if moves else plain.added, train, rate)
+        plain = Candidate(grid.nearest, offset, settle(offset))
+        rate = self._rate(layer, plain, grid, train)
+        found, tuned = self._tune(layer, grid, offset if moves else plain.added, train, rate)
         finish = Finish(
             grid,
             grid.weight if rounds else found,
@@ -131,106 +132,111 @@ class FineTuner:
             settle,
             means_of(train) if free else None,
         )
-        choices = finish.choices(self._steps(found, grid), tuned if moves else offset)
+        choices = finish.candidates(self._codes(found, grid), tuned if moves else offset)
         before, *errors = self._errors(
-            module, [(c.steps * grid.scale, c.added) for c in (plain, *choices)], held or train
+            layer, [(c.codes * grid.scale, c.added) for c in (plain, *choices)], held or train
         )
         best = int(np.argmin(errors))
-        log.info("%s: error on held-out samples %.6g, was %.6g", module.node, errors[best], before)
+        log.info("%s: error on held-out samples %.6g, was %.6g", layer.node, errors[best], before)
         if not errors[best] < before:
-            codes = codes_of(module, grid.nearest)
-            return Outcome(module.node, codes, bias, before, before, kept=False)
+            stored = stored_integers(layer, grid.nearest)
+            return LayerResult(layer.node, stored, bias, before, before, kept=False)
         chosen = choices[best]
         shaped = None if bias is None else np.asarray(chosen.bias.reshape(bias.shape), np.float32)
-        return Outcome(
-            module.node, codes_of(module, chosen.steps), shaped, before, errors[best], kept=True
-        )
+        stored = stored_integers(layer, chosen.codes)
+        return LayerResult(layer.node, stored, shaped, before, errors[best], kept=True)
 
-    def _rate(self, module: Module, plain: Choice, grid: Grid, sights: Sequence[Sight]) -> float:
+    def _rate(
+        self, layer: RefinedLayer, plain: Candidate, grid: Grid, samples: Sequence[LayerSample]
+    ) -> float:
         """Return the learning rate, which may depend on the error at the start."""
         config = self.config
         if config.lr_adjust is None:
             return config.learning_rate
-        (error,) = self._errors(module, [(plain.steps * grid.scale, plain.added)], sights)
+        (error,) = self._errors(layer, [(plain.codes * grid.scale, plain.added)], samples)
         return config.lr_adjust[1] if error > config.lr_adjust[0] else config.learning_rate
 
-    def _solve_floats(self, module: Module, sights: Sequence[Sight]) -> Outcome:
+    def _solve_floats(self, layer: RefinedLayer, samples: Sequence[LayerSample]) -> LayerResult:
         """Tune weights of a float or block format, all at once: blocks lie across rows."""
-        train, held = divided(sights, self.config.held_out)
-        layer, start = module.layer, stored_in(self.draft, module)
+        train, held = held_out_split(samples, self.config.held_out)
+        geometry, start = layer.geometry, self.state.weights.tensors[layer.weight.name]()
 
         def rounding(weight: Array) -> Array:
-            stored = layer.weight(self.device.get(weight))
-            return self.device.put(np.asarray(layer.matrix(module.values(stored)), np.float32))
+            stored = geometry.weight(self.device.get(weight))
+            return self.device.put(np.asarray(geometry.matrix(layer.values(stored)), np.float32))
 
-        offset = _offset(module, float_bias(self.draft, module))
+        offset = _offset(layer, float_bias(self.state, layer))
         part = Part(slice(None), slice(None))
-        weight = np.asarray(layer.matrix(start), np.float32)
+        weight = np.asarray(geometry.matrix(start), np.float32)
         rows = TunedRows(self.device.put(weight), rounding, self.config.learning_rate)
         fresh = self.config.mem_opt_level == 2
-        looks = PartLooks(train, part, module.activation, self.device, fresh=fresh)
-        seed = (self.config.fixed_seed, _number(module.node))
+        batches = PartBatches(train, part, layer.activation, self.device, fresh=fresh)
+        seed = (self.config.fixed_seed, _number(layer.node))
         # The bias is a constant of its own format here.
         config = msgspec.structs.replace(self.config, update_bias=False)
-        tuner = Tuner(config, module.activation, None, seed, self.stop)
+        tuner = Tuner(config, layer.activation, None, seed, self.stop)
         still = self.device.put(offset.copy())
-        trace = tuner.tune(rows, still, looks, self.config.learning_rate)
-        _log_traces(module, [trace], self.config.num_iterations)
+        trace = tuner.tune(rows, still, batches, self.config.learning_rate)
+        _log_traces(layer, [trace], self.config.num_iterations)
         tuned = self.device.get(rows.result())
         before, after = self._errors(
-            module,
+            layer,
             [(self.device.get(rounding(self.device.put(w))), offset) for w in (weight, tuned)],
             held or train,
         )
         if not after < before:
-            return Outcome(module.node, start, None, before, before, kept=False)
-        return Outcome(module.node, layer.weight(tuned), None, before, after, kept=True)
+            return LayerResult(layer.node, start, None, before, before, kept=False)
+        return LayerResult(layer.node, geometry.weight(tuned), None, before, after, kept=True)
 
     def _tune(
-        self, module: Module, grid: Grid, offset: FloatArray, sights: Sequence[Sight], rate: float
+        self,
+        layer: RefinedLayer,
+        grid: Grid,
+        offset: FloatArray,
+        samples: Sequence[LayerSample],
+        rate: float,
     ) -> tuple[FloatArray, FloatArray]:
-        """Tune all parts and put them together: steps (AdaRound) or weights, and biases."""
+        """Tune all parts and put them together: codes (AdaRound) or weights, and biases."""
         tuned, bias = grid.nearest.copy(), offset.copy()
         config = self.config
-        if module.bias is None:
+        if layer.bias is None:
             config = msgspec.structs.replace(config, update_bias=False)
-        parts = parts_of(grid.weight.shape, mixed=module.activation.mixes)
+        parts = parts_of(grid.weight.shape, coupled=layer.activation.couples_channels)
 
         def work(part: Part) -> tuple[Part, FloatArray, FloatArray, Trace]:
             shift = self.device.put(offset[part.rows].copy())
             rows = self._rows(grid, part, rate)
-            looks = PartLooks(
-                sights,
+            batches = PartBatches(
+                samples,
                 part,
-                module.activation,
+                layer.activation,
                 self.device,
                 fresh=self.config.mem_opt_level == 2,
             )
             tuner = Tuner(
                 config,
-                module.activation,
-                module.quantizer if self.config.output_qdq else None,
-                (self.config.fixed_seed, _number(module.node)),
+                layer.activation,
+                layer.quantizer if self.config.output_qdq else None,
+                (self.config.fixed_seed, _number(layer.node)),
                 self.stop,
             )
-            trace = tuner.tune(rows, shift, looks, rate)
+            trace = tuner.tune(rows, shift, batches, rate)
             return part, self.device.get(rows.result()), self.device.get(shift), trace
 
         traces = []
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for part, found, shift, trace in pool.map(work, parts):
-                bias[part.rows] = shift
-                tuned[part.rows] = found
-                traces.append(trace)
-        _log_traces(module, traces, self.config.num_iterations)
+        for part, found, shift, trace in ordered_map(work, parts):
+            bias[part.rows] = shift
+            tuned[part.rows] = found
+            traces.append(trace)
+        _log_traces(layer, traces, self.config.num_iterations)
         return tuned, bias
 
-    def _steps(self, found: FloatArray, grid: Grid) -> FloatArray:
-        """Return a result as steps: AdaQuant's are weights yet."""
+    def _codes(self, found: FloatArray, grid: Grid) -> FloatArray:
+        """Return a result as codes: AdaQuant's are weights yet."""
         if isinstance(self.config, AdaRound):
             return found
-        steps: FloatArray = np.clip(np.rint(found / grid.scale), grid.lowest, grid.highest)
-        return steps
+        codes: FloatArray = np.clip(np.rint(found / grid.scale), grid.lowest, grid.highest)
+        return codes
 
     def _rows(self, grid: Grid, part: Part, rate: float) -> Rows:
         put, at = self.device.put, part.rows
@@ -239,22 +245,22 @@ class FineTuner:
             bounds = (put(grid.low[at].copy()), put(grid.high[at].copy()))
             return RoundedRows(weight, scale, bounds, self.config, rate)
         limits = (put(grid.lowest[at].copy()), put(grid.highest[at].copy()))
-        return TunedRows(weight, to_steps(scale, limits), rate)
+        return TunedRows(weight, to_codes(scale, limits), rate)
 
     def _errors(
         self,
-        module: Module,
+        layer: RefinedLayer,
         choices: Sequence[tuple[FloatArray, FloatArray]],
-        sights: Sequence[Sight],
+        samples: Sequence[LayerSample],
     ) -> list[float]:
-        """Return the errors of the module's output behind its activation, for each choice."""
-        output = module.quantizer if self.config.output_qdq else None
+        """Return the errors of the layer's output after its activation, for each choice."""
+        output = layer.quantizer if self.config.output_qdq else None
         totals, columns = np.zeros(len(choices)), 0
-        for sight in sights:
-            patches = np.asarray(sight.patches)
-            targets = module.activation.apply(np.asarray(sight.targets))
+        for sample in samples:
+            patches = np.asarray(sample.patches)
+            targets = layer.activation.apply(np.asarray(sample.targets))
             for index, (weight, offset) in enumerate(choices):
-                y: Array = module.activation.apply(np.matmul(weight, patches) + offset)
+                y: Array = layer.activation.apply(np.matmul(weight, patches) + offset)
                 if output is not None:
                     y = output.apply(y)
                 y = y - targets
@@ -263,11 +269,11 @@ class FineTuner:
         return list(totals / columns)
 
 
-def parts_of(shape: tuple[int, ...], *, mixed: bool) -> list[Part]:
+def parts_of(shape: tuple[int, ...], *, coupled: bool) -> list[Part]:
     """Return parts of about equal size that cover groups x outputs x depth."""
     groups, outputs, depth = shape
     everything = slice(None)
-    if mixed:
+    if coupled:
         return [Part(everything, everything)]
     if groups > 1:
         step = max(1, _TOGETHER // (outputs * depth))
@@ -277,10 +283,10 @@ def parts_of(shape: tuple[int, ...], *, mixed: bool) -> list[Part]:
     return [Part(everything, slice(i, i + step)) for i in range(0, outputs, step)]
 
 
-def _offset(module: Module, bias: FloatArray | None) -> FloatArray:
-    """Return what a module adds, as groups x outputs x 1."""
-    shape = (module.layer.groups, module.layer.outputs, 1)
-    added = module.fixed_bias if bias is None else bias
+def _offset(layer: RefinedLayer, bias: FloatArray | None) -> FloatArray:
+    """Return what a layer adds, as groups x outputs x 1."""
+    shape = (layer.geometry.groups, layer.geometry.outputs, 1)
+    added = layer.fixed_bias if bias is None else bias
     return np.zeros(shape, np.float32) if added is None else np.asarray(added.reshape(shape))
 
 
@@ -288,15 +294,52 @@ def _number(name: str) -> int:
     return int.from_bytes(name.encode()[:64], "little")
 
 
-def _log_traces(module: Module, traces: Sequence[Trace], planned: int) -> None:
+def _log_traces(layer: RefinedLayer, traces: Sequence[Trace], planned: int) -> None:
     """Report the errors of all parts, added up, at the steps they were noted at."""
     for at in sorted({step for trace in traces for step, _, _ in trace.points}):
         noted = [next((p for p in t.points if p[0] == at), t.points[-1]) for t in traces]
         log.info(
             "%s: step %d of %d, error %.6g, rounding loss %.6g",
-            module.node,
+            layer.node,
             at,
             planned,
             sum(p[1] for p in noted),
             sum(p[2] for p in noted),
         )
+
+
+# Positions of each sample that gradients are taken at: neighbours show much the same.
+_POSITIONS = 128
+
+
+def _settings(config: GradientTuning) -> LoopSettings:
+    return LoopSettings(
+        positions=_POSITIONS,
+        op_types=config.target_op_type or tuple(LAYERS),
+        seed=config.fixed_seed,
+        float_inputs=config.drop_ratio < 1,
+        at_once=config.mem_opt_level == 0,
+        on_disk=config.mem_opt_level == 2,
+        cache_dir=config.cache_dir,
+        independent=config.parallel,
+        batch_size=config.batch_size if config.dynamic_batch else 1,
+        selected_output=config.output_index if config.selective_update else None,
+    )
+
+
+def _solver(state: Quantized, config: GradientTuning, stop: threading.Event) -> Solve:
+    return FineTuner(state, config, Device(config.optim_device), stop).solve
+
+
+def _check(config: GradientTuning) -> Device:
+    unknown = [op for op in config.target_op_type if op not in LAYERS]
+    if unknown:
+        raise ConfigError(
+            f"{tag_of(type(config))}.target_op_type names {unknown[0]!r}, which has no weights to "
+            f"tune; give some of {', '.join(LAYERS)}"
+        )
+    return Device(config.optim_device)
+
+
+ADAROUND = Algorithm(settings=_settings, solver=_solver, check=_check)
+ADAQUANT = Algorithm(settings=_settings, solver=_solver, check=_check, integers_only=False)

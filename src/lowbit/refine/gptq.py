@@ -7,6 +7,8 @@ upper triangular (arXiv:2210.17323). All outputs of a layer are rounded at once.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,21 +16,23 @@ from numpy.typing import NDArray
 
 from lowbit.config.refinement import Gptq
 from lowbit.errors import CalibrationError
-from lowbit.numerics.formats import FloatArray
-from lowbit.refine.modules import Draft, Module, Outcome
-from lowbit.refine.reconstruct import Grid, Seen, better_rounding
-from lowbit.refine.sights import Sight
+from lowbit.numerics.formats import DoubleArray, FloatArray
+from lowbit.refine.algorithm import Algorithm, LoopSettings, Solve
+from lowbit.refine.layers import LayerResult, RefinedLayer
+from lowbit.refine.reconstruct import Grid, LayerData, better_rounding
+from lowbit.refine.samples import LayerSample
+from lowbit.state import Quantized
 
-DoubleArray = NDArray[np.float64]
 
+def gptq(
+    state: Quantized, config: Gptq, layer: RefinedLayer, samples: Sequence[LayerSample]
+) -> LayerResult:
+    """Return GPTQ's rounding of one layer, or the nearest where it is no better."""
 
-def gptq(draft: Draft, config: Gptq, module: Module, sights: Sequence[Sight]) -> Outcome:
-    """Return GPTQ's rounding of one module, or the nearest where it is no better."""
+    def rounded(data: LayerData, grid: Grid, *, centred: bool) -> FloatArray:
+        return round_in_turn(second_moments(data.patches, centred=centred), grid, config)
 
-    def rounded(seen: Seen, grid: Grid, *, centred: bool) -> FloatArray:
-        return round_in_turn(second_moments(seen.patches, centred=centred), grid, config)
-
-    return better_rounding(draft, config.held_out, rounded, module, sights)
+    return better_rounding(state, config.held_out, rounded, layer, samples)
 
 
 def second_moments(patches: FloatArray, *, centred: bool) -> DoubleArray:
@@ -39,7 +43,7 @@ def second_moments(patches: FloatArray, *, centred: bool) -> DoubleArray:
 
 
 def round_in_turn(moments: DoubleArray, grid: Grid, config: Gptq) -> FloatArray:
-    """Return steps from the zero point for the weights of a grid, groups x outputs x depth."""
+    """Return codes for the weights of a grid, groups x outputs x depth."""
     factor, order = _factored(moments, config)
     # Inputs become rows, in the order they are rounded in.
     weight, scale, lowest, highest = (
@@ -48,21 +52,21 @@ def round_in_turn(moments: DoubleArray, grid: Grid, config: Gptq) -> FloatArray:
         ).astype(np.float64)
         for a in (grid.weight, grid.scale, grid.lowest, grid.highest)
     )
-    steps = np.empty_like(weight)
+    codes = np.empty_like(weight)
     depth = weight.shape[1]
     for first in range(0, depth, config.block_size):
         last = min(first + config.block_size, depth)
         errors = np.empty_like(weight[:, first:last])
         for j in range(first, last):
             s = scale[:, j]
-            steps[:, j] = np.clip(np.rint(weight[:, j] / s), lowest[:, j], highest[:, j])
-            error = (weight[:, j] - steps[:, j] * s) / factor[:, j, j, None]
+            codes[:, j] = np.clip(np.rint(weight[:, j] / s), lowest[:, j], highest[:, j])
+            error = (weight[:, j] - codes[:, j] * s) / factor[:, j, j, None]
             later = factor[:, j, j + 1 : last, None]
             weight[:, j + 1 : last] -= later * error[:, None, :]
             errors[:, j - first] = error
         weight[:, last:] -= factor[:, first:last, last:].swapaxes(1, 2) @ errors
     back = np.argsort(order, axis=1)[:, :, None]
-    found = np.take_along_axis(steps, back, axis=1).swapaxes(1, 2)
+    found = np.take_along_axis(codes, back, axis=1).swapaxes(1, 2)
     return np.ascontiguousarray(found, np.float32)
 
 
@@ -78,16 +82,18 @@ def _factored(moments: DoubleArray, config: Gptq) -> tuple[DoubleArray, NDArray[
     damped = np.take_along_axis(damped, order[:, None, :], axis=2)
     sorted_power = np.take_along_axis(power, order, axis=1)
     # An input that is always zero is independent of all others: its weights go to the nearest.
-    seen = sorted_power > 0
-    mean = sorted_power.sum(axis=1, keepdims=True) / np.maximum(seen.sum(axis=1, keepdims=True), 1)
+    data = sorted_power > 0
+    mean = sorted_power.sum(axis=1, keepdims=True) / np.maximum(data.sum(axis=1, keepdims=True), 1)
     mean = np.where(mean > 0, mean, 1.0)
-    damped[:, each, each] = np.where(seen, sorted_power, mean) + config.perc_damp * mean
+    damped[:, each, each] = np.where(data, sorted_power, mean) + config.perc_damp * mean
     return _inverse_factor(damped, mean), order
 
 
 def _inverse_factor(moments: DoubleArray, mean: DoubleArray) -> DoubleArray:
     """Return the upper triangular U with the inverse of the moments as U' U."""
     each = np.arange(moments.shape[1])
+    if not np.isfinite(moments).all():
+        raise CalibrationError("GPTQ: the inputs of a layer are not finite on some sample")
     # Moments are sums of single-precision products: what those leave uncertain is damped away.
     for damp in (0.0, 1e-6, 1e-5, 1e-4):
         moments[:, each, each] += damp * mean
@@ -97,4 +103,16 @@ def _inverse_factor(moments: DoubleArray, mean: DoubleArray) -> DoubleArray:
         except np.linalg.LinAlgError:
             continue
         return np.triu(np.linalg.inv(turned[:, ::-1, ::-1]))
-    raise CalibrationError("GPTQ: the second moments of a layer's inputs are not finite")
+    raise CalibrationError("GPTQ: the second moments of a layer's inputs cannot be inverted")
+
+
+def _solver(state: Quantized, config: Gptq, stop: threading.Event) -> Solve:
+    del stop  # a layer takes a moment
+    return functools.partial(gptq, state, config)
+
+
+GPTQ = Algorithm(
+    settings=lambda config: LoopSettings(positions=config.positions, moments=True),
+    solver=_solver,
+    needs_data=True,
+)

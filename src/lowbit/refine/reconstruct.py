@@ -1,26 +1,29 @@
-"""Reconstruction: rounding in closed form, from second moments, with the exact bias."""
+"""Layer reconstruction: rounding in closed form, from second moments, with the exact bias."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from lowbit.config.refinement import LayerReconstruction
+from lowbit.graph.session import Array
 from lowbit.numerics.formats import FloatArray
+from lowbit.refine.algorithm import Algorithm, LoopSettings, Solve
 from lowbit.refine.descent import descend, moments_of
 from lowbit.refine.devices import Device
-from lowbit.refine.modules import Draft, Module, Outcome, float_bias, float_weights
-from lowbit.refine.sights import Sight, means_of
-
-_ENOUGH_TO_SPARE = 32
+from lowbit.refine.layers import LayerResult, RefinedLayer, float_bias, float_weights
+from lowbit.refine.samples import LayerSample, held_out_split, means_of
+from lowbit.state import Quantized
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Seen:
-    """All samples' patches and targets of a module, and the means over all positions."""
+class LayerData:
+    """All samples' patches and targets of a layer, and the means over all positions."""
 
     patches: FloatArray
     targets: FloatArray
@@ -28,18 +31,18 @@ class Seen:
     target_mean: FloatArray
 
     @classmethod
-    def of(cls, sights: Sequence[Sight], bias: FloatArray | None = None) -> Seen:
+    def of(cls, samples: Sequence[LayerSample], bias: FloatArray | None = None) -> LayerData:
         """Put the samples together, a bias that stays taken off the targets."""
-        patch_mean, target_mean = means_of(sights)
+        patch_mean, target_mean = means_of(samples)
         offset = np.zeros_like(target_mean) if bias is None else bias.reshape(target_mean.shape)
         return cls(
-            np.concatenate([s.patches for s in sights], axis=2),
-            np.concatenate([s.targets for s in sights], axis=2) - offset[:, :, None],
+            np.concatenate([s.patches for s in samples], axis=2),
+            np.concatenate([s.targets for s in samples], axis=2) - offset[:, :, None],
             patch_mean,
             target_mean - offset,
         )
 
-    def part(self, columns: slice) -> Seen:
+    def part(self, columns: slice) -> LayerData:
         """Return some of the columns, with the means of all."""
         return dataclasses.replace(
             self, patches=self.patches[:, :, columns], targets=self.targets[:, :, columns]
@@ -48,10 +51,10 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grid:
-    """The integers a module's weights may become, as groups x outputs x depth.
+    """The integers that a layer's weights may become, as groups x outputs x depth.
 
-    All are steps from the zero point: ``low`` and ``high`` the two neighbours of each weight,
-    ``lowest`` and ``highest`` what the format holds.
+    All are codes, integers less the zero point: ``low`` and ``high`` the two neighbours of each
+    weight, ``lowest`` and ``highest`` what the format holds.
     """
 
     weight: FloatArray
@@ -63,109 +66,98 @@ class Grid:
     highest: FloatArray
 
     @classmethod
-    def of(cls, module: Module, weight: FloatArray) -> Grid:
+    def of(cls, layer: RefinedLayer, weight: FloatArray) -> Grid:
         """Return the two neighbours of every weight, and the nearer one."""
-        layer = module.layer
-        scale, zero = module.grid.broadcast(weight.ndim)
+        scale, zero = layer.weight_params.broadcast(weight.ndim)
         shape = weight.shape
         w, s, z = (
-            np.asarray(layer.matrix(np.broadcast_to(a, shape)), np.float32)
+            np.asarray(layer.geometry.matrix(np.broadcast_to(a, shape)), np.float32)
             for a in (weight, scale, zero)
         )
-        lowest, highest = (limit - z for limit in module.limits)
-        steps = w / s
-        low, high = (np.clip(a, lowest, highest) for a in (np.floor(steps), np.ceil(steps)))
-        return cls(w, s, np.clip(np.rint(steps), low, high), low, high, lowest, highest)
+        lowest, highest = (limit - z for limit in layer.limits)
+        exact = w / s
+        low, high = (np.clip(a, lowest, highest) for a in (np.floor(exact), np.ceil(exact)))
+        return cls(w, s, np.clip(np.rint(exact), low, high), low, high, lowest, highest)
 
 
-class Rounding(Protocol):
+class RoundWeights(Protocol):
     """A way to round weights, given what samples show."""
 
-    def __call__(self, seen: Seen, grid: Grid, *, centred: bool) -> FloatArray:
-        """Return steps from the zero point; ``centred``: a bias takes off any mean error."""
+    def __call__(self, data: LayerData, grid: Grid, *, centred: bool) -> FloatArray:
+        """Return codes; ``centred``: a bias takes off any mean error."""
 
 
-def codes_of(module: Module, steps: FloatArray) -> np.ndarray:
-    """Return stored integers for steps from the zero point."""
-    stored = module.layer.weight(steps)
-    _, zero = module.grid.broadcast(stored.ndim)
-    return np.asarray(stored + zero.astype(np.float32)).astype(module.grid.format.dtype)
+def stored_integers(layer: RefinedLayer, codes: FloatArray) -> Array:
+    """Return the stored integers for codes."""
+    params = layer.weight_params
+    integers = layer.geometry.weight(codes)
+    _, zero = params.broadcast(integers.ndim)
+    return np.asarray(integers + zero.astype(np.float32)).astype(params.format.dtype)
 
 
 def reconstruct(
-    draft: Draft,
+    state: Quantized,
     config: LayerReconstruction,
     device: Device,
-    module: Module,
-    sights: Sequence[Sight],
-) -> Outcome:
-    """Return the best rounding of one module, or the nearest where nothing better was found."""
+    layer: RefinedLayer,
+    samples: Sequence[LayerSample],
+) -> LayerResult:
+    """Return the best rounding of one layer, or the nearest where nothing better was found."""
 
-    def rounded(seen: Seen, grid: Grid, *, centred: bool) -> FloatArray:
+    def rounded(data: LayerData, grid: Grid, *, centred: bool) -> FloatArray:
         put = device.put
-        moments = moments_of(put(seen.patches), put(seen.targets), centred=centred)
-        steps = descend(
+        moments = moments_of(put(data.patches), put(data.targets), centred=centred)
+        codes = descend(
             moments.held_to(put(grid.weight), config.ridge),
             put(grid.nearest),
             put(grid.scale),
             (put(grid.low), put(grid.high)),
             config.sweeps,
         )
-        return np.asarray(device.get(steps), np.float32)
+        return np.asarray(device.get(codes), np.float32)
 
-    return better_rounding(draft, config.held_out, rounded, module, sights)
+    return better_rounding(state, config.held_out, rounded, layer, samples)
 
 
 def better_rounding(
-    draft: Draft, held_out: float, rounded: Rounding, module: Module, sights: Sequence[Sight]
-) -> Outcome:
-    """Return what ``rounded`` makes of one module, with the bias that suits it, if that is better.
+    state: Quantized,
+    held_out: float,
+    rounded: RoundWeights,
+    layer: RefinedLayer,
+    samples: Sequence[LayerSample],
+) -> LayerResult:
+    """Return what ``rounded`` makes of one layer, with the bias that suits it, if that is better.
 
     A share of the samples is ``held_out`` to decide; nearest integers with a better bias, and
-    what the draft has, are the other choices.
+    what the quantized model has, are the other candidates.
     """
-    train, held = divided(sights, held_out)
-    everything = Seen.of([*train, *held], module.fixed_bias)
+    train, held = held_out_split(samples, held_out)
+    everything = LayerData.of([*train, *held], layer.fixed_bias)
     columns = sum(s.patches.shape[2] for s in train)
-    seen = everything.part(slice(columns))
-    check = everything.part(slice(columns, None)) if held else seen
-    grid = Grid.of(module, float_weights(draft, module))
-    bias = float_bias(draft, module)
-    found = rounded(seen, grid, centred=bias is not None)
+    data = everything.part(slice(columns))
+    check = everything.part(slice(columns, None)) if held else data
+    grid = Grid.of(layer, float_weights(state, layer))
+    bias = float_bias(state, layer)
+    found = rounded(data, grid, centred=bias is not None)
     means = everything.patch_mean, everything.target_mean
-    choices = {
+    candidates = {
         "rounding": (found, exact_bias(found * grid.scale, means, bias)),
         "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, means, bias)),
         "nothing": (grid.nearest, bias),
     }
     errors = {
-        name: error_of(steps * grid.scale, offset, check)
-        for name, (steps, offset) in choices.items()
+        name: error_of(codes * grid.scale, offset, check)
+        for name, (codes, offset) in candidates.items()
     }
-    kept = min(errors, key=lambda name: errors[name])
-    steps, offset = choices[kept]
-    return Outcome(
-        module.node,
-        codes_of(module, steps),
+    best = min(errors, key=lambda name: errors[name])
+    codes, offset = candidates[best]
+    return LayerResult(
+        layer.node,
+        stored_integers(layer, codes),
         offset,
         errors["nothing"],
-        errors[kept],
-        kept=kept != "nothing",
-    )
-
-
-def divided(sights: Sequence[Sight], share: float) -> tuple[list[Sight], list[Sight]]:
-    """Return the samples to solve on and those held out, spread evenly.
-
-    Of few samples none can be spared: a layer may show only one position of each.
-    """
-    if share == 0 or len(sights) < _ENOUGH_TO_SPARE:
-        return list(sights), []
-    held = round(len(sights) * share)
-    out = {int(i) for i in np.linspace(0, len(sights) - 1, held + 2)[1:-1].round()}
-    return (
-        [s for i, s in enumerate(sights) if i not in out],
-        [s for i, s in enumerate(sights) if i in out],
+        errors[best],
+        kept=best != "nothing",
     )
 
 
@@ -182,8 +174,21 @@ def exact_bias(
     return np.asarray(mean.reshape(bias.shape), np.float32)
 
 
-def error_of(weight: FloatArray, bias: FloatArray | None, seen: Seen) -> float:
-    """Return the mean squared error of a module's output before its activation."""
+def error_of(weight: FloatArray, bias: FloatArray | None, data: LayerData) -> float:
+    """Return the mean squared error of a layer's output before its activation."""
     offset = 0.0 if bias is None else bias.reshape(*weight.shape[:2], 1)
-    difference = np.matmul(weight, seen.patches) + offset - seen.targets
+    difference = np.matmul(weight, data.patches) + offset - data.targets
     return float(np.square(difference, dtype=np.float64).mean())
+
+
+def _solver(state: Quantized, config: LayerReconstruction, stop: threading.Event) -> Solve:
+    del stop  # a layer takes a moment
+    return functools.partial(reconstruct, state, config, Device(config.optim_device))
+
+
+RECONSTRUCTION = Algorithm(
+    settings=lambda config: LoopSettings(positions=config.positions, moments=True),
+    solver=_solver,
+    check=lambda config: Device(config.optim_device),
+    needs_data=True,
+)

@@ -1,4 +1,4 @@
-"""Refine a draft: the one place that knows which method does what."""
+"""Refine a quantized model: the table of kinds, and the run of any of them."""
 
 from __future__ import annotations
 
@@ -8,220 +8,211 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
+import onnx_ir as ir
 
-from lowbit.config.refinement import AdaQuant, Gptq, LayerReconstruction, Refinement
-from lowbit.graph.session import Feed, providers_of
+from lowbit.config.config import QuantConfig
+from lowbit.config.refinement import AdaQuant, AdaRound, Gptq, LayerReconstruction, Refinement
+from lowbit.errors import ConfigError
+from lowbit.graph.editing import with_dynamic_batch
+from lowbit.graph.session import Array, Feed, providers_of
 from lowbit.numerics.formats import FloatArray
+from lowbit.refine.algorithm import Algorithm, Feeds, LoopSettings
 from lowbit.refine.checkpoint import Checkpoint
-from lowbit.refine.devices import Device
-from lowbit.refine.dynamic import with_dynamic_batch
-from lowbit.refine.finetune import FineTuner
-from lowbit.refine.flow import Flow
-from lowbit.refine.goals import Goals
-from lowbit.refine.gptq import gptq
-from lowbit.refine.modules import Draft, Module, Outcome, find_modules
-from lowbit.refine.reconstruct import reconstruct
+from lowbit.refine.finetune import ADAQUANT, ADAROUND
+from lowbit.refine.gptq import GPTQ
+from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers
+from lowbit.refine.layerwise_run import LayerwiseRun
+from lowbit.refine.loop import LayerLoop, LayerTargets, batched
+from lowbit.refine.reconstruct import RECONSTRUCTION
 from lowbit.refine.selection import Selection
-from lowbit.refine.store import SpillingStore, Store, disk_store
-from lowbit.refine.walk import Feeds, Solve, Walk, batched
+from lowbit.refine.store import ROOM, open_store
+from lowbit.state import Quantized, extended
 
-Progress = Callable[[int, int, Outcome], None]
-"""Told how many modules are done, how many there are, and how the last one fared."""
+ALGORITHMS: Mapping[type[Refinement], Algorithm] = MappingProxyType(
+    {
+        LayerReconstruction: RECONSTRUCTION,
+        Gptq: GPTQ,
+        AdaRound: ADAROUND,
+        AdaQuant: ADAQUANT,
+    }
+)
+"""What does the work of each kind of refinement; kinds from elsewhere say it themselves."""
 
-_RECONSTRUCTED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
-# Positions of each sample that tuning looks at: neighbours show much the same.
-_TUNED_AT = 128
+Progress = Callable[[int, int, LayerResult], None]
+"""Told how many layers are done, how many there are, and how the last one fared."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refined:
-    """Integers or floats of refined weights by tensor, float biases by node, and how it went.
+    """What is stored of refined weights by tensor, float biases by node, and how it went.
 
-    ``modules`` is how many there are; fewer outcomes than that mean it was interrupted.
+    ``layers`` is how many there are; fewer results than that mean it was interrupted.
     """
 
-    weights: Mapping[str, NDArray[np.integer]]
-    floats: Mapping[str, FloatArray]
+    weights: Mapping[str, Array]
     biases: Mapping[str, FloatArray]
-    outcomes: tuple[Outcome, ...]
-    modules: int
+    results: tuple[LayerResult, ...]
+    layers: int
     skipped: tuple[tuple[str, str], ...]
 
     @property
     def note(self) -> str:
         """A sentence for the report."""
-        kept = [o for o in self.outcomes if o.kept]
-        words = f"refined {len(kept)} of {self.modules} layers"
+        kept = [o for o in self.results if o.kept]
+        words = f"refined {len(kept)} of {self.layers} layers"
         ratios = [o.after / o.before for o in kept if o.before > 0]
         if ratios:
             mean = float(np.exp(np.mean(np.log(np.maximum(ratios, 1e-9)))))
             words += f": their error on held-out samples fell to {mean:.0%} on average"
-        if len(self.outcomes) < self.modules:
-            words += f"; interrupted after {len(self.outcomes)}"
+        if len(self.results) < self.layers:
+            words += f"; interrupted after {len(self.results)}"
         if self.skipped:
             node, why = self.skipped[0]
-            words += f"; {len(self.skipped)} left alone ({node}: {why})"
+            words += f"; {len(self.skipped)} skipped ({node}: {why})"
         return words
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Way:
-    """How the walk goes, by the configuration."""
+def algorithm_of(config: Refinement) -> Algorithm:
+    """Return what does the work of a refinement."""
+    found: Algorithm | None = config.algorithm() or ALGORITHMS.get(type(config))
+    if found is None:
+        raise ConfigError(f"{type(config).__name__} has no algorithm: return one from algorithm()")
+    return found
 
-    ops: frozenset[str]
-    positions: int
-    seed: int = 0
-    float_inputs: bool = False
-    at_once: bool = False
-    on_disk: bool = False
-    cache_dir: str | None = None
-    alone: bool = False
-    batch: int = 1
-    moments: bool = False
 
-    @classmethod
-    def of(cls, config: Refinement) -> _Way:
-        """Return a configuration's way."""
-        if isinstance(config, (LayerReconstruction, Gptq)):
-            return cls(_RECONSTRUCTED, config.positions, moments=True)
-        return cls(
-            ops=frozenset(config.target_op_type),
-            positions=_TUNED_AT,
-            seed=config.fixed_seed,
-            float_inputs=config.drop_ratio < 1,
-            at_once=config.mem_opt_level == 0,
-            on_disk=config.mem_opt_level == 2,
-            cache_dir=config.cache_dir,
-            alone=config.parallel,
-            batch=config.batch_size if config.dynamic_batch else 1,
+def check_refinement(config: QuantConfig) -> None:
+    """Raise now, before any work, for a refinement that cannot be had."""
+    refinement = config.refinement
+    if refinement is None:
+        return
+    algorithm = algorithm_of(refinement)
+    providers_of(refinement.infer_device)
+    algorithm.check(refinement)
+    weight = config.weight
+    if algorithm.integers_only and weight is not None and not weight.is_integer:
+        raise ConfigError(
+            f"{type(refinement).__name__} chooses which integer a weight becomes, but weights "
+            f"are to be {weight.describe()}; take AdaQuant"
         )
 
 
-def check(config: Refinement) -> Device:
-    """Raise now, before any work, for a device that is not there; return where tuning runs."""
-    providers_of(config.infer_device)
-    return Device("cpu" if isinstance(config, Gptq) else config.optim_device)
-
-
 def refine(
-    draft: Draft,
+    state: Quantized,
     config: Refinement,
     feeds: Feeds,
-    progress: Progress = lambda done, total, outcome: None,
+    progress: Progress = lambda done, total, result: None,
     checkpoint: Checkpoint | None = None,
     *,
     samples: int = 1,
+    reference: ir.Model | None = None,
 ) -> Refined:
-    """Return better integers for the weights of a draft, and biases that fit them.
+    """Return better stored weights for a quantized model, and biases that fit them.
 
     ``samples``: about how many feeds there are, if known, so that of many each is looked at less.
+    ``reference``: the float model to follow, if it is not the one that was quantized.
     An interruption (Ctrl-C) ends it early, with what is done so far.
     """
-    device = check(config)
-    way = _Way.of(config)
-    modules, skipped = find_modules(draft, way.ops, integers=not isinstance(config, AdaQuant))
-    outcomes: list[Outcome] = []
-    if modules:
+    algorithm = algorithm_of(config)
+    settings = algorithm.settings(config)
+    if reference is not None:
+        state = extended(state, Quantized, calibrated_model=reference)
+    layers, skipped = find_layers(state, settings.op_types, integers=algorithm.integers_only)
+    results: list[LayerResult] = []
+    if layers:
         limited: Feeds = functools.partial(_first, feeds, config.data_size)
-        if way.batch > 1:
-            draft = with_dynamic_batch(draft)
-            limited = functools.partial(batched, limited, way.batch)
-        done = checkpoint.outcomes(modules) if checkpoint is not None else []
-        chosen = Selection.of(draft, modules, config, limited, done)
-        listener = _Listener(chosen, checkpoint, progress, len(modules))
+        if settings.batch_size > 1:
+            state = _with_dynamic_batch(state)
+            limited = functools.partial(batched, limited, settings.batch_size)
+        done = checkpoint.results(layers) if checkpoint is not None else []
+        device, output = config.infer_device, settings.selected_output
+        selection = None
+        if output is not None:
+            selection = Selection.of(state, layers, output, limited, done, device)
+        listener = _Listener(selection, checkpoint, progress, len(layers))
         stop = threading.Event()
         used = min(samples, config.data_size or samples)
-        with _walk(draft, modules, way, limited, done, config.infer_device, used) as walk:
-            solve = _solver(draft, config, device, stop)
-            outcomes = _until_stopped(done, walk.run(solve, listener), stop)
-    found = list(zip(modules, outcomes, strict=False))
+        with _loop(state, layers, settings, limited, done, device, used) as loop:
+            solve = algorithm.solver(state, config, stop)
+            results = _until_stopped(done, loop.run(solve, listener), stop)
     return Refined(
-        {m.weight: o.codes for m, o in found if m.params is not None},
-        {m.weight: o.codes for m, o in found if m.params is None},
-        {o.node: o.bias for o in outcomes if o.bias is not None},
-        tuple(outcomes),
-        len(modules),
+        {m.weight.name: o.stored for m, o in zip(layers, results, strict=False)},
+        {o.node: o.bias for o in results if o.bias is not None},
+        tuple(results),
+        len(layers),
         tuple(skipped),
     )
 
 
-def _solver(draft: Draft, config: Refinement, device: Device, stop: threading.Event) -> Solve:
-    if isinstance(config, LayerReconstruction):
-        return functools.partial(reconstruct, draft, config, device)
-    if isinstance(config, Gptq):
-        return functools.partial(gptq, draft, config)
-    return FineTuner(draft, config, device, stop).solve
+def _with_dynamic_batch(state: Quantized) -> Quantized:
+    emitted = dataclasses.replace(state.emitted, model=with_dynamic_batch(state.emitted.model))
+    floats = with_dynamic_batch(state.calibrated_model)
+    return extended(state, Quantized, calibrated_model=floats, emitted=emitted)
 
 
 def _until_stopped(
-    done: Sequence[Outcome], found: Iterator[Outcome], stop: threading.Event
-) -> list[Outcome]:
-    """Collect outcomes until there are no more, or somebody presses Ctrl-C."""
-    outcomes = list(done)
+    done: Sequence[LayerResult], found: Iterator[LayerResult], stop: threading.Event
+) -> list[LayerResult]:
+    """Collect results until there are no more, or somebody presses Ctrl-C."""
+    results = list(done)
     try:
-        outcomes.extend(found)
+        results.extend(found)
     except KeyboardInterrupt:
         stop.set()
-    return outcomes
+    return results
 
 
 @contextlib.contextmanager
-def _walk(
-    draft: Draft,
-    modules: Sequence[Module],
-    way: _Way,
+def _loop(
+    state: Quantized,
+    layers: Sequence[RefinedLayer],
+    settings: LoopSettings,
     feeds: Feeds,
-    done: Sequence[Outcome],
+    done: Sequence[LayerResult],
     device: str,
     samples: int,
-) -> Iterator[Walk]:
-    """Yield the walk over the modules that are left."""
-    rest = modules[len(done) :]
+) -> Iterator[LayerLoop]:
+    """Yield the loop over the layers that are left."""
+    rest = layers[len(done) :]
     with contextlib.ExitStack() as stack:
-        stored = stack.enter_context(disk_store(way.cache_dir)) if way.on_disk else None
-        floats, quantized = (_store(stack, way) for _ in range(2))
-        goals = Goals(
-            draft.floats,
-            rest,
-            floats,
-            positions=way.positions,
-            seed=way.seed,
-            device=device,
-            inputs=way.float_inputs,
-            at_once=way.at_once,
-            moments=samples if way.moments else None,
+        room, folder = (0, settings.cache_dir) if settings.on_disk else (ROOM, None)
+        floats, quantized, samples_on_disk = (
+            stack.enter_context(open_store(folder, room)) for _ in range(3)
         )
-        sources = [[module.source.name] for module in rest]
-        flow = Flow(draft.quantized, sources, quantized, device=device, name="the quantized model")
-        yield Walk(draft, modules, feeds, goals, flow, done, stored, alone=way.alone)
-
-
-def _store(stack: contextlib.ExitStack, way: _Way) -> Store:
-    if way.on_disk:
-        return stack.enter_context(disk_store(way.cache_dir))
-    return SpillingStore(stack.enter_context(disk_store(None)))
+        disk = samples_on_disk if settings.on_disk else None
+        targets = LayerTargets(
+            state.calibrated_model, rest, floats, settings, samples=samples, device=device
+        )
+        run = LayerwiseRun(
+            state.emitted.model,
+            [[layer.input.name] for layer in rest],
+            quantized,
+            device=device,
+            name="the quantized model",
+        )
+        independent = settings.independent
+        yield LayerLoop(state, layers, feeds, targets, run, done, disk, independent=independent)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Listener:
-    """Lets the selection decide, keeps the outcome, and tells the caller."""
+    """Lets the selection decide, keeps the result, and tells the caller."""
 
     selection: Selection | None
     checkpoint: Checkpoint | None
     progress: Progress
     total: int
 
-    def solved(self, index: int, module: Module, outcome: Outcome) -> Outcome:
-        """Return the outcome to go on with."""
+    def solved(self, index: int, layer: RefinedLayer, result: LayerResult) -> LayerResult:
+        """Return the result to go on with."""
         if self.selection is not None:
-            outcome = self.selection.choose(module, outcome)
+            result = self.selection.choose(layer, result)
         if self.checkpoint is not None:
-            self.checkpoint.save(index, outcome)
-        self.progress(index + 1, self.total, outcome)
-        return outcome
+            self.checkpoint.save(index, result)
+        self.progress(index + 1, self.total, result)
+        return result
 
 
 def _first(feeds: Callable[[], Iterable[Feed]], count: int | None) -> Iterable[Feed]:

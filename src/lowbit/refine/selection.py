@@ -1,4 +1,4 @@
-"""Selective update: a module is kept only if the whole model's output comes nearer to float."""
+"""Selective update: a layer is kept only if the whole model's output comes nearer to float."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowbit.config.refinement import Gptq, LayerReconstruction, Refinement
 from lowbit.errors import ConfigError
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Array, extracted_session
-from lowbit.refine.modules import Draft, Module, Outcome, drafted
-from lowbit.refine.walk import Feeds, replaced_constants
+from lowbit.graph.session import Array
+from lowbit.graph.submodels import extracted_session
+from lowbit.refine.algorithm import Feeds
+from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
+from lowbit.state import Quantized
 
 
 @dataclasses.dataclass(slots=True)
 class Selection:
-    """Runs the whole model after each module."""
+    """Runs the whole model after each layer."""
 
-    draft: Draft
+    state: Quantized
     output: str
     feeds: Feeds
     targets: list[Array]
@@ -30,51 +31,52 @@ class Selection:
     @classmethod
     def of(
         cls,
-        draft: Draft,
-        modules: Sequence[Module],
-        config: Refinement,
+        state: Quantized,
+        layers: Sequence[RefinedLayer],
+        output_index: int,
         feeds: Feeds,
-        done: Sequence[Outcome],
-    ) -> Selection | None:
-        """Return a selection if the configuration asks for it."""
-        if isinstance(config, (LayerReconstruction, Gptq)) or not config.selective_update:
-            return None
-        outputs = [tensor_name(value) for value in draft.adapted.graph.outputs]
-        if config.output_index >= len(outputs):
+        done: Sequence[LayerResult],
+        device: str,
+    ) -> Selection:
+        """Return a selection by one output of the model."""
+        outputs = [tensor_name(value) for value in state.adapted.graph.outputs]
+        if output_index >= len(outputs):
             raise ConfigError(
-                f"output_index is {config.output_index}, but the model has {len(outputs)} "
+                f"output_index is {output_index}, but the model has {len(outputs)} "
                 f"outputs: {', '.join(outputs)}"
             )
-        output = outputs[config.output_index]
-        inputs = {tensor_name(v): None for v in draft.floats.graph.inputs}
-        floats = extracted_session(
-            draft.floats, inputs, [output], {}, device=config.infer_device, name="the float model"
+        output = outputs[output_index]
+        floats = state.calibrated_model
+        inputs = {tensor_name(v): None for v in floats.graph.inputs}
+        running = extracted_session(
+            floats, inputs, [output], {}, device=device, name="the float model"
         )
-        targets = [floats.run([output], feed)[0] for feed in feeds()]
+        targets = [running.run([output], feed)[0] for feed in feeds()]
         constants: dict[str, Array] = {}
-        for module, outcome in zip(modules, done, strict=False):
-            constants |= replaced_constants(draft, module, outcome)
-        chosen = cls(draft, output, feeds, targets, config.infer_device, constants)
-        chosen.error = chosen.measured({})
-        return chosen
+        for layer, result in zip(layers, done, strict=False):
+            constants |= replaced_constants(state, layer, result)
+        selection = cls(state, output, feeds, targets, device, constants)
+        selection.error = selection.measured({})
+        return selection
 
-    def choose(self, module: Module, outcome: Outcome) -> Outcome:
-        """Return the outcome, or the draft's own if the model is no nearer to float with it."""
-        if not outcome.kept:
-            return outcome
-        changed = replaced_constants(self.draft, module, outcome)
+    def choose(self, layer: RefinedLayer, result: LayerResult) -> LayerResult:
+        """Return the result, or what the layer was if the model is no nearer to float with it."""
+        if not result.kept:
+            return result
+        changed = replaced_constants(self.state, layer, result)
         error = self.measured(changed)
         if not error < self.error:
-            return drafted(self.draft, module, outcome)
+            return unrefined(self.state, layer, result)
         self.error = error
         self.constants |= changed
-        return outcome
+        return result
 
     def measured(self, changed: dict[str, Array]) -> float:
         """Return the mean squared error of the model's output."""
-        inputs = {tensor_name(v): None for v in self.draft.quantized.graph.inputs}
+        quantized = self.state.emitted.model
+        inputs = {tensor_name(v): None for v in quantized.graph.inputs}
         session = extracted_session(
-            self.draft.quantized,
+            quantized,
             inputs,
             [self.output],
             self.constants | changed,

@@ -1,22 +1,106 @@
-"""Listings: presets, targets, and how alike two folders of results are."""
+"""Listings: a plan, presets, targets, and how alike two folders of results are."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
 from rich.text import Text
 
 from lowbit.config.presets import Preset
-from lowbit.config.specs import Spec
-from lowbit.evaluate import Evaluation, FileScore
-from lowbit.report.plan import describe_bias
-from lowbit.report.tables import Name, cosine, make_table, number, show
-from lowbit.targets import Target
+from lowbit.evaluate.folders import Evaluation, FileScore
+from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.report.tables import (
+    Name,
+    cosine,
+    counted,
+    described,
+    make_facts,
+    make_table,
+    nodes_table,
+    number,
+    reasons_table,
+    show,
+)
+from lowbit.targets.target import Target
 
 _WIDE = 132
-"""Columns from which on every property gets its own column."""
+"""Columns from which on a tensor and its reason, or every property, have a column of their own."""
+
+
+def show_plan(
+    console: Console, plan: Plan, target: Target, *, nodes: int, everything: bool
+) -> None:
+    """Print the decisions; ``everything`` lists each node that stays in float."""
+    facts = make_facts()
+    facts.add_row("preset", f"{plan.preset} for {plan.target}")
+    facts.add_row(
+        "quantized",
+        f"{counted(len(plan.activations()), 'activation')}, "
+        f"{counted(len(plan.weights()), 'weight')}, {counted(len(plan.biases), 'bias', 'biases')}",
+    )
+    facts.add_row("in float", f"{len(plan.float_nodes)} of {counted(nodes, 'node')}")
+    if plan.groups:
+        facts.add_row("kept equal", f"{counted(len(plan.groups), 'group')} of tensors")
+    show(console, facts)
+    for heading, rows in _sections(plan):
+        show(console, _decisions(heading, rows, wide=console.width >= _WIDE))
+    title = f"stays in float, on {target.fallback}"
+    show(console, reasons_table(plan.float_nodes, title))
+    if everything:
+        show(console, nodes_table(plan.float_nodes, "every node that stays in float"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """One decision, as it is shown."""
+
+    tensor: str
+    format: str
+    shares: str
+    why: str
+
+
+def _sections(plan: Plan) -> Iterator[tuple[str, list[_Row]]]:
+    for heading, tensors in (("activations", plan.activations()), ("weights", plan.weights())):
+        yield heading, [_row_of(tensor) for tensor in tensors]
+    yield "biases", [_Row(b.tensor, described(b.spec), "", b.why) for b in plan.biases]
+
+
+def _row_of(tensor: TensorPlan) -> _Row:
+    shares = "" if tensor.leader == tensor.name else tensor.leader
+    return _Row(tensor.name, _format(tensor), shares, tensor.why.split("; same numbers as ")[0])
+
+
+def _decisions(heading: str, rows: Sequence[_Row], *, wide: bool) -> Table:
+    """Return a line a tensor or, where that is too narrow, its reason on a line of its own."""
+    if not wide:
+        table = make_table(heading, "tensor, and why", "format")
+        for row in rows:
+            shares = f"; shares with {row.shares}" if row.shares else ""
+            reason = Name(f"  {row.why}{shares}", style="dim")
+            table.add_row(Group(Name(row.tensor), reason), row.format)
+    elif any(row.shares for row in rows):
+        table = make_table(heading, "tensor", "format", "shares with", "why")
+        for row in rows:
+            table.add_row(Name(row.tensor), row.format, Name(row.shares), Name(row.why))
+    else:
+        table = make_table(heading, "tensor", "format", "why")
+        for row in rows:
+            table.add_row(Name(row.tensor), row.format, Name(row.why))
+    # Names give way, formats do not.
+    table.columns[1].no_wrap = True
+    return table
+
+
+def _format(row: TensorPlan) -> str:
+    if row.range is not None:
+        low, high = row.range
+        return f"{row.spec.describe()} {low:g}..{high:g}"
+    return row.spec.describe()
 
 
 def show_presets(console: Console, presets: Sequence[Preset]) -> None:
@@ -63,11 +147,7 @@ def _show(
 
 def _formats(preset: Preset) -> tuple[str, str, str]:
     config = preset.config
-    return (_described(config.activation), _described(config.weight), describe_bias(config.bias))
-
-
-def _described(spec: Spec | None) -> str:
-    return "float" if spec is None else spec.describe()
+    return (described(config.activation), described(config.weight), described(config.bias))
 
 
 _FEW = 20
@@ -75,7 +155,7 @@ _TITLES = {"cosine": "cosine similarity", "l2": "L2 distance", "psnr": "PSNR dB"
 
 
 def show_evaluation(console: Console, found: Evaluation, *, everything: bool) -> None:
-    """Print mean and worst of each figure, and the files: all, or the most unlike ones."""
+    """Print mean and worst of each figure, and the files: all, or those that differ most."""
     table = make_table(f"{len(found.files)} results", "figure", "mean", "worst", "worst in")
     for column in table.columns[1:3]:
         column.justify, column.no_wrap = "right", True
@@ -84,8 +164,8 @@ def show_evaluation(console: Console, found: Evaluation, *, everything: bool) ->
         table.add_row(_TITLES[row.figure], *figures, Name(row.worst_name))
     show(console, table)
     few = not everything and len(found.files) > _FEW
-    files = sorted(found.files, key=_unlike)[:_FEW] if few else found.files
-    title = f"the {_FEW} most unlike (--all lists every file)" if few else "files"
+    files = sorted(found.files, key=_similarity)[:_FEW] if few else found.files
+    title = f"the {_FEW} that differ most (--all lists every file)" if few else "files"
     rows = make_table(title, "file", "shape", "cosine", "L2", "PSNR dB", "SSIM", figures=5)
     for score in files:
         shape = "x".join(map(str, score.shape)) or "scalar"
@@ -94,7 +174,7 @@ def show_evaluation(console: Console, found: Evaluation, *, everything: bool) ->
     show(console, rows)
 
 
-def _unlike(score: FileScore) -> float:
+def _similarity(score: FileScore) -> float:
     return -math.inf if math.isnan(score.cosine) else score.cosine
 
 

@@ -22,7 +22,7 @@ from lowbit.report.tables import (
     show,
     size,
 )
-from lowbit.report.values import Budget, Report, Score, Step, Together
+from lowbit.report.values import Budget, Promotion, Report, Score, Step
 from lowbit.scales.parameters import Adjustment
 
 _SHOWN = 8
@@ -35,33 +35,35 @@ def show_budget(console: Console, budget: Budget) -> None:
     show(console, _rows(budget))
     show(console, _suggested_fixes(budget))
     console.print(Text(_how(budget), style="dim"))
-    if budget.together is not None:
-        console.print(_together(budget))
+    if budget.promotion is not None:
+        console.print(_promotion(budget))
     console.print()
 
 
 def _rows(budget: Budget) -> Table:
     title = f"error budget, on {counted(budget.samples, 'sample')} at {decibels(budget.sqnr_db)} dB"
-    table = make_table(title, "tensor, and why", "own dB", "alone", "left out", figures=3)
+    table = make_table(
+        title, "tensor, and why", "own SQNR", "sensitivity", "if in float", figures=3
+    )
     for row in budget.rows[:_SHOWN]:
         lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
         lines += [Text(f"  {c.name}: {c.detail}", style="dim") for c in row.causes]
-        kept = "" if row.kept is None else f"{-row.kept:+.1%}"
-        alone = f"{row.alone:.1%}" if row.samples else f"~{row.alone:.1%}"
-        table.add_row(Group(*lines), decibels(row.own_sqnr_db), alone, kept)
+        change = "" if row.recovered is None else f"{-row.recovered:+.1%}"
+        sensitivity = f"{row.sensitivity:.1%}" if row.samples else f"~{row.sensitivity:.1%}"
+        table.add_row(Group(*lines), decibels(row.own_sqnr_db), sensitivity, change)
     return table
 
 
 def _suggested_fixes(budget: Budget) -> Table:
     table = make_table(
-        "tried on them, one at a time", "change, and how to ask for it", "dB", figures=1
+        "suggested fixes, tried one at a time", "fix, and how to ask for it", "gain dB", figures=1
     )
     for row in budget.rows[:_SHOWN]:
-        for mend in row.suggested_fixes:
-            what = Name(f"{row.tensor}: {mend.what}")
+        for fix in row.suggested_fixes:
+            what = Name(f"{row.tensor}: {fix.what}")
             table.add_row(
-                Group(what, Text(f"  {mend.config}", style="dim", overflow="fold")),
-                f"{mend.gain_db:+.2f}",
+                Group(what, Text(f"  {fix.config}", style="dim", overflow="fold")),
+                f"{fix.gain_db:+.2f}",
             )
     return table
 
@@ -69,33 +71,33 @@ def _suggested_fixes(budget: Budget) -> Table:
 def _how(budget: Budget) -> str:
     again = sum(row.samples > 1 for row in budget.rows)
     return (
-        f"alone: noise of the outputs with only this tensor quantized, as a share of all; left out: "
-        f"what becomes of the noise with this tensor in float. {budget.measured} tensors are "
+        f"sensitivity: noise of the outputs with only this tensor quantized, as a share of all; if in "
+        f"float: how the noise changes with this tensor in float. {budget.measured} tensors are "
         f"measured ({again} of them on {counted(budget.samples, 'sample')}, the others on one), "
         f"{budget.estimated} estimated."
     )
 
 
-def _together(budget: Budget) -> Text:
-    together = budget.together
-    if together is None:
+def _promotion(budget: Budget) -> Text:
+    promotion = budget.promotion
+    if promotion is None:
         return Text()
-    count = counted(len(together.tensors), "worst tensor")
+    count = counted(len(promotion.tensors), "worst tensor")
     return Text.assemble(
-        (f"the {count} at 16 bits, measured together: ", "bold"),
-        f"{decibels(budget.sqnr_db)} -> {decibels(together.sqnr_db)} dB, "
-        f"{together.noise_won_back:.0%} of the noise won back{_of_known(budget)}\n",
-        _retried(together),
-        (f"  {together.config}", "dim"),
+        (f"the {count} promoted to 16 bits, measured together: ", "bold"),
+        f"{decibels(budget.sqnr_db)} -> {decibels(promotion.sqnr_db)} dB, "
+        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget)}\n",
+        _requantized(promotion),
+        (f"  {promotion.config}", "dim"),
     )
 
 
 def _of_known(budget: Budget) -> str:
-    """Return the share won back of what can be told apart, where there is much that cannot."""
-    if budget.together is None:
+    """Return the share recovered of what can be told apart, where there is much that cannot."""
+    if budget.promotion is None:
         return ""
     noise = [
-        10 ** (-db / 10) for db in (budget.sqnr_db, budget.together.sqnr_db, budget.float_sqnr_db)
+        10 ** (-db / 10) for db in (budget.sqnr_db, budget.promotion.sqnr_db, budget.float_sqnr_db)
     ]
     now, after, rest = noise
     if rest < _MUCH * now or rest >= now:
@@ -103,10 +105,10 @@ def _of_known(budget: Budget) -> str:
     return f", {(now - after) / (now - rest):.0%} of what the tensors listed here add"
 
 
-def _retried(together: Together) -> str:
-    if together.retried_sqnr_db is None:
+def _requantized(promotion: Promotion) -> str:
+    if promotion.requantized_sqnr_db is None:
         return ""
-    return f"quantized again with them at 16 bits: {decibels(together.retried_sqnr_db)} dB\n"
+    return f"quantized again with them at 16 bits: {decibels(promotion.requantized_sqnr_db)} dB\n"
 
 
 _FEW = 5
@@ -155,7 +157,7 @@ def show_comparison(console: Console, report: Report) -> None:
 
 def _show_scores(console: Console, report: Report) -> None:
     show(console, _scores("outputs, against the float model", report.outputs))
-    show(console, _scores("parts of outputs", report.parts))
+    show(console, _scores("slices of outputs", report.slices))
     show(console, _scores("outputs through fused kernels", report.fused))
     show(console, _drops(report))
     show(console, _scores("worst layers", report.worst_layers(_FEW)))
@@ -227,9 +229,9 @@ def _adjustments(moved: Sequence[Adjustment]) -> Table:
 
 
 def _steps(steps: Sequence[Step]) -> Table:
-    """Return what was tried on samples held back, and whether it stayed."""
-    title = "steps tried on samples held back: error relative to the outputs' power"
-    table = make_table(title, "step", "without", "with", "kept", figures=3)
+    """Return what was tried on held-out samples, and whether it was kept."""
+    title = "steps tried on held-out samples: error relative to the outputs' power"
+    table = make_table(title, "step", "before", "after", "kept", figures=3)
     for step in steps:
         name = Group(Name(step.name), Name(f"  {step.note}", style="dim"))
         table.add_row(
@@ -250,7 +252,7 @@ def _listed(counts: dict[str, int]) -> str:
 
 
 def _held(report: Report) -> str:
-    return " not calibrated on" if report.held_out else ", also calibrated on"
+    return " held out of calibration" if report.held_out else ", also calibrated on"
 
 
 def _sizes(report: Report) -> str:

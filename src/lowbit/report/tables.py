@@ -1,22 +1,34 @@
-"""The parts that all terminal tables are made of: consoles, layout, names and numbers."""
+"""What all terminal output is made of: consoles, progress, layout, names and numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.config.specs import BiasSpec
+
 
 def stdout() -> Console:
-    """Return a console on stdout; it leaves out colour when piped."""
+    """Return a console on stdout; it has no colour when piped."""
     return _plain(stderr=False)
 
 
@@ -139,6 +151,11 @@ def seconds(value: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
+def described(spec: BiasSpec | None) -> str:
+    """Return a spec in a few words; nothing stays float."""
+    return "float" if spec is None else spec.describe()
+
+
 def counted(count: int, word: str, plural: str | None = None) -> str:
     """Return ``1 node``, ``2 nodes``."""
     return f"{count} {word if count == 1 else plural or word + 's'}"
@@ -187,3 +204,29 @@ def _listed(words: Iterable[str], most: int = 4) -> str:
     ranked = Counter(words).most_common()
     shown = [word if count == 1 else f"{word} x{count}" for word, count in ranked[:most]]
     return ", ".join([*shown, *(["..."] if len(ranked) > most else [])])
+
+
+Report: TypeAlias = Callable[[str, int, int | None], None]
+"""Told the stage, how much of it is done, and how much there is (if known)."""
+
+
+@contextlib.contextmanager
+def show_stages(*, quiet: bool, console: Console | None = None) -> Iterator[Report]:
+    """Yield a function to be told about progress; it shows a bar unless quiet or piped."""
+    if quiet or (console is None and not sys.stderr.isatty()):
+        yield lambda stage, done, total: None
+        return
+    columns = (
+        SpinnerColumn("line"),
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console or stderr(), transient=True) as bar:
+        task = bar.add_task("start", total=None)
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield tell

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
+from lowbit.evaluate.accuracy import Accuracy
+from lowbit.evaluate.latency import Latency
 from lowbit.numerics.metrics import SignalNoise
 from lowbit.planning.plan import FloatNode
 from lowbit.scales.parameters import Adjustment
@@ -41,10 +43,10 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
 
     Attributes:
         own_sqnr_db: Signal to noise of the tensor itself, quantized from exact values.
-        alone: Noise of the outputs if only this tensor is quantized, as a share of all there is.
-        kept: Share of the noise that goes if only this tensor is left in float. Below zero where
+        sensitivity: Noise of the outputs if only this tensor is quantized, as a share of all there is.
+        recovered: Share of the noise that goes if only this tensor is in float. Below zero where
             its error makes up for another's.
-        samples: How many samples ``alone`` was measured on; 0 where it is an estimate.
+        samples: How many samples the sensitivity was measured on; 0 where it is an estimate.
     """
 
     tensor: str
@@ -52,25 +54,25 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
     op_type: str
     format: str
     own_sqnr_db: float
-    alone: float
-    kept: float | None = None
+    sensitivity: float
+    recovered: float | None = None
     samples: int = 0
     causes: tuple[Cause, ...] = ()
     suggested_fixes: tuple[SuggestedFix, ...] = ()
 
 
-class Together(_Value, frozen=True, kw_only=True):
-    """The worst tensors put to 16 bits at once: measured, not added up.
+class Promotion(_Value, frozen=True, kw_only=True):
+    """The worst tensors promoted to 16 bits at once: measured, not added up.
 
-    ``retried_sqnr_db`` is what a whole new run with them at 16 bits gives, where one was asked for.
+    ``requantized_sqnr_db`` is what a whole new run with them at 16 bits gives, where one was asked for.
     """
 
     tensors: tuple[str, ...]
     sqnr_db: float
     gain_db: float
-    noise_won_back: float
+    noise_recovered: float
     config: str
-    retried_sqnr_db: float | None = None
+    requantized_sqnr_db: float | None = None
 
 
 class Budget(_Value, frozen=True, kw_only=True):
@@ -82,7 +84,7 @@ class Budget(_Value, frozen=True, kw_only=True):
     estimated: int
     float_sqnr_db: float
     rows: tuple[BudgetRow, ...]
-    together: Together | None = None
+    promotion: Promotion | None = None
 
 
 class Histogram(_Value, frozen=True, kw_only=True):
@@ -109,47 +111,6 @@ class TensorView(_Value, frozen=True, kw_only=True):
     channel_high: tuple[float, ...] = ()
 
 
-class Accuracy(_Value, frozen=True, kw_only=True):
-    """One figure of merit of both models on labelled samples, and how sure the gap is.
-
-    ``gap`` is float less quantized; ``low`` and ``high`` are its 95 % interval, paired by sample.
-    ``samples_needed`` would narrow that interval to the tolerance on either side.
-    """
-
-    name: str
-    unit: str
-    samples: int
-    float_score: float
-    quantized_score: float
-    fused_score: float | None
-    gap: float
-    low: float
-    high: float
-    tolerance: float
-    samples_needed: int
-
-
-class Unfused(_Value, frozen=True, kw_only=True):
-    """Operators that run in float between Q/DQ that onnxruntime did not fuse."""
-
-    op_type: str
-    count: int
-    why: str
-    nodes: tuple[str, ...]
-
-
-class Latency(_Value, frozen=True, kw_only=True):
-    """Milliseconds of both models, run in turn; medians over ``runs``."""
-
-    float_ms: float
-    quantized_ms: float
-    runs: int
-    threads: int
-    conversion_share: float
-    unfused: tuple[Unfused, ...]
-    verdict: str
-
-
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     """How close one tensor of the quantized model is to the float one."""
 
@@ -159,13 +120,13 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     max_error: float
 
     @classmethod
-    def of(cls, tensor: str, closeness: SignalNoise) -> Score:
-        """Return the figures of a closeness."""
+    def of(cls, tensor: str, measured: SignalNoise) -> Score:
+        """Return the figures of a tensor."""
         return cls(
             tensor=tensor,
-            sqnr_db=closeness.sqnr_db,
-            cosine=closeness.cosine,
-            max_error=closeness.max_error,
+            sqnr_db=measured.sqnr_db,
+            cosine=measured.cosine,
+            max_error=measured.max_error,
         )
 
 
@@ -186,7 +147,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run; ``outputs`` are against the model as it was loaded.
 
-    ``parts`` are runs of channels of outputs that mix values of unlike size; ``fused`` are the
+    ``slices`` are runs of channels of outputs that hold values of different magnitudes; ``fused`` are the
     outputs through onnxruntime's int8 kernels, where all else is exact.
     """
 
@@ -207,7 +168,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     size_before: int = 0
     size_after: int = 0
     seconds: dict[str, float] = {}
-    parts: tuple[Score, ...] = ()
+    slices: tuple[Score, ...] = ()
     fused: tuple[Score, ...] = ()
     accuracy: tuple[Accuracy, ...] = ()
     budget: Budget | None = None
@@ -220,9 +181,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return min((score.sqnr_db for score in self.outputs), default=math.nan)
 
     @property
-    def worst_part_db(self) -> float:
-        """The same, where an output mixes values of unlike size that of its worst part."""
-        return min((score.sqnr_db for score in (*self.outputs, *self.parts)), default=math.nan)
+    def worst_slice_db(self) -> float:
+        """The same, where an output holds values of different magnitudes that of its worst slice."""
+        return min((score.sqnr_db for score in (*self.outputs, *self.slices)), default=math.nan)
 
     def worst_layers(self, count: int = 5) -> tuple[Score, ...]:
         """Return the layers with the lowest SQNR."""
@@ -249,9 +210,9 @@ def _fall(before: Score, after: Score) -> float:
     return before.sqnr_db - after.sqnr_db
 
 
-def scores(by_name: dict[str, SignalNoise]) -> tuple[Score, ...]:
+def scores(by_name: Mapping[str, SignalNoise]) -> tuple[Score, ...]:
     """Return the figures of many tensors, in their order."""
-    return tuple(Score.of(name, closeness) for name, closeness in by_name.items())
+    return tuple(Score.of(name, measured) for name, measured in by_name.items())
 
 
 def count_formats(formats: Iterable[str]) -> dict[str, int]:

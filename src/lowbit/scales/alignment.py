@@ -1,22 +1,28 @@
-"""One set of parameters for tensors that must agree."""
+"""One set of parameters for tensors that must agree, and scale conflicts where that ruins one of them.
+
+There are two kinds of conflict: inputs of a Concat with very different ranges, and an average with what it is
+taken of (maxima of hundreds average to tens, and a scale that holds the maxima is coarse for the
+averages).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import MinMse
 from lowbit.config.specs import IntegerSpec
-from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
-from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.numerics.affine import QParams, power_of_two_qparams, range_qparams
+from lowbit.numerics.metrics import decibels
+from lowbit.planning.plan import AlignedGroup, Plan, TensorPlan
 from lowbit.scales.density import Density, DoubleArray
 from lowbit.scales.ranges import params_of, params_of_range
-from lowbit.scales.search import power_of_two_candidates, power_of_two_errors
+from lowbit.scales.search import error_of, power_of_two_candidates, power_of_two_errors
 
 _ROUNDS = 5
 _RATIOS = np.linspace(0.1, 1.0, 46)
@@ -90,7 +96,7 @@ def merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
         # A range somebody asked for holds for all that must agree with it.
         return params_of_range((min(r[0] for r in fixed), max(r[1] for r in fixed)), spec)
     measured = [stats[m.observe] for m in members]
-    if isinstance(spec.method, MinMse) and spec.symmetric and spec.method.histogram == "log":
+    if isinstance(spec.method, MinMse) and spec.symmetric:
         return _least_relative_error(measured, spec)
     # Channel means are a tensor's own: those of different tensors have nothing in common.
     measured = [dataclasses.replace(s, channels=None, positions=0) for s in measured]
@@ -108,11 +114,11 @@ def _least_relative_error(measured: list[TensorStats], spec: IntegerSpec) -> QPa
     if not any(d.weight.any() for d in densities):
         return params_of_range((low, high), spec)
     if spec.power_of_two:
-        positions = power_of_two_candidates(low, high, spec)
-        errors = _relative(densities, lambda d: power_of_two_errors(d, positions, spec))
-        return power_of_two_qparams(positions[int(np.argmin(errors))], spec.format)
+        candidates = power_of_two_candidates(low, high, spec)
+        errors = _relative(densities, lambda d: power_of_two_errors(d, candidates, spec))
+        return power_of_two_qparams(candidates[int(np.argmin(errors))], spec.format)
     tried = [
-        choose_qparams(
+        range_qparams(
             -top * r, top * r, spec.format, symmetric=True, reduce_range=spec.reduce_range
         )
         for r in _RATIOS
@@ -128,3 +134,80 @@ def _least_relative_error(measured: list[TensorStats], spec: IntegerSpec) -> QPa
 
 def _relative(densities: list[Density], errors: Callable[[Density], DoubleArray]) -> DoubleArray:
     return np.asarray(sum(errors(d) / max(d.power(), 1e-30) for d in densities))
+
+
+# An input that keeps less than this, in decibels, of what it had on its own is ruined.
+_RUINED = 10.0
+_LOSES = 15.0
+# An average loses this, in decibels, when its scale is coarser than its own by a power of two.
+_COARSER = 4.5
+_AVERAGES = ("AveragePool", "GlobalAveragePool")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScaleConflict:
+    """A tensor that shares a scale, and its SQNR in dB with a scale of its own and with the shared one."""
+
+    node: str
+    tensor: str
+    own_scale_db: float
+    shared_scale_db: float
+
+
+def scale_conflicts(plan: Plan, stats: Stats) -> list[ScaleConflict]:
+    """Return the inputs of a Concat that the shared scale would ruin."""
+    return [
+        conflict
+        for group in plan.integers().groups
+        if group.op_type == "Concat"
+        for name in group.inputs
+        if (conflict := _measure(plan, stats, group, name)) is not None
+        and conflict.shared_scale_db < _RUINED
+        and conflict.own_scale_db - conflict.shared_scale_db > _LOSES
+    ]
+
+
+def coarse_averages(plan: Plan, stats: Stats) -> list[ScaleConflict]:
+    """Return the averages that the scale of their input would make at least twice as coarse."""
+    tensors = plan.by_name()
+    found = []
+    for group in plan.integers().groups:
+        if group.op_type not in _AVERAGES:
+            continue
+        members = [tensors[tensors[n].leader] for n in (*group.inputs, *group.outputs)]
+        if not _are_measured(members, stats):
+            continue
+        conflict = _compared(
+            group.node, members[-1].name, members[-1], stats, merged(members, stats)
+        )
+        if conflict is not None and conflict.own_scale_db - conflict.shared_scale_db > _COARSER:
+            found.append(conflict)
+    return found
+
+
+def _measure(plan: Plan, stats: Stats, group: AlignedGroup, name: str) -> ScaleConflict | None:
+    tensors = plan.by_name()
+    members = [tensors[tensors[n].leader] for n in group.inputs]
+    own = tensors[tensors[name].leader]
+    if not _are_measured(members, stats):
+        return None
+    low = min(stats[p.observe].low for p in members)
+    high = max(stats[p.observe].high for p in members)
+    return _compared(group.node, name, own, stats, params_of_range((low, high), own.integer))
+
+
+def _are_measured(members: Sequence[TensorPlan], stats: Stats) -> bool:
+    return all(p.range is None and stats[p.observe].counts is not None for p in members)
+
+
+def _compared(
+    node: str, name: str, own: TensorPlan, stats: Stats, shared: QParams
+) -> ScaleConflict | None:
+    """Return what a tensor keeps with parameters of its own and with those it must share."""
+    density = Density.of(stats[own.observe], name)
+    power, spec = density.power(), own.integer
+    if power <= 0:
+        return None
+    own_params = params_of(stats[own.observe], spec, name)
+    ratios = (decibels(power, error_of(density, p, spec)) for p in (own_params, shared))
+    return ScaleConflict(node, name, *ratios)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.config.specs import IntegerSpec, ProductBias
+from lowbit.config.specs import AccumulatorBias, IntegerSpec
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import BiasPlan
@@ -24,7 +24,7 @@ def bias_params(bias: FloatArray, row: BiasPlan, tensors: Mapping[str, QParams])
     scale = np.maximum(source.scale * weight.scale, _TINY, dtype=np.float32)
     axis = None
     if weight.axis is not None:
-        scale, axis = np.tile(scale.reshape(-1), row.group), bias.ndim - 1
+        scale, axis = np.tile(scale.reshape(-1), row.repeats), bias.ndim - 1
     zero_point = np.zeros(scale.shape, row.spec.format.dtype)
     return QParams(scale, zero_point, row.spec.format, axis)
 
@@ -36,19 +36,19 @@ def repaired_weight(
 
     ``power_of_two`` says whether the weight's scale must remain a power of two.
     """
-    if not isinstance(row.spec, ProductBias) or not row.spec.repair:
+    if not isinstance(row.spec, AccumulatorBias) or not row.spec.repair:
         return None
     high, weight = row.spec.format.high, tensors[row.weight]
     # In double precision: the product may be too small for the single one that is stored.
     scale = tensors[row.input].scale.astype(np.float64) * weight.scale
     if weight.axis is not None:
-        scale = np.tile(scale.reshape(-1), row.group)
+        scale = np.tile(scale.reshape(-1), row.repeats)
     excess = np.abs(bias.astype(np.float64)) / scale / high
     if weight.axis is None:
         worst = np.asarray(excess.max(initial=0.0))
     else:
         worst = excess.reshape(-1, excess.shape[-1]).max(axis=0)
-        worst = worst.reshape(row.group, -1).max(axis=0)
+        worst = worst.reshape(row.repeats, -1).max(axis=0)
     if not (worst > 1).any():
         return None
     factor = np.maximum(worst * (1 + 1e-6), 1.0)

@@ -31,7 +31,7 @@ class Density:
 
     @classmethod
     def of(cls, stats: TensorStats, name: str = "a tensor", *, absolute: bool = False) -> Density:
-        """Return the density behind a log histogram, cut to the range that was seen.
+        """Return the density of a log histogram, cut to the range that was seen.
 
         ``absolute`` gives the density of the absolute values instead.
         """
@@ -104,9 +104,9 @@ class Density:
         weight = np.insert(self.weight, split, self.zeros)
         start, end = np.insert(self.start, split, 0.0), np.insert(self.end, split, 0.0)
         reached = np.cumsum(weight)
-        goal = fraction * reached[-1]
-        k = min(int(np.searchsorted(reached, goal)), len(weight) - 1)
-        inside = (goal - (reached[k] - weight[k])) / weight[k] if weight[k] else 1.0
+        wanted = fraction * reached[-1]
+        k = min(int(np.searchsorted(reached, wanted)), len(weight) - 1)
+        inside = (wanted - (reached[k] - weight[k])) / weight[k] if weight[k] else 1.0
         return float(start[k] + min(max(inside, 0.0), 1.0) * (end[k] - start[k]))
 
     def linear(self, edges: DoubleArray) -> DoubleArray:
@@ -119,7 +119,7 @@ class Density:
 
 
 def _mean_square(a: DoubleArray, b: DoubleArray) -> DoubleArray:
-    """Return the mean of x squared over each stretch from ``a`` to ``b``."""
+    """Return the mean of x squared over each interval from ``a`` to ``b``."""
     return np.asarray((a * a + a * b + b * b) / 3)
 
 

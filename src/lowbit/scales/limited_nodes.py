@@ -1,4 +1,4 @@
-"""Find the nodes whose positions a datapath limits, in terms of planned tensors."""
+"""Find the nodes whose fraction bits a datapath limits, in terms of planned tensors."""
 
 from __future__ import annotations
 
@@ -7,32 +7,36 @@ from collections.abc import Container, Sequence
 import onnx_ir as ir
 
 from lowbit.config.specs import IntegerSpec
-from lowbit.graph.editing import ARITHMETIC
-from lowbit.planning.placement import effective_output, only_consumer
+from lowbit.graph.editing import ARITHMETIC, only_consumer
+from lowbit.planning.placement import effective_output
 from lowbit.planning.plan import Plan
 from lowbit.scales.shift_limits import Limited
+from lowbit.targets.target import ShiftLimits
 
-_LIMITED = ("Conv", "Gemm", "Add", "Sub", "Mul", "HardSigmoid")
+_ELEMENTWISE = ("Add", "Sub", "Mul", "HardSigmoid")
 _GATES = ("Sigmoid", "HardSigmoid")
 
 
-def find_limited(model: ir.Model, plan: Plan) -> list[Limited]:
+def find_limited(model: ir.Model, plan: Plan, limits: ShiftLimits) -> list[Limited]:
     """Return the limited nodes whose tensors are all planned, in graph order."""
     planned = {t.name for t in plan.tensors}
     biases = {row.node for row in plan.biases if isinstance(row.spec, IntegerSpec)}
+    limited = (*limits.accumulating, *_ELEMENTWISE)
     found = []
     for node in model.graph:
-        if node.op_type not in _LIMITED or node.meta.get(ARITHMETIC):
+        if node.op_type not in limited or node.meta.get(ARITHMETIC):
             continue
         output = planned_output(node, planned)
-        limited = _describe(node, output, planned, biases) if output is not None else None
-        if limited is not None:
-            found.append(limited)
+        if output is not None:
+            accumulates = node.op_type in limits.accumulating
+            describe = _describe_layer if accumulates else _describe_elementwise
+            row = describe(node, output, planned, biases)
+            found += [] if row is None else [row]
     return found
 
 
 def planned_output(node: ir.Node, planned: Container[str]) -> str | None:
-    """Return the planned tensor behind a node: its output, or that of a relu fused to it."""
+    """Return the planned tensor after a node: its output, or that of a relu fused to it."""
     value = effective_output(node)
     if value.name in planned:
         return value.name
@@ -43,25 +47,32 @@ def planned_output(node: ir.Node, planned: Container[str]) -> str | None:
     return result.name if result.name in planned else None
 
 
-def _describe(node: ir.Node, output: str, planned: set[str], biases: set[str]) -> Limited | None:
-    name = node.name or ""
-    if node.op_type in ("Conv", "Gemm"):
-        source, weight = _planned_names(node.inputs[:2], planned)
-        if source is None or weight is None:
-            return None
-        follower = only_consumer(node.outputs[0])
-        return Limited(
-            name,
-            node.op_type,
-            (source,),
-            output,
-            weight,
-            has_bias=name in biases,
-            before_leaky_relu=follower is not None and follower.op_type == "LeakyRelu",
-        )
+def _describe_layer(
+    node: ir.Node, output: str, planned: set[str], biases: set[str]
+) -> Limited | None:
+    source, weight = _planned_names(node.inputs[:2], planned)
+    if source is None or weight is None:
+        return None
+    follower = only_consumer(node.outputs[0])
+    return Limited(
+        node.name or "",
+        node.op_type,
+        (source,),
+        output,
+        weight,
+        has_bias=node.name in biases,
+        before_leaky_relu=follower is not None and follower.op_type == "LeakyRelu",
+    )
+
+
+def _describe_elementwise(
+    node: ir.Node, output: str, planned: set[str], biases: set[str]
+) -> Limited | None:
+    del biases
     inputs = [n for n in _planned_names(node.inputs, planned) if n is not None]
     if len(inputs) < len(node.inputs):
         return None
+    name = node.name or ""
     return Limited(name, node.op_type, tuple(inputs), output, is_swish=_is_swish(node))
 
 

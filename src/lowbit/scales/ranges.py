@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.calibrate.growing import GrowingHistogram
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.methods import (
     Distribution,
@@ -24,9 +23,8 @@ from lowbit.config.methods import (
     NonOverflow,
     Percentile,
 )
-from lowbit.config.specs import FloatSpec, IntegerSpec
-from lowbit.errors import CalibrationError
-from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
+from lowbit.config.specs import IntegerSpec, Spec
+from lowbit.numerics.affine import QParams, power_of_two_qparams, range_qparams
 from lowbit.numerics.formats import FloatArray
 from lowbit.scales.density import Density
 from lowbit.scales.search import best_params, error_of
@@ -100,55 +98,52 @@ def params_of(stats: TensorStats, spec: IntegerSpec, name: str) -> QParams:
     if stats.count == 0:
         return params_of_range((0.0, 0.0), spec)
     match spec.method:
-        case MinMse(histogram="growing"):
-            return _best_at_centres(_growing(stats, name), spec)
         case MinMse():
             return best_params(Density.of(stats, name), stats.low, stats.high, spec)
         case NonOverflow(nearest=nearest):
             return power_of_two_of_range((stats.low, stats.high), spec, nearest=nearest)
         case LayerwisePercentile():
             return _layerwise(stats, spec, spec.method, name)
-    return params_of_range(range_of(stats, spec, name), spec)
+    found: QParams | None = spec.method.parameters_of(stats, spec, name)
+    return params_of_range(range_of(stats, spec, name), spec) if found is None else found
 
 
 def params_of_range(limits: Range, spec: IntegerSpec) -> QParams:
-    """Return the parameters that hold a range; rounded up to a power of two where asked for."""
+    """Return the parameters that hold a range; rounded to a power of two where asked for."""
     if spec.power_of_two:
-        nearest = getattr(spec.method, "histogram", "") == "growing"
-        return power_of_two_of_range(limits, spec, nearest=nearest)
-    return choose_qparams(
+        return power_of_two_of_range(limits, spec, nearest=spec.method.rounds_to_nearest)
+    return range_qparams(
         *limits, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
     )
 
 
 def power_of_two_of_range(limits: Range, spec: IntegerSpec, *, nearest: bool) -> QParams:
     """Return the power-of-two scale that holds a range, or the one nearest to its float scale."""
-    exact = choose_qparams(*limits, spec.format, symmetric=True, reduce_range=spec.reduce_range)
-    position = -math.log2(float(exact.scale))
-    # A scale of exactly 2**-p must not be pushed to the next power by the last bit of its log.
-    rounded = round(position) if nearest else math.floor(position + 1e-6)
+    exact = range_qparams(*limits, spec.format, symmetric=True, reduce_range=spec.reduce_range)
+    bits = -math.log2(float(exact.scale))
+    # A scale of exactly 2**-f must not be pushed to the next power by the last bit of its log.
+    rounded = round(bits) if nearest else math.floor(bits + 1e-6)
     return power_of_two_qparams(int(rounded), spec.format)
 
 
-def range_of(stats: TensorStats, spec: IntegerSpec | FloatSpec, name: str) -> Range:
+def range_of(stats: TensorStats, spec: Spec, name: str) -> Range:
     """Return the range that the spec's method chooses for these statistics."""
-    symmetric = isinstance(spec, FloatSpec) or spec.symmetric
-    match spec.method:
+    method = spec.calibration
+    symmetric = not isinstance(spec, IntegerSpec) or spec.symmetric
+    match method:
+        case None:
+            raise TypeError(f"{spec.describe()} has no range")
         case MinMax(moving_average=None):
             return stats.low, stats.high
         case MinMax():
             return stats.average or (stats.low, stats.high)
-        case Percentile(histogram="growing", percentile=percent, symmetric_range=both):
-            return _growing_percentile(_growing(stats, name), percent, symmetric=both)
         case Percentile(percentile=percent):
             return percentile_range(stats, percent, symmetric=symmetric, name=name)
-        case Entropy(histogram="growing", levels=levels):
-            return _growing_entropy(_growing(stats, name), levels)
         case Entropy(bins=bins, levels=levels):
             return _entropy(stats, bins, levels, name)
         case Distribution(deviations=deviations):
             return _distribution(stats, deviations, name)
-    raise TypeError(f"{spec.method!r} does not give a range")
+    return method.range_of(stats, spec, name)
 
 
 def percentile_range(stats: TensorStats, percent: float, *, symmetric: bool, name: str) -> Range:
@@ -172,24 +167,16 @@ def _layerwise(
     stats: TensorStats, spec: IntegerSpec, method: LayerwisePercentile, name: str
 ) -> QParams:
     """Return the candidate percentile's parameters with the least error on this tensor."""
-    if method.histogram == "growing":
-        histogram = _growing(stats, name)
-        ranges = [_growing_percentile(histogram, p, symmetric=True) for p in method.candidates]
-        centres = (histogram.edges[1:] + histogram.edges[:-1]) / 2
-        weights = histogram.counts.astype(np.float64)
-    else:
-        ranges = [
-            percentile_range(stats, p, symmetric=spec.symmetric, name=name)
-            for p in method.candidates
-        ]
-        density = Density.of(stats, name)
-        centres, weights = (density.start + density.end) / 2, density.weight
+    density = Density.of(stats, name)
+    ranges = [
+        percentile_range(stats, p, symmetric=spec.symmetric, name=name) for p in method.candidates
+    ]
     tried = [params_of_range(limits, spec) for limits in ranges]
-    if method.metric == "mse" and method.histogram == "log":
-        errors = [error_of(Density.of(stats, name), params, spec) for params in tried]
+    if method.metric == "mse":
+        errors = [error_of(density, params, spec) for params in tried]
     else:
-        power = 1 if method.metric == "mae" else 2
-        errors = [_centre_error(centres, weights, p, spec, power) for p in tried]
+        centres = (density.start + density.end) / 2
+        errors = [error_at(centres, density.weight, p, spec, power=1) for p in tried]
     return tried[int(np.argmin(errors))]
 
 
@@ -212,49 +199,16 @@ def _entropy(stats: TensorStats, bins: int, levels: int, name: str) -> Range:
     return max(float(edges[start]), stats.low), min(float(edges[end]), stats.high)
 
 
-def _growing(stats: TensorStats, name: str) -> GrowingHistogram:
-    if stats.growing is None:
-        raise CalibrationError(
-            f"the statistics of {name!r} lack the histogram this method reads; collect them again"
-        )
-    return stats.growing
-
-
-def _growing_percentile(h: GrowingHistogram, percent: float, *, symmetric: bool) -> Range:
-    reached = np.cumsum(h.counts / h.counts.sum())
-    last = len(h.edges) - 1
-    if symmetric:
-        edge = float(h.edges[min(int(np.searchsorted(reached, percent / 100)), last)])
-        low, high = -edge, edge
-    else:
-        cut = (100 - percent) / 200
-        low = float(h.edges[int(np.searchsorted(reached, cut))])
-        high = float(h.edges[min(int(np.searchsorted(reached, 1 - cut)), last)])
-    return max(low, h.low), min(high, h.high)
-
-
-def _growing_entropy(h: GrowingHistogram, levels: int) -> Range:
-    start, end = entropy_window(h.counts, levels)
-    return max(float(h.edges[start]), h.low), min(float(h.edges[end]), h.high)
-
-
-def _best_at_centres(h: GrowingHistogram, spec: IntegerSpec) -> QParams:
-    """Return the best of five power-of-two scales, errors taken at bin centres."""
-    centres = (h.edges[:-1] + h.edges[1:]) / 2
-    start = power_of_two_of_range((h.low, h.high), spec, nearest=True).position
-    tried = [power_of_two_qparams(start + i - 1, spec.format) for i in range(5)]
-    errors = [_centre_error(centres, h.counts, params, spec, 2) for params in tried]
-    return tried[int(np.argmin(errors))]
-
-
-def _centre_error(
-    centres: NDArray[np.floating],
+def error_at(
+    values: NDArray[np.floating],
     weights: NDArray[Any],
     params: QParams,
     spec: IntegerSpec,
+    *,
     power: int,
 ) -> float:
-    low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    """Return the weighted sum of quantization errors at some values, to a power."""
+    low, high = spec.limits
     scale, zero = float(params.scale), int(params.zero_point)
-    codes = np.clip(np.rint(centres / scale) + zero, low, high)
-    return float((weights * np.abs(centres - (codes - zero) * scale) ** power).sum())
+    codes = np.clip(np.rint(values / scale) + zero, low, high)
+    return float((weights * np.abs(values - (codes - zero) * scale) ** power).sum())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lowbit.config.specs import IntegerSpec
-from lowbit.numerics.affine import QParams, choose_qparams, power_of_two_qparams
+from lowbit.numerics.affine import QParams, power_of_two_qparams, range_qparams
 from lowbit.scales.density import Density, DoubleArray
 
 _COARSE = np.geomspace(0.01, 1.0, 43)
@@ -18,7 +18,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 def code_range(params: QParams, spec: IntegerSpec) -> tuple[float, float]:
     """Return the values of the smallest and the largest code."""
-    low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    low, high = spec.limits
     scale, zero = float(params.scale), int(params.zero_point)
     return scale * (low - zero), scale * (high - zero)
 
@@ -46,8 +46,8 @@ def best_params(density: Density, low: float, high: float, spec: IntegerSpec) ->
 
 
 def power_of_two_candidates(low: float, high: float, spec: IntegerSpec) -> list[int]:
-    """Return the positions worth trying: from holding all of the range to 2**-5 of it."""
-    qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    """Return the fraction bits worth trying: from holding all of the range to 2**-5 of it."""
+    qmin, qmax = spec.limits
     top = max(abs(low), abs(high))
     if top < _TINY:
         return [0]
@@ -55,18 +55,18 @@ def power_of_two_candidates(low: float, high: float, spec: IntegerSpec) -> list[
     return list(range(first, first + _OCTAVES))
 
 
-def power_of_two_errors(density: Density, positions: list[int], spec: IntegerSpec) -> DoubleArray:
-    """Return the mean squared error at each position."""
-    scale = np.exp2(-np.asarray(positions, np.float64))
+def power_of_two_errors(density: Density, candidates: list[int], spec: IntegerSpec) -> DoubleArray:
+    """Return the mean squared error with each number of fraction bits."""
+    scale = np.exp2(-np.asarray(candidates, np.float64))
     zero = int(power_of_two_qparams(0, spec.format).zero_point)
-    low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    low, high = spec.limits
     return density.squared_error(scale, scale * (low - zero), scale * (high - zero))
 
 
 def _best_power_of_two(density: Density, low: float, high: float, spec: IntegerSpec) -> QParams:
-    positions = power_of_two_candidates(low, high, spec)
-    errors = power_of_two_errors(density, positions, spec)
-    return power_of_two_qparams(positions[int(np.argmin(errors))], spec.format)
+    candidates = power_of_two_candidates(low, high, spec)
+    errors = power_of_two_errors(density, candidates, spec)
+    return power_of_two_qparams(candidates[int(np.argmin(errors))], spec.format)
 
 
 def _symmetric_errors(density: Density, top: DoubleArray, spec: IntegerSpec) -> DoubleArray:
@@ -103,6 +103,6 @@ def _best_asymmetric(density: Density, low: float, high: float, spec: IntegerSpe
 
 
 def _params(low: float, high: float, spec: IntegerSpec) -> QParams:
-    return choose_qparams(
+    return range_qparams(
         low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
     )

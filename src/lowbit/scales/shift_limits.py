@@ -1,12 +1,12 @@
-"""The bounds of a fixed-point datapath, met by moving binary points.
+"""The shift limits of a fixed-point datapath, met by changing fraction bits.
 
-With every scale ``2**-p``, an operator's arithmetic is integer arithmetic and shifts by sums and
-differences of positions p; a shifter's width bounds them. Everything here happens on positions,
-before any weight or bias is quantized.
+With every scale ``2**-f``, an operator's arithmetic is integer arithmetic and shifts by sums and
+differences of fraction bits f; a shifter's width bounds them. Everything here happens on fraction
+bits, before any weight or bias is quantized.
 
-Positions are lowered (scales coarsened) rather than raised wherever there is a choice: a coarser
+Fraction bits are lowered (scales coarsened) rather than raised wherever there is a choice: a coarser
 scale costs precision, a finer one clips. Where lowering alone cannot do it, because a gate's input
-must not be coarse, say, positions are pulled together.
+must not be coarse, say, they are pulled together.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from lowbit.errors import CalibrationError
 from lowbit.targets.target import ShiftLimits
 
 _ROUNDS = 64
-_MEETING = 7
-"""Where every bound holds at once, if all positions are there."""
+_COMMON = 7
+"""Where every bound holds at once, if all tensors have so many."""
 
-Positions = dict[str, int]
+FractionBits = dict[str, int]
 Move = Callable[[str, int, str], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limited:
-    """One node whose positions are bounded, by the names of its tensors."""
+    """One node whose fraction bits are bounded, by the names of its tensors."""
 
     node: str
     op_type: str
@@ -54,8 +54,8 @@ class Limited:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Moved:
-    """A position that was changed, and for which bound."""
+class Adjusted:
+    """A tensor whose fraction bits were changed, and for which bound."""
 
     tensor: str
     before: int
@@ -64,8 +64,8 @@ class Moved:
 
 
 @dataclasses.dataclass(slots=True)
-class _Island:
-    """Nodes and groups that share tensors, so that their positions are solved together."""
+class _Component:
+    """Nodes and groups that share tensors, so that their fraction bits are solved together."""
 
     names: list[str] = dataclasses.field(default_factory=list)
     nodes: list[Limited] = dataclasses.field(default_factory=list)
@@ -74,56 +74,56 @@ class _Island:
 
 def satisfy(
     nodes: Iterable[Limited],
-    positions: Positions,
+    bits: FractionBits,
     groups: Iterable[tuple[str, ...]],
     limits: ShiftLimits,
     *,
     prefer_lowering: bool = True,
-) -> tuple[Positions, list[Moved]]:
-    """Return positions that meet every bound and keep every group equal, and what was moved.
+) -> tuple[FractionBits, list[Adjusted]]:
+    """Return fraction bits that meet every bound and keep every group equal, and what was moved.
 
-    A convolution with a weight of its own ties nothing together, as the weight's position makes
+    A convolution with a weight of its own ties nothing together, as the weight's fraction bits make
     up for any difference of input and output: it comes last.
     """
     nodes = list(nodes)
     sharing = collections.Counter(n.weight for n in nodes if n.weight)
     tied = [n for n in nodes if n.weight is None or sharing[n.weight] > 1]
     last = [n for n in nodes if n.weight is not None and sharing[n.weight] == 1]
-    solved, reasons = dict(positions), dict[str, str]()
-    for island in _islands(tied, groups):
-        start = {name: positions[name] for name in island.names}
-        for name, position, why in _solve(island, start, limits, prefer_lowering=prefer_lowering):
-            solved[name], reasons[name] = position, why
+    solved, reasons = dict(bits), dict[str, str]()
+    for component in _components(tied, groups):
+        start = {name: bits[name] for name in component.names}
+        for name, new, why in _solve(component, start, limits, prefer_lowering=prefer_lowering):
+            solved[name], reasons[name] = new, why
     for node in last:
         _cut(node, solved, limits, _recording(solved, reasons))
     moved = [
-        Moved(name, positions[name], solved[name], reasons[name])
-        for name in positions
-        if solved[name] != positions[name]
+        Adjusted(name, bits[name], solved[name], reasons[name])
+        for name in bits
+        if solved[name] != bits[name]
     ]
     return solved, moved
 
 
-def _islands(nodes: list[Limited], groups: Iterable[tuple[str, ...]]) -> list[_Island]:
+def _components(nodes: list[Limited], groups: Iterable[tuple[str, ...]]) -> list[_Component]:
     groups = list(groups)
-    sea = _Sea()
+    forest = _Forest()
     for tensors in (*(node.tensors() for node in nodes), *groups):
-        sea.join(tensors)
-    islands: dict[str, _Island] = {}
-    for name in sea:
-        islands.setdefault(sea.find(name), _Island()).names.append(name)
+        forest.join(tensors)
+    components: dict[str, _Component] = {}
+    for name in forest:
+        components.setdefault(forest.find(name), _Component()).names.append(name)
     for node in nodes:
-        islands[sea.find(node.output)].nodes.append(node)
+        components[forest.find(node.output)].nodes.append(node)
     for members in groups:
-        islands[sea.find(members[0])].groups.append(members)
-    return list(islands.values())
+        components[forest.find(members[0])].groups.append(members)
+    return list(components.values())
 
 
-class _Sea(dict[str, str]):
-    """Each name with another one of its island; following them ends at the same name for all."""
+class _Forest(dict[str, str]):
+    """Each name with another one of its component; following them ends at the same name for all."""
 
     def find(self, name: str) -> str:
-        """Return the name that stands for the island, and shorten the way to it."""
+        """Return the name that stands for the component, and shorten the path to it."""
         above = self.setdefault(name, name)
         while above != name:
             self[name] = self[above]
@@ -131,26 +131,26 @@ class _Sea(dict[str, str]):
         return name
 
     def join(self, names: tuple[str, ...]) -> None:
-        """Make one island of all that these names stand on."""
+        """Make one component of all that these names belong to."""
         first = self.find(names[0])
         for name in names[1:]:
             self[self.find(name)] = first
 
 
 def _solve(
-    island: _Island, positions: Positions, limits: ShiftLimits, *, prefer_lowering: bool
+    component: _Component, bits: FractionBits, limits: ShiftLimits, *, prefer_lowering: bool
 ) -> list[tuple[str, int, str]]:
     """Return what must move, where to and why."""
-    starts = [(positions, True)] if prefer_lowering else []
-    starts.append((positions, False))
-    starts += [(pulled, True) for pulled in _pulled(positions)]
+    starts = [(bits, True)] if prefer_lowering else []
+    starts.append((bits, False))
+    starts += [(pulled, True) for pulled in _pulled(bits)]
     broken: list[tuple[str, str]] = []
     for start, lowering in starts:
-        trial, reasons = _settle(island, start, limits, lowering=lowering)
-        now_broken = violations(island.nodes, trial, limits) + _apart(island, trial)
+        trial, reasons = _settle(component, start, limits, lowering=lowering)
+        now_broken = violations(component.nodes, trial, limits) + _unequal(component, trial)
         if not now_broken:
             why = "pulled towards {!r}: its {}".format(*broken[0]) if broken else ""
-            moved = [name for name in positions if trial[name] != positions[name]]
+            moved = [name for name in bits if trial[name] != bits[name]]
             return [(name, trial[name], reasons.get(name, why)) for name in moved]
         broken = broken or now_broken
     node, why = broken[0]
@@ -161,56 +161,56 @@ def _solve(
 
 
 def _settle(
-    island: _Island, start: Positions, limits: ShiftLimits, *, lowering: bool
-) -> tuple[Positions, dict[str, str]]:
-    """Return the positions after sweeping until nothing moves, and why each moved."""
+    component: _Component, start: FractionBits, limits: ShiftLimits, *, lowering: bool
+) -> tuple[FractionBits, dict[str, str]]:
+    """Return the fraction bits after sweeping until nothing moves, and why each moved."""
     trial, reasons = dict(start), dict[str, str]()
     for _ in range(_ROUNDS):
         before = dict(trial)
-        _sweep(island, trial, limits, _recording(trial, reasons), lowering=lowering)
+        _sweep(component, trial, limits, _recording(trial, reasons), lowering=lowering)
         if trial == before:
             break
     return trial, reasons
 
 
-def _recording(positions: Positions, reasons: dict[str, str]) -> Move:
-    def move(name: str, position: int, why: str) -> None:
-        if positions[name] != position:
-            positions[name], reasons[name] = position, why
+def _recording(bits: FractionBits, reasons: dict[str, str]) -> Move:
+    def move(name: str, new: int, why: str) -> None:
+        if bits[name] != new:
+            bits[name], reasons[name] = new, why
 
     return move
 
 
-def _pulled(positions: Positions) -> Iterable[Positions]:
-    """Yield the positions ever closer to where they all meet, so that one of them must do."""
-    widest = max(abs(position - _MEETING) for position in positions.values())
+def _pulled(bits: FractionBits) -> Iterable[FractionBits]:
+    """Yield fraction bits ever closer to where all bounds hold, so that one of them must do."""
+    widest = max(abs(own - _COMMON) for own in bits.values())
     for reach in range(widest - 1, -1, -1):
-        low, high = _MEETING - reach, _MEETING + reach
-        yield {name: min(max(p, low), high) for name, p in positions.items()}
+        low, high = _COMMON - reach, _COMMON + reach
+        yield {name: min(max(p, low), high) for name, p in bits.items()}
 
 
-def _apart(island: _Island, positions: Positions) -> list[tuple[str, str]]:
+def _unequal(component: _Component, bits: FractionBits) -> list[tuple[str, str]]:
     """Return the groups whose members differ, as a member and a description."""
     return [
-        (members[0], f"position differs from that of {', '.join(members[1:])}")
-        for members in island.groups
-        if len({positions[name] for name in members}) > 1
+        (members[0], f"number of fraction bits differs from that of {', '.join(members[1:])}")
+        for members in component.groups
+        if len({bits[name] for name in members}) > 1
     ]
 
 
 def _sweep(
-    island: _Island, positions: Positions, limits: ShiftLimits, move: Move, *, lowering: bool
+    component: _Component, bits: FractionBits, limits: ShiftLimits, move: Move, *, lowering: bool
 ) -> None:
-    for members in island.groups:
-        common = min(positions[name] for name in members)
+    for members in component.groups:
+        common = min(bits[name] for name in members)
         for name in members:
             move(name, common, "kept equal with the tensors it is joined to")
     for bound in (_read, _write, _cut, _hardsigmoid, _swish):
-        for node in island.nodes:
-            bound(node, positions, limits, move, lowering=lowering)
+        for node in component.nodes:
+            bound(node, bits, limits, move, lowering=lowering)
 
 
-def _read(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_: bool) -> None:
+def _read(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, **_: bool) -> None:
     if n.op_type not in ("Add", "Sub") or len(n.inputs) < 2:
         return
     low = min(p[name] for name in n.inputs)
@@ -219,7 +219,7 @@ def _read(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_: bool) 
             move(name, low + limits.read, f"shift read of {n.op_type} {n.node}")
 
 
-def _write(n: Limited, p: Positions, limits: ShiftLimits, move: Move, *, lowering: bool) -> None:
+def _write(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, *, lowering: bool) -> None:
     if n.op_type == "Add":
         bounds, total = limits.write_add, min(p[name] for name in n.inputs)
     elif n.op_type == "Mul" and len(n.inputs) == 2:
@@ -231,7 +231,7 @@ def _write(n: Limited, p: Positions, limits: ShiftLimits, move: Move, *, lowerin
 
 def _fit_output(
     n: Limited,
-    p: Positions,
+    p: FractionBits,
     bounds: tuple[int, int],
     total: int,
     move: Move,
@@ -255,7 +255,7 @@ def _fit_output(
                 move(name, min(p[name], p[n.output] + bounds[1]), why)
 
 
-def _cut(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_: bool) -> None:
+def _cut(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, **_: bool) -> None:
     if n.weight is None:
         return
     shift = p[n.weight] + p[n.inputs[0]] - p[n.output]
@@ -269,20 +269,20 @@ def _cut(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_: bool) -
         )
 
 
-def bounded_bias(n: Limited, p: Positions, position: int, limits: ShiftLimits) -> int:
-    """Return the nearest position of the bias that its shift allows.
+def bounded_bias(n: Limited, p: FractionBits, wanted: int, limits: ShiftLimits) -> int:
+    """Return the nearest number of fraction bits of the bias that its shift allows.
 
     The bounds depend on the shift cut, so biases come last.
     """
     if n.weight is None:
-        return position
+        return wanted
     product = p[n.weight] + p[n.inputs[0]]
     cut = product - p[n.output]
     low = 0 if n.before_leaky_relu else min(0, -(limits.bias_width - (8 + cut)))
-    return min(max(position, product - limits.bias_high), product - low)
+    return min(max(wanted, product - limits.bias_high), product - low)
 
 
-def _hardsigmoid(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_: bool) -> None:
+def _hardsigmoid(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, **_: bool) -> None:
     if n.op_type != "HardSigmoid":
         return
     source, why = n.inputs[0], f"fixed-point HardSigmoid {n.node}"
@@ -295,20 +295,20 @@ def _hardsigmoid(n: Limited, p: Positions, limits: ShiftLimits, move: Move, **_:
         move(n.output, 14 + p[source] - (low if shift < low else high), why)
 
 
-def _swish(n: Limited, p: Positions, limits: ShiftLimits, move: Move, *, lowering: bool) -> None:
+def _swish(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, *, lowering: bool) -> None:
     if n.is_swish:
         total = sum(p[name] for name in n.inputs)
         _fit_output(n, p, limits.swish, total, move, "shift swish", lowering=lowering)
 
 
 def violations(
-    nodes: Iterable[Limited], positions: Positions, limits: ShiftLimits
+    nodes: Iterable[Limited], bits: FractionBits, limits: ShiftLimits
 ) -> list[tuple[str, str]]:
     """Return every bound that does not hold, as node and description."""
-    return [(n.node, why) for n in nodes for why in _violations_of(n, positions, limits)]
+    return [(n.node, why) for n in nodes for why in _violations_of(n, bits, limits)]
 
 
-def _violations_of(n: Limited, p: Positions, limits: ShiftLimits) -> Iterable[str]:
+def _violations_of(n: Limited, p: FractionBits, limits: ShiftLimits) -> Iterable[str]:
     inputs, output = [p[name] for name in n.inputs], p[n.output]
     checks: list[tuple[str, int, tuple[int, int]]] = []
     if n.op_type in ("Add", "Sub"):
@@ -322,8 +322,10 @@ def _violations_of(n: Limited, p: Positions, limits: ShiftLimits) -> Iterable[st
     if n.weight is not None:
         checks.append(("shift cut", p[n.weight] + inputs[0] - output, limits.cut))
     if n.op_type == "HardSigmoid":
-        checks.append(("input position", inputs[0], limits.hardsigmoid_input))
-        checks.append(("output position", output, (limits.hardsigmoid_output_low, 1 << 10)))
+        checks.append(("fraction bits of the input", inputs[0], limits.hardsigmoid_input))
+        checks.append(
+            ("fraction bits of the output", output, (limits.hardsigmoid_output_low, 1 << 10))
+        )
         checks.append(("hardsigmoid shift", 14 + inputs[0] - output, limits.hardsigmoid_shift))
     for what, value, (low, high) in checks:
         if not low <= value <= high:

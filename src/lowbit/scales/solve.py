@@ -1,7 +1,7 @@
 """Solve for the parameters of every planned tensor.
 
 Order matters and is all here: each activation on its own, alignment, constants, the datapath's
-limits on positions, then biases, which depend on all of it.
+limits on fraction bits, then biases, which depend on all of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
-from lowbit.config.specs import ProductBias
+from lowbit.config.specs import AccumulatorBias
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.numerics.affine import QParams, power_of_two_qparams
 from lowbit.numerics.formats import FloatArray
@@ -21,19 +21,18 @@ from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.alignment import align, components
 from lowbit.scales.bias import bias_params, repaired_weight
 from lowbit.scales.density import Density
-from lowbit.scales.floats import float_scales
-from lowbit.scales.importance import weight_importance
+from lowbit.scales.formats import float_scales
 from lowbit.scales.limited_nodes import find_limited
 from lowbit.scales.parameters import Adjustment, Params, bias_values, constant_values
 from lowbit.scales.ranges import params_of, params_of_range
 from lowbit.scales.search import error_of
-from lowbit.scales.shift_limits import Limited, Moved, bounded_bias, satisfy
-from lowbit.scales.weights import weight_params
+from lowbit.scales.shift_limits import Adjusted, Limited, bounded_bias, satisfy
+from lowbit.scales.weights import weight_importance, weight_params
 from lowbit.targets.target import ShiftLimits, Target
 
 
 @garbage_collection_paused()
-def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
+def solve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
     """Return the parameters of every planned tensor and bias."""
     scales = float_scales(model, plan, stats)
     plan = plan.integers()
@@ -56,7 +55,7 @@ def resolve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params
     before = {
         row.node: bias_params(bias_values(model, row), row, unaligned)
         for row in plan.biases
-        if isinstance(row.spec, ProductBias)
+        if isinstance(row.spec, AccumulatorBias)
     }
     params = Params(tensors, {}, tuple(adjustments), biases_before=before, scales=scales)
     return settle_biases(model, plan, params, target, {})
@@ -75,7 +74,7 @@ def settle_biases(
     }
     adjustments = [a for a in params.adjustments if not a.tensor.startswith(_BIAS_OF)]
     if target.limits is not None:
-        for node in find_limited(model, plan):
+        for node in find_limited(model, plan, target.limits):
             if node.node in biases:
                 adjustments += _limit_bias(node, params, biases, target.limits)
     return dataclasses.replace(
@@ -89,13 +88,13 @@ _BIAS_OF = "bias of "
 def _limit_bias(
     node: Limited, params: Params, biases: dict[str, QParams], limits: ShiftLimits
 ) -> list[Adjustment]:
-    """Bring the position of one bias into its bounds. Changes ``biases``."""
+    """Bring the fraction bits of one bias into their bounds. Changes ``biases``."""
     if not node.has_bias:
         return []
-    positions = {name: params.tensors[name].position for name in node.tensors()}
+    bits = {name: params.tensors[name].fraction_bits for name in node.tensors()}
     bias = biases[node.node]
-    bounded = bounded_bias(node, positions, bias.position, limits)
-    if bounded == bias.position:
+    bounded = bounded_bias(node, bits, bias.fraction_bits, limits)
+    if bounded == bias.fraction_bits:
         return []
     biases[node.node] = power_of_two_qparams(bounded, bias.format)
     why = f"shift bias of {node.op_type} {node.node}"
@@ -122,7 +121,7 @@ def _repair(
     specs = plan.by_name()
     adjustments = []
     for row in plan.biases:
-        if not isinstance(row.spec, ProductBias):
+        if not isinstance(row.spec, AccumulatorBias):
             continue
         source, weight = leaders[leader[row.input]], weights[row.weight]
         grown = repaired_weight(
@@ -150,22 +149,22 @@ def _apply_limits(
     target: Target,
     leaders: dict[str, QParams],
     weights: dict[str, QParams],
-) -> list[Moved]:
-    """Move positions until the datapath's limits hold. Changes the two dicts."""
+) -> list[Adjusted]:
+    """Change fraction bits until the datapath's limits hold. Changes the two dicts."""
     if target.limits is None:
         return []
     leader = {t.name: t.leader for t in plan.tensors}
-    nodes = [node.renamed(leader) for node in find_limited(model, plan)]
+    nodes = [node.renamed(leader) for node in find_limited(model, plan, target.limits)]
     params = leaders | weights
-    positions = {name: p.position for name, p in params.items()}
+    bits = {name: p.fraction_bits for name, p in params.items()}
     groups = [*components(plan, "lowest"), *components(plan, "merged")]
     solved, moved = satisfy(
-        nodes, positions, groups, target.limits, prefer_lowering=target.calibrate_arithmetic
+        nodes, bits, groups, target.limits, prefer_lowering=target.calibrate_arithmetic
     )
-    for name, position in solved.items():
-        if positions[name] != position:
+    for name, new in solved.items():
+        if bits[name] != new:
             table = weights if name in weights else leaders
-            table[name] = power_of_two_qparams(position, table[name].format)
+            table[name] = power_of_two_qparams(new, table[name].format)
     return moved
 
 
@@ -186,12 +185,12 @@ def _alignment_costs(
     ]
 
 
-def _adjustment(moved: Moved, tensor: TensorPlan, stats: Stats) -> Adjustment:
+def _adjustment(moved: Adjusted, tensor: TensorPlan, stats: Stats) -> Adjustment:
     cost = None
     if tensor.role == "activation":
         before, after = (
-            power_of_two_qparams(position, tensor.integer.format)
-            for position in (moved.before, moved.after)
+            power_of_two_qparams(bits, tensor.integer.format)
+            for bits in (moved.before, moved.after)
         )
         cost = _cost(tensor, stats, before, after)
     return Adjustment(moved.tensor, 2.0**-moved.before, 2.0**-moved.after, moved.why, cost)

@@ -9,37 +9,36 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.config.specs import IntegerSpec
-from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.bias import bias_integers
-from lowbit.scales.floats import float_values
+from lowbit.scales.formats import storable_values
 from lowbit.scales.parameters import Params, bias_values, constant_values
-from lowbit.scales.weights import integers as integers_of
+from lowbit.scales.weights import integers
 
-Integers = NDArray[np.integer]
+Stored = NDArray[Any]
+"""Integers, or float32 values that the format of their tensor holds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weights:
-    """Integers of constants, made on call, and of biases by node.
+    """What is stored of constants, made on call, and the integers of biases by node.
 
-    ``floats`` are float32 values, made on call, of constants in 16-bit floats or block formats: what
-    is written, and rounded to the format by the model itself or when it is stored.
+    Constants of an integer format are integers; all others are float32 values, rounded to the
+    format by the model itself or when they are written.
     """
 
-    tensors: Mapping[str, Callable[[], Integers]]
-    biases: Mapping[str, Integers]
-    floats: Mapping[str, Callable[[], FloatArray]] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[str, Callable[[], Stored]]
+    biases: Mapping[str, NDArray[np.integer]]
 
 
 def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
-    """Return the nearest integers for every planned constant and bias."""
+    """Return the nearest stored numbers for every planned constant and bias."""
     biases = {
         row.node: bias_integers(
             params.bias_values.get(row.node, bias_values(model, row)),
@@ -49,16 +48,13 @@ def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
         )
         for row in plan.biases
     }
-    integers, floats = {}, {}
-    for tensor in plan.weights():
-        if isinstance(tensor.spec, IntegerSpec):
-            integers[tensor.name] = _maker(model, tensor, params)
-        else:
-            floats[tensor.name] = functools.partial(float_values, model, tensor)
-    return Weights(integers, biases, floats)
+    tensors = {t.name: functools.partial(_stored, model, t, params) for t in plan.weights()}
+    return Weights(tensors, biases)
 
 
-def _maker(model: ir.Model, tensor: TensorPlan, params: Params) -> Callable[[], Integers]:
-    return lambda: integers_of(
+def _stored(model: ir.Model, tensor: TensorPlan, params: Params) -> Stored:
+    if not tensor.spec.is_integer:
+        return storable_values(model, tensor)
+    return integers(
         constant_values(model, tensor.name), params.tensors[tensor.name], tensor.integer
     )

@@ -1,26 +1,113 @@
-"""The parameters of constants, from the constants themselves: one tensor in memory at a time."""
+"""The parameters of constants, from the constants themselves: one tensor in memory at a time.
+
+What errors in the weights of a layer do to its output is known where its inputs were observed: errors d
+in the weights of one output, whose inputs have means m and variances v, shift its mean by sum(d m) and
+add sum(d^2 v) to its variance. The shift is what hurts most after a Relu, where all means are positive
+and errors do not cancel; bias correction takes it off, if there is one.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.calibrate.statistics import TensorStats
+from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import MinMax, MinMse, NonOverflow, OutputMse, Percentile
 from lowbit.config.specs import IntegerSpec
-from lowbit.errors import ConfigError
 from lowbit.numerics.affine import (
     QParams,
-    choose_qparams,
     dequantize,
     power_of_two_qparams,
     quantize,
+    range_qparams,
 )
 from lowbit.numerics.formats import FloatArray
-from lowbit.scales.importance import Importance
+from lowbit.ops.geometry import TransposedConvLayer
+from lowbit.ops.linear import layer_of, linear_operator
+from lowbit.planning.plan import Plan
 from lowbit.scales.ranges import params_of, power_of_two_of_range
 from lowbit.scales.search import power_of_two_candidates
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Importance:
+    """Variance and mean of the input that each weight multiplies, in the weight's shape.
+
+    ``axis`` is where outputs lie. Means of zero count every error by itself.
+    """
+
+    variances: FloatArray
+    means: FloatArray
+    axis: int
+
+    def rows(self, array: FloatArray) -> FloatArray:
+        """Return an array like the weight as one row for each output."""
+        return np.moveaxis(array, self.axis, 0).reshape(array.shape[self.axis], -1)
+
+    def of_rows(self, step: int = 1) -> Importance:
+        """Return that of the weight's rows, or of every so-manyth."""
+        variances, means = (self.rows(a)[::step] for a in (self.variances, self.means))
+        return Importance(variances, means, 0)
+
+    def row(self, index: int) -> Importance:
+        """Return that of one row."""
+        part = slice(index, index + 1)
+        return Importance(self.variances[part], self.means[part], 0)
+
+    def error(self, difference: FloatArray) -> FloatArray:
+        """Return the expected squared error of each output."""
+        rows = self.rows(difference)
+        spread = np.einsum("ij,ij,ij->i", rows, rows, self.rows(self.variances))
+        shift = np.einsum("ij,ij->i", rows, self.rows(self.means))
+        return np.asarray(spread + shift * shift, np.float32)
+
+    @property
+    def by_weight(self) -> FloatArray:
+        """What the square of an error counts by, with no other errors beside it."""
+        return self.variances + np.square(self.means)
+
+    def beside(self, other: Importance) -> Importance:
+        """Return that of a weight which two layers use: errors count by themselves."""
+        both = self.by_weight + other.by_weight
+        return Importance(both, np.zeros_like(both), self.axis)
+
+
+def weight_importance(model: ir.Model, plan: Plan, stats: Stats) -> dict[str, Importance]:
+    """Return the importance of each weight that asks for it."""
+    nodes = {node.name: node for node in model.graph}
+    asking = {t.name for t in plan.weights() if isinstance(t.spec.calibration, OutputMse)}
+    found: dict[str, Importance] = {}
+    for row in plan.biases:
+        known = stats.tensors.get(row.input)
+        if row.weight not in asking or known is None:
+            continue
+        if known.variances is None or known.channels is None:
+            continue
+        variances, means = (a.astype(np.float32) for a in (known.variances, known.channels))
+        new = _importance(nodes[row.node], variances, means)
+        if new is not None:
+            old = found.get(row.weight)
+            found[row.weight] = new if old is None else old.beside(new)
+    return {name: known for name, known in found.items() if float(known.by_weight.max()) > 0}
+
+
+def _importance(node: ir.Node, variances: FloatArray, means: FloatArray) -> Importance | None:
+    row, layer = linear_operator(node), layer_of(node)
+    # The scale of a normalization multiplies what is normalized, not what was observed.
+    if row is None or isinstance(layer, str):
+        return None
+    spread, middle = layer.spread(variances), layer.spread(means)
+    known = Importance(spread, middle, row.channel_axis(node) % spread.ndim)
+    if not isinstance(layer, TransposedConvLayer):
+        return known
+    # Which taps meet in one output depends on strides and pads.
+    return Importance(known.by_weight, np.zeros_like(middle), known.axis)
+
 
 # Below this many values the error is taken on the values, above it on their histogram.
 _DIRECT = 1 << 12
@@ -36,7 +123,7 @@ def weight_params(
 ) -> QParams:
     """Return the parameters of a constant, a scale for each channel of ``axis`` if given.
 
-    Of a spec with groups, ``axis`` is the one that groups lie along.
+    Of a spec with a group size, ``axis`` is the one that groups lie along.
 
     Errors count by ``importance``; all alike if there is none.
     """
@@ -45,37 +132,37 @@ def weight_params(
         spec = msgspec.structs.replace(spec, method=MinMse())
     if axis is None:
         return _per_tensor(data, spec, importance)
-    rows = _rows(data, axis, spec.group)
-    params = _of_rows(rows, spec, _row_importance(importance, axis, spec.group))
+    rows = _rows(data, axis, spec.group_size)
+    params = _of_rows(rows, spec, _row_importance(importance, axis, spec.group_size))
     scale = _revive(params.scale, rows)
-    if spec.group is None:
+    if spec.group_size is None:
         return QParams(scale, params.zero_point, spec.format, axis)
     shape = list(np.moveaxis(data, axis, -1).shape)
     shape[-1] = -1
     scale, zero = (
         np.moveaxis(array.reshape(shape), -1, axis) for array in (scale, params.zero_point)
     )
-    return QParams(scale, zero, spec.format, axis, spec.group, data.shape[axis])
+    return QParams(scale, zero, spec.format, axis, spec.group_size, data.shape[axis])
 
 
-def _rows(data: FloatArray, axis: int, group: int | None) -> FloatArray:
+def _rows(data: FloatArray, axis: int, group_size: int | None) -> FloatArray:
     """Return a row for each channel of an axis, or for each group along it, filled up by zeros."""
-    if group is None:
+    if group_size is None:
         return np.moveaxis(data, axis, 0).reshape(data.shape[axis], -1)
     last = np.moveaxis(data, axis, -1)
-    missing = -last.shape[-1] % group
-    return np.pad(last, [(0, 0)] * (data.ndim - 1) + [(0, missing)]).reshape(-1, group)
+    missing = -last.shape[-1] % group_size
+    return np.pad(last, [(0, 0)] * (data.ndim - 1) + [(0, missing)]).reshape(-1, group_size)
 
 
 def _row_importance(
-    importance: Importance | None, axis: int, group: int | None
+    importance: Importance | None, axis: int, group_size: int | None
 ) -> Importance | None:
     """Return the importance of what has a scale of its own, a row each."""
     if importance is None:
         return None
-    if group is None and axis == importance.axis:
+    if group_size is None and axis == importance.axis:
         return importance.of_rows()
-    matter = _rows(importance.alone, axis, group)
+    matter = _rows(importance.by_weight, axis, group_size)
     return Importance(matter, np.zeros_like(matter), 0)
 
 
@@ -99,8 +186,7 @@ def _of_rows(rows: FloatArray, spec: IntegerSpec, known: Importance | None) -> Q
 
 def integers(data: FloatArray, params: QParams, spec: IntegerSpec) -> NDArray[np.integer]:
     """Return the stored integers of a constant: nearest codes within the format's limits."""
-    limits = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
-    return quantize(data, params, limits)
+    return quantize(data, params, spec.limits)
 
 
 def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | None) -> QParams:
@@ -108,14 +194,13 @@ def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | No
     match spec.method:
         case NonOverflow(nearest=nearest):
             return power_of_two_of_range((low, high), spec, nearest=nearest)
-        case MinMse(histogram=kind) if spec.power_of_two:
-            return _power_of_two_mse(data, spec, importance, quark=kind == "growing")
+        case MinMse() if spec.power_of_two:
+            candidates = power_of_two_candidates(low, high, spec)[:4]
+            return best_power_of_two(data, spec, candidates, importance)
         case MinMax() if spec.power_of_two:
             return power_of_two_of_range((low, high), spec, nearest=False)
         case MinMax():
-            return choose_qparams(
-                low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
-            )
+            return _range_params(low, high, spec)
         case MinMse() if importance is not None:
             return _least_output_error(data, spec, importance)
         case MinMse() if data.size < _DIRECT:
@@ -123,23 +208,26 @@ def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | No
             return QParams(row.scale.reshape(()), row.zero_point.reshape(()), spec.format)
         case MinMse() | Percentile():
             return params_of(TensorStats.of(data, histogram=True), spec, "a weight")
-    name = type(spec.method).__name__
-    raise ConfigError(f"{name} is not a method for weights; take minmax, mse or percentile")
+    params: QParams = spec.method.weight_parameters_of(data, spec)
+    return params
 
 
-def _power_of_two_mse(
-    data: FloatArray, spec: IntegerSpec, importance: Importance | None, *, quark: bool
+def best_power_of_two(
+    data: FloatArray,
+    spec: IntegerSpec,
+    candidates: Sequence[int],
+    importance: Importance | None = None,
 ) -> QParams:
-    """Return the power-of-two scale of least squared error on the values themselves."""
-    low, high = (float(data.min()), float(data.max())) if data.size else (0.0, 0.0)
-    if quark:
-        start = power_of_two_of_range((low, high), spec, nearest=True).position
-        positions = [start + i - 1 for i in range(5)]
-    else:
-        positions = power_of_two_candidates(low, high, spec)[:4]
-    tried = [power_of_two_qparams(position, spec.format) for position in positions]
+    """Return the power-of-two scale of least squared error on the values, by its fraction bits."""
+    tried = [power_of_two_qparams(fraction_bits, spec.format) for fraction_bits in candidates]
     errors = [_error(data, params, spec, importance) for params in tried]
     return tried[int(np.argmin(errors))]
+
+
+def _range_params(low: FloatArray | float, high: FloatArray | float, spec: IntegerSpec) -> QParams:
+    return range_qparams(
+        low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
+    )
 
 
 def _error(
@@ -157,16 +245,7 @@ def _least_output_error(data: FloatArray, spec: IntegerSpec, importance: Importa
     low, high = min(float(data.min()), 0.0), max(float(data.max()), 0.0)
     step = -(-data.size // _ENOUGH)
     rows, known = importance.rows(data)[::step], importance.of_rows(step)
-    tried = [
-        choose_qparams(
-            low * ratio,
-            high * ratio,
-            spec.format,
-            symmetric=spec.symmetric,
-            reduce_range=spec.reduce_range,
-        )
-        for ratio in _FINER[::-1]
-    ]
+    tried = [_range_params(low * ratio, high * ratio, spec) for ratio in _FINER[::-1]]
     errors = [_error(rows, params, spec, known) for params in tried]
     return tried[int(np.argmin(errors))]
 
@@ -176,17 +255,11 @@ def _per_row(
 ) -> QParams:
     """Return, for each row, the parameters of the shrunken range with the least squared error."""
     low, high = rows.min(axis=1, initial=0.0), rows.max(axis=1, initial=0.0)
-    qmin, qmax = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    qmin, qmax = spec.limits
     best: QParams | None = None
     least = np.full(len(rows), np.inf)
     for ratio in ratios[::-1]:
-        params = choose_qparams(
-            low * ratio,
-            high * ratio,
-            spec.format,
-            symmetric=spec.symmetric,
-            reduce_range=spec.reduce_range,
-        )
+        params = _range_params(low * ratio, high * ratio, spec)
         if best is None:
             best = params
             if len(ratios) == 1:

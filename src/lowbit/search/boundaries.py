@@ -1,4 +1,4 @@
-"""Where formats meet: what a layer writes stays in its format, what others read is in theirs."""
+"""Format boundaries: what a layer produces stays in its format, what others consume is in theirs."""
 
 from __future__ import annotations
 
@@ -10,75 +10,78 @@ import onnx_ir as ir
 from lowbit.config.mixed_precision import LayerOption
 from lowbit.config.specs import Requantization, Spec, TensorOverride
 from lowbit.graph.naming import tensor_name
-from lowbit.planning import Plan
+from lowbit.planning.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Meetings:
-    """The format of each tensor that changes, and who reads it in another one."""
+class Boundaries:
+    """The format of each tensor that changes, and who consumes it in another one."""
 
     tensors: tuple[TensorOverride, ...] = ()
     requantize: tuple[Requantization, ...] = ()
 
 
-def find_meetings(
+def find_boundaries(
     graph: ir.Graph, plan: Plan, changes: Sequence[tuple[str, LayerOption]]
-) -> Meetings:
-    """Return how tensors between layers of different formats are written and read.
+) -> Boundaries:
+    """Return how tensors between layers of different formats are produced and consumed.
 
-    A graph's output is read in the common format.
+    A graph's output is consumed in the common format.
     """
     options = dict(changes)
     planned = {row.name: row.spec for row in plan.activations()}
     found = [
-        _meeting(value, options, planned)
+        _boundary(value, options, planned)
         for value in (*graph.inputs, *(v for node in graph for v in node.outputs))
         if value.name in planned
     ]
-    return Meetings(
-        tuple(tensor for met in found for tensor in met.tensors),
-        tuple(row for met in found for row in met.requantize),
+    return Boundaries(
+        tuple(tensor for boundary in found for tensor in boundary.tensors),
+        tuple(row for boundary in found for row in boundary.requantize),
     )
 
 
-def _meeting(
+def _boundary(
     value: ir.Value, options: Mapping[str, LayerOption], planned: Mapping[str, Spec]
-) -> Meetings:
+) -> Boundaries:
     name = tensor_name(value)
     common = planned[name]
-    readers = {node: _read(node, options, common) for node in dict.fromkeys(value.consumers())}
-    written = _written(value, options, planned, [*readers.values()], common)
-    before = value.is_graph_output() and written != common
-    wanted = dict.fromkeys([*readers.values(), *([common] if before else [])])
-    tensors = [TensorOverride(tensor=name, spec=written, optional=True)]
+    consumed = {node: _consumed(node, options, common) for node in dict.fromkeys(value.consumers())}
+    produced = _produced(value, options, planned, [*consumed.values()], common)
+    before = value.is_graph_output() and produced != common
+    wanted = dict.fromkeys([*consumed.values(), *([common] if before else [])])
+    tensors = [TensorOverride(tensor=name, spec=produced, optional=True)]
     requantize = []
-    for number, spec in enumerate(spec for spec in wanted if spec != written):
+    for number, spec in enumerate(spec for spec in wanted if spec != produced):
         at_output = before and spec == common
         other = f"{name}_before" if at_output else f"{name}_again_{number}"
-        names = tuple(str(node.name) for node, its in readers.items() if its == spec)
-        requantize.append(Requantization(tensor=name, readers=names, name=other, before=at_output))
+        names = tuple(str(node.name) for node, its in consumed.items() if its == spec)
+        requantize.append(
+            Requantization(tensor=name, consumers=names, name=other, before=at_output)
+        )
         if at_output:
-            tensors[0] = TensorOverride(tensor=other, spec=written, optional=True)
+            tensors[0] = TensorOverride(tensor=other, spec=produced, optional=True)
         else:
             tensors.append(TensorOverride(tensor=other, spec=spec, optional=True))
     # Names are given away last, so that the rows before still find the tensor.
     requantize.sort(key=lambda row: row.before)
-    return Meetings(tuple(t for t in tensors if t.spec != planned.get(t.tensor)), tuple(requantize))
+    changed = tuple(t for t in tensors if t.spec != planned.get(t.tensor))
+    return Boundaries(changed, tuple(requantize))
 
 
-def _read(node: ir.Node, options: Mapping[str, LayerOption], common: Spec) -> Spec:
+def _consumed(node: ir.Node, options: Mapping[str, LayerOption], common: Spec) -> Spec:
     option = options.get(node.name or "")
     return (option.inputs if option is not None else None) or common
 
 
-def _written(
+def _produced(
     value: ir.Value,
     options: Mapping[str, LayerOption],
     planned: Mapping[str, Spec],
-    read: Sequence[Spec],
+    consumed: Sequence[Spec],
     common: Spec,
 ) -> Spec:
-    """Return the format a tensor is written in: its writer's, or if that has none a reader's."""
+    """Return the format a tensor is produced in: its producer's, or else a consumer's."""
     producer = value.producer()
     option = options.get(producer.name or "") if producer is not None else None
     if option is not None:
@@ -86,4 +89,4 @@ def _written(
     if producer is not None and any(v is not None and v.name in planned for v in producer.inputs):
         return common
     # A graph's input, or an activation that is one with the layer before it.
-    return next((spec for spec in read if spec != common), common)
+    return next((spec for spec in consumed if spec != common), common)

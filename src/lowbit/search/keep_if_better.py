@@ -1,8 +1,8 @@
 """Steps that help most models and harm some: each is kept only if it helps this one.
 
-Part of the calibration samples is held back. The model is built without any of the steps, then
-with one more at a time; a step stays if the outputs come nearer to the float model's on the samples
-held back, by more than the difference varies from sample to sample. What was judged is what is
+Part of the calibration samples is held out. The model is built without any of the steps, then with
+one more at a time; a step stays if the outputs come nearer to the float model's on the held-out
+samples, by more than the difference varies from sample to sample. What was measured is what is
 kept: built again from all samples, a power-of-two scale may fall the other way.
 """
 
@@ -10,47 +10,52 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant
-from lowbit.evaluate.judge import Decibels, Judge
-from lowbit.pipeline.building import Builder, Built, emit
-from lowbit.planning import Plan
+from lowbit.config.transforms import FloatTransform
+from lowbit.evaluate.validation import Gain, Validation
+from lowbit.numerics.formats import DoubleArray
+from lowbit.pipeline import stages
+from lowbit.pipeline.pipeline import Pipeline
+from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
-from lowbit.transforms import can_equalize, can_smooth
+from lowbit.state import Normalized, Quantized, extended
+from lowbit.transforms import implementation_of
 
 _Field = Literal["bias_correction", "equalization", "smooth_quant"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Option:
-    """A field of the configuration that can be left out."""
+    """A field of the configuration, and its value when the step is skipped."""
 
     name: str
     field: _Field
-    without: object
+    skipped: object
 
 
 _OPTIONS = (
-    _Option("bias correction", "bias_correction", without=False),
-    _Option("equalization", "equalization", without=None),
-    _Option("smoothing", "smooth_quant", without=None),
+    _Option("bias correction", "bias_correction", skipped=False),
+    _Option("equalization", "equalization", skipped=None),
+    _Option("SmoothQuant", "smooth_quant", skipped=None),
 )
 
 
-def options(config: QuantConfig) -> list[_Option]:
-    """Return the steps of a configuration that can be judged."""
+def has_optional_steps(config: QuantConfig) -> bool:
+    """Whether a configuration has steps that are kept only if they help."""
+    return bool(_optional(config))
+
+
+def _optional(config: QuantConfig) -> list[_Option]:
     if not config.keep_only_if_better:
         return []
-    found = [option for option in _OPTIONS if getattr(config, option.field) != option.without]
-    # Another's equalization or smoothing than our own is there to be had as it is.
-    others = (QuarkCle, QuarkSmoothQuant)
-    return [option for option in found if not isinstance(getattr(config, option.field), others)]
+    found = [option for option in _OPTIONS if getattr(config, option.field) != option.skipped]
+    return [o for o in found if getattr(getattr(config, o.field), "is_optional", True)]
 
 
 def as_collected(config: QuantConfig, stats: Stats) -> QuantConfig:
@@ -62,74 +67,66 @@ def as_collected(config: QuantConfig, stats: Stats) -> QuantConfig:
     return config
 
 
-def choose(
-    builder: Builder, config: QuantConfig, plan: Plan | None
-) -> tuple[Built, tuple[Step, ...]]:
-    """Return the best way to build the model, and what was tried."""
-    samples, tried = builder.samples, options(config)
-    plain = _with(config, {option.field: option.without for option in tried})
-    best = builder.build(plain, samples.fitting, plan=plan)
+def keep_what_helps(
+    pipeline: Pipeline, state: Normalized, plan: Plan | None
+) -> tuple[Quantized, tuple[Step, ...]]:
+    """Return the model with the steps that help, and what was tried."""
+    samples, config, clock = state.samples, state.config, pipeline.clock
+    if samples is None:
+        raise ValueError("steps can be measured on samples only")
+    tried = _optional(config)
+    plain = stages.with_config(state, **{option.field: option.skipped for option in tried})
+    best = pipeline.build(plain, samples.fitting, plan=plan)
+    with clock.stage("validate"):
+        validation = Validation(state.loaded, samples.validation())
+        before = validation.sqnr(best.emitted.model)
+    if not len(before):  # no output is a float: there is nothing to measure
+        return pipeline.build(state, samples.calibration, plan=plan), ()
     steps = []
-    with builder.clock.charge("choose"):
-        judge = Judge(builder.loaded, samples.judging())
-        before = judge.decibels(emit(best))
-        if not len(before):  # no output is a float: there is nothing to judge by
-            return builder.build(config, samples.calibration, plan=plan), ()
-        for option in tried:
-            wanted = getattr(config, option.field)
-            if not _applies(option.field, wanted, best):
-                continue
-            candidate = _rebuilt(builder, best, {option.field: wanted}, plan)
-            after = judge.decibels(emit(candidate))
-            step = _judged(option.name, before, after)
-            steps.append(step)
-            if step.kept:
-                best, before = candidate, after
+    for option in tried:
+        wanted = getattr(config, option.field)
+        if isinstance(wanted, FloatTransform) and not _applies(wanted, best):
+            continue
+        candidate = _with_step(pipeline, best, option.field, wanted, plan)
+        with clock.stage("validate"):
+            after = validation.sqnr(candidate.emitted.model)
+        step = _step(option.name, before, after)
+        steps.append(step)
+        if step.kept:
+            best, before = candidate, after
     return best, tuple(steps)
 
 
-def _applies(field: _Field, wanted: Any, built: Built) -> bool:
-    """Whether a step would change this model at all; if not, nothing is calibrated for it."""
-    model = built.ready.equalized.model
-    match field:
-        case "equalization":
-            return can_equalize(model, wanted)
-        case "smooth_quant":
-            return can_smooth(model, wanted)
-    return True
+def _applies(transform: FloatTransform, state: Quantized) -> bool:
+    """Whether a transform would change this model at all; if not, nothing is calibrated for it."""
+    return implementation_of(transform).applies(state.float_model, transform)
 
 
-def _with(config: QuantConfig, changes: dict[_Field, object]) -> QuantConfig:
-    return msgspec.structs.replace(config, **changes)
+def _with_step(
+    pipeline: Pipeline, state: Quantized, field: _Field, wanted: object, plan: Plan | None
+) -> Quantized:
+    """Return the state with one step more; no more is computed again than depends on it."""
+    changed = stages.with_config(state, **{field: wanted})
+    if field != "bias_correction":  # other activations, so other statistics
+        if state.samples is None:
+            raise ValueError("steps can be measured on samples only")
+        return pipeline.build(changed, state.samples.fitting, plan=plan)
+    with pipeline.clock.stage("solve"):
+        solved = stages.correct_biases(extended(state, Quantized, config=changed.config))
+    return pipeline.emitted(solved)
 
 
-def _rebuilt(
-    builder: Builder, built: Built, changes: dict[_Field, object], plan: Plan | None
-) -> Built:
-    config = _with(built.config, changes)
-    if (
-        "equalization" in changes or "smooth_quant" in changes
-    ):  # other activations, so other statistics
-        return builder.build(config, builder.samples.fitting, plan=plan)
-    return builder.solve(config, built.ready, built.plan, built.stats)
-
-
-def _judged(name: str, before: Decibels, after: Decibels) -> Step:
-    """Say whether the ratio rises by more than its rise varies between samples."""
-    gain = after - before
-    doubt = float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    mean = float(gain.mean()) if len(gain) else 0.0
-    kept = mean > doubt
-    word = f"{mean:+.2f} dB, give or take {doubt:.2f}, on {len(gain)} samples"
+def _step(name: str, before: DoubleArray, after: DoubleArray) -> Step:
+    gain = Gain.of(before, after)
     return Step(
         name=name,
         before=_relative_error(before),
         after=_relative_error(after),
-        kept=kept,
-        note=word,
+        kept=gain.is_better,
+        note=gain.describe(),
     )
 
 
-def _relative_error(decibels: Decibels) -> float:
+def _relative_error(decibels: DoubleArray) -> float:
     """Return the geometric mean of noise over signal."""
     return float(10 ** (-np.mean(decibels) / 10)) if len(decibels) else math.nan

@@ -6,14 +6,12 @@ changes, from which the model is built as from any other.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats, TensorStats
@@ -21,191 +19,209 @@ from lowbit.config.config import QuantConfig
 from lowbit.config.mixed_precision import LayerOption, MixedPrecision
 from lowbit.config.specs import Rule, TensorOverride
 from lowbit.errors import ConfigError, PlanError, did_you_mean
+from lowbit.evaluate.runner import (
+    ReferenceSample,
+    Run,
+    compared,
+    output_names,
+    reference_samples,
+)
 from lowbit.graph.editing import is_constant
 from lowbit.graph.naming import names_of, tensor_name
-from lowbit.graph.session import session
-from lowbit.numerics.metrics import DISTANCES, Metric, Outputs
-from lowbit.pipeline.building import Builder, Built, emit
-from lowbit.pipeline.preparing import Prepared, prepare
-from lowbit.planning import Plan, make_plan
+from lowbit.graph.session import Feed
+from lowbit.numerics.metrics import DISTANCES, Metric
+from lowbit.ops.linear import LAYERS
+from lowbit.parallel import ordered_map
+from lowbit.pipeline import stages
+from lowbit.pipeline.pipeline import Pipeline
+from lowbit.planning.plan import Plan
+from lowbit.planning.planner import make_plan
 from lowbit.planning.rules import nodes_between
-from lowbit.search.boundaries import find_meetings
-from lowbit.search.sensitivity_file import Measured, Mix, read_measured, write_measured
+from lowbit.search.boundaries import find_boundaries
+from lowbit.search.sensitivity_file import (
+    LayerSensitivity,
+    MixedPrecisionResult,
+    read_sensitivities,
+    write_sensitivities,
+)
+from lowbit.state import Planned, Prepared, Quantized, Transformed, extended
 
 _REST = "__ungrouped__"
 
+Changes = Sequence[tuple[str, LayerOption]]
+"""What each layer that is to change becomes."""
 
-def mixed(
-    builder: Builder, built: Built, mixing: MixedPrecision, metric: Metric | None
-) -> tuple[Built, Mix]:
-    """Return the model built with layers in other formats, and why these.
+
+def search_by_sensitivity(
+    pipeline: Pipeline, state: Quantized, config: MixedPrecision, metric: Metric | None
+) -> tuple[Quantized, MixedPrecisionResult]:
+    """Return the model with layers in other formats, and why these.
 
     ``metric`` is a distance of one's own, instead of the one that is named.
     """
-    search = _Search(builder, built, mixing, metric or DISTANCES[mixing.metric])
-    with builder.clock.stage("mix"):
-        mix = search.decide()
-        return search.finished(search.changes(mix)), mix
+    search = _Search(pipeline, state, config, metric or DISTANCES[config.metric])
+    result = search.decide()
+    return search.finished(search.changes(result)), result
 
 
 class _Search:
     """One search over one model."""
 
     def __init__(
-        self, builder: Builder, base: Built, mixing: MixedPrecision, metric: Metric
+        self, pipeline: Pipeline, base: Quantized, config: MixedPrecision, metric: Metric
     ) -> None:
-        self._builder, self._base, self._mixing, self._metric = builder, base, mixing, metric
-        self._nodes = {n.name: n for n in base.ready.adapted.graph if n.name}
-        outputs = [tensor_name(v) for v in base.ready.adapted.graph.outputs]
-        if mixing.output >= len(outputs):
+        self._pipeline, self._base, self._config, self._metric = pipeline, base, config, metric
+        self._nodes = {n.name: n for n in base.adapted.graph if n.name}
+        outputs = output_names(base.adapted)
+        if config.output >= len(outputs):
             raise ConfigError(
-                f"mix.output is {mixing.output}, but the model has {len(outputs)} outputs: "
-                f"{', '.join(outputs)}"
+                f"mixed_precision.output is {config.output}, but the model has {len(outputs)} "
+                f"outputs: {', '.join(outputs)}"
             )
-        self._output = outputs[mixing.output]
-        feeds = itertools.islice(builder.samples.calibration(), mixing.data_size)
-        self._feeds = list(feeds)
-        self._want = self._run(base.ready.equalized.model)
+        self._output = outputs[config.output]
+        self._samples = self._reference(itertools.islice(self._feeds(), config.data_size))
         self._stats = base.stats
 
-    def decide(self) -> Mix:
-        """Measure every layer, and take them one after another as far as is allowed."""
-        mixing = self._mixing
+    def decide(self) -> MixedPrecisionResult:
+        """Measure every layer, and change them one after another as far as is allowed."""
+        config = self._config
         baseline = self._score(())
-        mix = Mix(metric=mixing.metric, baseline=baseline, score=baseline)
-        if mixing.threshold and _is_settled(baseline, mixing):
-            return msgspec.structs.replace(mix, note=_settled_note(mix, mixing))
+        result = MixedPrecisionResult(metric=config.metric, baseline=baseline, score=baseline)
+        if config.threshold and _is_settled(baseline, config):
+            return msgspec.structs.replace(result, note=_settled_note(result, config))
         candidates = list(self._candidates())
-        self._need_statistics(candidates)
+        self._complete_statistics(candidates)
         ranked = self._ranked(candidates)
-        if mixing.threshold is None:
-            return msgspec.structs.replace(mix, layers=ranked, note="measured only")
-        return self._taken(msgspec.structs.replace(mix, layers=ranked))
+        if config.threshold is None:
+            return msgspec.structs.replace(result, layers=ranked, note="measured only")
+        return self._changed(msgspec.structs.replace(result, layers=ranked))
 
-    def changes(self, mix: Mix) -> tuple[tuple[str, LayerOption], ...]:
+    def changes(self, result: MixedPrecisionResult) -> Changes:
         """Return what each layer that is to change becomes."""
         return tuple(
-            (node, self._mixing.options[row.option])
-            for row in mix.layers
-            if row.taken
+            (node, self._config.options[row.option])
+            for row in result.layers
+            if row.changed
             for node in row.nodes
         )
 
-    def built_with(self, changes: Sequence[tuple[str, LayerOption]]) -> Built:
+    def with_changes(self, changes: Changes) -> Quantized:
         """Return the model with these layers in other formats."""
         if not changes:
             return self._base
-        base = self._base
         config = self._config_with(changes)
-        plan = make_plan(base.ready.adapted, config, base.ready.target)
-        return self._builder.solve(config, base.ready, plan, self._stats)
+        planned = stages.plan(extended(self._base, Prepared, config=config))
+        return self._pipeline.finish(stages.with_stats(planned, self._stats))
 
-    def finished(self, changes: Sequence[tuple[str, LayerOption]]) -> Built:
-        """Return the same, with a second pair where formats meet if that is asked for."""
+    def finished(self, changes: Changes) -> Quantized:
+        """Return the same, with requantization pairs at format boundaries if asked for."""
         base = self._base
-        if not self._mixing.dual or not changes:
-            return self.built_with(changes)
-        met = find_meetings(base.ready.adapted.graph, base.plan, changes)
+        if not self._config.requantize or not changes:
+            return self.with_changes(changes)
+        found = find_boundaries(base.adapted.graph, base.plan, changes)
         config = msgspec.structs.replace(
             self._config_with(changes),
-            tensors=(*base.config.tensors, *met.tensors),
-            requantize=(*base.config.requantize, *met.requantize),
+            tensors=(*base.config.tensors, *found.tensors),
+            requantize=(*base.config.requantize, *found.requantize),
         )
-        ready = prepare(
-            self._builder.loaded, config, equalized=base.ready.equalized, target=base.ready.target
-        )
-        plan = make_plan(ready.adapted, config, ready.target)
+        planned = self._pipeline.planned(extended(base, Transformed, config=config))
         known = dict(self._stats.tensors)
         # Under its second name a tensor has the same numbers.
-        known |= {h.name: known[h.tensor] for h in met.requantize if h.tensor in known}
-        return self._builder.solve(config, ready, plan, self._completed(ready, plan, known))
+        known |= {row.name: known[row.tensor] for row in found.requantize if row.tensor in known}
+        stats = self._completed(planned, known)
+        return self._pipeline.finish(stages.with_stats(planned, stats))
 
-    def _taken(self, mix: Mix) -> Mix:
-        """Return the mix with as many layers as the threshold allows."""
-        mixing, rows = self._mixing, list(mix.layers)
-        score = mix.baseline
-        allowed = [i for i, row in enumerate(rows) if row.enabled and self._has_place(i)]
-        for index in allowed[: mixing.most]:
+    def _changed(self, result: MixedPrecisionResult) -> MixedPrecisionResult:
+        """Return the result with as many layers changed as the threshold allows."""
+        config, rows = self._config, list(result.layers)
+        score = result.baseline
+        allowed = [i for i, row in enumerate(rows) if row.enabled and self._is_ranked(i)]
+        for index in allowed[: config.most]:
             row = rows[index]
-            rows[index] = msgspec.structs.replace(row, taken=True)
-            tried = msgspec.structs.replace(mix, layers=tuple(rows))
+            rows[index] = msgspec.structs.replace(row, changed=True)
+            tried = msgspec.structs.replace(result, layers=tuple(rows))
             # Without a threshold nothing depends on the score in between.
-            if not mixing.threshold:
+            if not config.threshold:
                 continue
             after = self._score(self.changes(tried))
-            if mixing.goal == "speed" and after > mixing.threshold:
+            if config.objective == "speed" and after > config.threshold:
                 rows[index] = row
                 break
             score = after
             rows[index] = msgspec.structs.replace(rows[index], after=after)
-            if mixing.goal == "quality" and after <= mixing.threshold:
+            if config.objective == "quality" and after <= config.threshold:
                 break
-        mix = msgspec.structs.replace(mix, layers=tuple(rows), score=score)
-        if mixing.threshold:
-            return mix
-        return msgspec.structs.replace(mix, score=self._score(self.changes(mix)))
+        result = msgspec.structs.replace(result, layers=tuple(rows), score=score)
+        if config.threshold:
+            return result
+        return msgspec.structs.replace(result, score=self._score(self.changes(result)))
 
-    def _has_place(self, index: int) -> bool:
-        mixing = self._mixing
-        return index not in mixing.not_ranks and (not mixing.ranks or index in mixing.ranks)
+    def _is_ranked(self, index: int) -> bool:
+        config = self._config
+        return index not in config.not_ranks and (not config.ranks or index in config.ranks)
 
-    def _ranked(self, candidates: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[Measured, ...]:
-        mixing = self._mixing
-        path = mixing.cache
-        known = None if path is None else read_measured(path, self._base, mixing)
+    def _ranked(
+        self, candidates: Sequence[tuple[str, tuple[str, ...]]]
+    ) -> tuple[LayerSensitivity, ...]:
+        config, path = self._config, self._config.cache
+        known = None if path is None else read_sensitivities(path, self._base, config)
         if known is not None:
             return known
-        with concurrent.futures.ThreadPoolExecutor(mixing.workers) as pool:
-            rows = list(pool.map(lambda pair: self._measured(*pair), candidates))
+        rows = []
+        for row in ordered_map(lambda pair: self._measured(*pair), candidates, config.workers):
+            rows.append(row)
+            self._pipeline.clock.tell("search", len(rows), len(candidates))
         ranked = tuple(sorted(rows, key=lambda row: row.score))
         if path is not None:
-            write_measured(path, ranked, self._base, mixing)
+            write_sensitivities(path, ranked, self._base, config)
         return ranked
 
-    def _measured(self, name: str, nodes: tuple[str, ...]) -> Measured:
-        """Return how far the output is with these layers alone in each option they have."""
-        options = self._mixing.options
+    def _measured(self, name: str, nodes: tuple[str, ...]) -> LayerSensitivity:
+        """Return how far the output is with only these layers in each option they have."""
+        options = self._config.options
         indices = self._options_of(nodes)
         scores = {i: self._score([(node, options[i]) for node in nodes]) for i in indices}
         best = min(scores, key=lambda i: scores[i])
-        return Measured(
+        return LayerSensitivity(
             name=name, nodes=nodes, option=best, score=scores[best], scores=tuple(scores.values())
         )
 
     def _options_of(self, nodes: Iterable[str]) -> list[int]:
-        options = self._mixing.options
+        options = self._config.options
         own = [i for i, o in enumerate(options) if any(self._is_named(n, o.layers) for n in nodes)]
         return own or [i for i, o in enumerate(options) if not o.layers] or [0]
 
     def _candidates(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        mixing = self._mixing
-        for words in (mixing.include, mixing.exclude, *(o.layers for o in mixing.options)):
+        config = self._config
+        for words in (config.include, config.exclude, *(o.layers for o in config.options)):
             self._check_names(words)
         layers = [name for name in self._nodes if self._is_candidate(name)]
-        if not mixing.subgraphs:
+        if not config.subgraphs:
             yield from ((name, (name,)) for name in layers)
             return
         left = dict.fromkeys(layers)
-        for part in mixing.subgraphs:
-            graph = self._base.ready.adapted.graph
-            inside = {n.name for n in nodes_between(graph, part.start, part.end)}
+        for subgraph in config.subgraphs:
+            graph = self._base.adapted.graph
+            inside = {n.name for n in nodes_between(graph, subgraph.start, subgraph.end)}
             found = tuple(name for name in left if name in inside)
             left = {name: None for name in left if name not in inside}
             if found:
-                yield part.name, found
+                yield subgraph.name, found
         if left:
             yield _REST, tuple(left)
 
     def _is_candidate(self, name: str) -> bool:
-        mixing, node = self._mixing, self._nodes[name]
-        if node.op_type not in mixing.op_types or self._is_named(name, mixing.exclude):
+        config, node = self._config, self._nodes[name]
+        if node.op_type not in (config.op_types or LAYERS):
             return False
-        if mixing.include and not self._is_named(name, mixing.include):
+        if self._is_named(name, config.exclude):
+            return False
+        if config.include and not self._is_named(name, config.include):
             return False
         if any(row.node == name for row in self._base.plan.float_nodes):
             return False
         inputs = _activations(node)
-        return not (mixing.unshared_inputs and inputs and len(inputs[0].uses()) > 1)
+        return not (config.unshared_inputs and inputs and len(inputs[0].uses()) > 1)
 
     def _is_named(self, name: str, words: Sequence[str]) -> bool:
         return any(word in words for word in names_of(self._nodes[name]))
@@ -216,7 +232,7 @@ class _Search:
             if word not in known:
                 raise PlanError(f"no node is called {word!r}{did_you_mean(word, known)}")
 
-    def _config_with(self, changes: Sequence[tuple[str, LayerOption]]) -> QuantConfig:
+    def _config_with(self, changes: Changes) -> QuantConfig:
         config = self._base.config
         rules, tensors = [], {}
         for name, option in changes:
@@ -232,54 +248,66 @@ class _Search:
         )
 
     def _overrides(self, node: ir.Node, option: LayerOption) -> Iterator[TensorOverride]:
-        parts = ((option.inputs, _activations(node)), (option.outputs, list(node.outputs)))
-        for spec, values in parts:
+        sides = ((option.inputs, _activations(node)), (option.outputs, list(node.outputs)))
+        for spec, values in sides:
             for value in values if spec is not None else ():
                 for name in self._sharing(tensor_name(value), self._base.plan):
                     yield TensorOverride(tensor=name, spec=spec, optional=True)
 
     def _sharing(self, name: str, plan: Plan) -> list[str]:
         """Return the tensor and, if they are to change along, those with the same scale."""
-        if self._mixing.sharing == "unshare":
+        if self._config.sharing == "unshare":
             return [name]
         leaders = {row.name: row.leader for row in plan.activations()}
         leader = leaders.get(name, name)
         return [name, *(other for other, its in leaders.items() if its == leader and other != name)]
 
-    def _need_statistics(self, candidates: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+    def _complete_statistics(self, candidates: Sequence[tuple[str, tuple[str, ...]]]) -> None:
         """Collect what other formats need to know of tensors that had no scale before."""
-        every = [(n, o) for _, nodes in candidates for n in nodes for o in self._mixing.options]
-        ready = self._base.ready
-        plan = make_plan(ready.adapted, self._config_with(every), ready.target)
-        self._stats = self._completed(ready, plan, self._base.stats.tensors)
+        every = [(n, o) for _, nodes in candidates for n in nodes for o in self._config.options]
+        base, config = self._base, self._config_with(every)
+        plan = make_plan(base.adapted, config, base.target, base.operators, base.head)
+        self._stats = self._completed(extended(base, Planned, plan=plan), base.stats.tensors)
 
-    def _completed(self, ready: Prepared, plan: Plan, known: Mapping[str, TensorStats]) -> Stats:
+    def _completed(self, state: Planned, known: Mapping[str, TensorStats]) -> Stats:
         """Return statistics of all that a plan needs, collected where they are not known."""
         stats = dataclasses.replace(self._base.stats, tensors=known)
-        if all(name in known for name in plan.observed()):
+        if all(name in known for name in state.plan.observed()):
             return stats
-        more = self._builder.collect(ready, plan, self._builder.samples.calibration)
+        more = self._pipeline.calibrated(state, self._feeds).stats
         return dataclasses.replace(stats, tensors={**more.tensors, **known})
 
-    def _score(self, changes: Sequence[tuple[str, LayerOption]]) -> float:
-        return float(self._metric(self._want, self._run(emit(self.built_with(changes)))))
+    def _score(self, changes: Changes) -> float:
+        run = Run.quantized_model(self.with_changes(changes).emitted.model, [self._output])
+        pairs = list(compared(run, self._samples))
+        want, got = (
+            [[outputs[self._output]] for outputs in side] for side in zip(*pairs, strict=True)
+        )
+        return float(self._metric(want, got))
 
-    def _run(self, model: ir.Model) -> Outputs:
-        with session(model, name="the model") as running:
-            # Copies: an array of onnxruntime's keeps all memory of its session.
-            return [[np.array(a) for a in running.run([self._output], f)] for f in self._feeds]
+    def _feeds(self) -> Iterator[Feed]:
+        samples = self._base.samples
+        if samples is None:
+            raise ConfigError("mixed precision is measured on samples: give data")
+        return samples.calibration()
+
+    def _reference(self, feeds: Iterable[Feed]) -> list[ReferenceSample]:
+        model = self._base.float_model
+        # Exact, as the models that are measured by it.
+        run = dataclasses.replace(Run.float_model(model, [self._output]), optimize="none")
+        return reference_samples(run, feeds)
 
 
 def _activations(node: ir.Node) -> list[ir.Value]:
     return [v for v in node.inputs if v is not None and not is_constant(v)]
 
 
-def _is_settled(baseline: float, mixing: MixedPrecision) -> bool:
+def _is_settled(baseline: float, config: MixedPrecision) -> bool:
     """Whether there is nothing to win before anything changes."""
-    threshold = mixing.threshold or 0.0
-    return baseline > threshold if mixing.goal == "speed" else baseline <= threshold
+    threshold = config.threshold or 0.0
+    return baseline > threshold if config.objective == "speed" else baseline <= threshold
 
 
-def _settled_note(mix: Mix, mixing: MixedPrecision) -> str:
-    word = "further than" if mixing.goal == "speed" else "as near as"
-    return f"nothing changes: {mix.baseline:.4g} is {word} {mixing.threshold:g} already"
+def _settled_note(result: MixedPrecisionResult, config: MixedPrecision) -> str:
+    word = "further than" if config.objective == "speed" else "as near as"
+    return f"nothing changes: {result.baseline:.4g} is {word} {config.threshold:g} already"

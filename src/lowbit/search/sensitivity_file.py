@@ -1,4 +1,4 @@
-"""What mixed precision measured and decided: values, and a JSON file laid out as AMD Quark's.
+"""What the search for mixed precision measured and decided: values, and a JSON file of them.
 
 People set ``enabled`` to false there for layers that are to stay.
 """
@@ -12,22 +12,22 @@ import msgspec
 
 from lowbit.config.mixed_precision import MixedPrecision
 from lowbit.errors import ConfigError
-from lowbit.pipeline.building import Built
+from lowbit.state import Planned
 from lowbit.version import __version__
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class LayerSensitivity(msgspec.Struct, frozen=True, kw_only=True):
     """One layer, or several that change together.
 
     Attributes:
         name: The layer or subgraph.
         nodes: Its layers.
         option: The number of the option that is best for it.
-        score: The distance of the output with these layers alone in that option.
+        score: The distance of the output with only these layers in that option.
         scores: The same of every option it has.
         enabled: Whether it may change at all.
-        taken: Whether it does.
-        after: The distance with it and all layers taken before, where that was measured.
+        changed: Whether it does.
+        after: The distance with it and all layers changed before, where that was measured.
     """
 
     name: str
@@ -36,28 +36,28 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     score: float
     scores: tuple[float, ...]
     enabled: bool = True
-    taken: bool = False
+    changed: bool = False
     after: float | None = None
 
 
-class Mix(msgspec.Struct, frozen=True, kw_only=True):
+class MixedPrecisionResult(msgspec.Struct, frozen=True, kw_only=True):
     """All layers, the one that does least harm first, and the distances before and after."""
 
     metric: str
     baseline: float
     score: float
-    layers: tuple[Measured, ...] = ()
+    layers: tuple[LayerSensitivity, ...] = ()
     note: str = ""
 
     @property
-    def taken(self) -> tuple[str, ...]:
+    def changed(self) -> tuple[str, ...]:
         """The layers in other formats."""
-        return tuple(node for row in self.layers if row.taken for node in row.nodes)
+        return tuple(node for row in self.layers if row.changed for node in row.nodes)
 
     def describe(self) -> str:
         """Return a sentence for the report."""
         every = sum(len(row.nodes) for row in self.layers)
-        words = f"mixed precision: {len(self.taken)} of {every} layers in another format, "
+        words = f"mixed precision: {len(self.changed)} of {every} layers in another format, "
         words += f"{self.metric} {self.baseline:.4g} -> {self.score:.4g}"
         return f"{words} ({self.note})" if self.note else words
 
@@ -77,7 +77,9 @@ class _File(msgspec.Struct, kw_only=True):
     results: tuple[_Row, ...]
 
 
-def read_measured(path: str, base: Built, mixing: MixedPrecision) -> tuple[Measured, ...] | None:
+def read_sensitivities(
+    path: str, base: Planned, config: MixedPrecision
+) -> tuple[LayerSensitivity, ...] | None:
     """Return what the file holds, or nothing if there is none or it is of another search."""
     file = pathlib.Path(path)
     if not file.exists():
@@ -85,11 +87,13 @@ def read_measured(path: str, base: Built, mixing: MixedPrecision) -> tuple[Measu
     try:
         known = msgspec.json.decode(file.read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"mix.cache {path} holds no measurements: {error}") from error
-    if known.cache_key != _key(base, mixing):
+        raise ConfigError(
+            f"mixed_precision.cache {path} holds no sensitivities: {error}"
+        ) from error
+    if known.cache_key != _key(base, config):
         return None
     return tuple(
-        Measured(
+        LayerSensitivity(
             name=row.name,
             nodes=row.candidate_nodes,
             option=row.best_config_index,
@@ -101,8 +105,8 @@ def read_measured(path: str, base: Built, mixing: MixedPrecision) -> tuple[Measu
     )
 
 
-def write_measured(
-    path: str, rows: tuple[Measured, ...], base: Built, mixing: MixedPrecision
+def write_sensitivities(
+    path: str, rows: tuple[LayerSensitivity, ...], base: Planned, config: MixedPrecision
 ) -> None:
     """Write what was measured."""
     results = tuple(
@@ -116,7 +120,7 @@ def write_measured(
         )
         for row in rows
     )
-    made = _File(version=__version__, cache_key=_key(base, mixing), results=results)
+    made = _File(version=__version__, cache_key=_key(base, config), results=results)
     text = msgspec.json.format(msgspec.json.encode(made), indent=2)
     file = pathlib.Path(path)
     partial = file.with_name(f"{file.name}.partial")
@@ -124,23 +128,22 @@ def write_measured(
     partial.replace(file)
 
 
-def _key(base: Built, mixing: MixedPrecision) -> str:
+def _key(base: Planned, config: MixedPrecision) -> str:
     """Return a word for all that scores depend on but the numbers of weights and data."""
     lasting = msgspec.structs.replace(
-        mixing,
+        config,
         threshold=None,
-        goal="speed",
+        objective="speed",
         most=None,
         ranks=(),
         not_ranks=(),
         cache=None,
         workers=1,
-        dual=False,
+        requantize=False,
     )
-    graph = base.ready.adapted.graph
     nodes = [
         (n.name, n.op_type, [v.name if v else "" for v in n.inputs], [v.name for v in n.outputs])
-        for n in graph
+        for n in base.adapted.graph
     ]
     plan = msgspec.json.encode(base.plan)
     return hashlib.sha256(msgspec.json.encode((nodes, lasting)) + plan).hexdigest()

@@ -7,15 +7,14 @@ needs. ``lowbit plan --target`` reads it and says what would fall off the accele
 
 from __future__ import annotations
 
-import os
 import pathlib
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from lowbit.errors import ConfigError, did_you_mean
-from lowbit.numerics.float16 import FloatFormat
-from lowbit.numerics.formats import IntegerFormat
+from lowbit.config.specs import Spec
+from lowbit.errors import ConfigError
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
 
 AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
 """How one set of parameters is found for tensors that must agree.
@@ -24,10 +23,8 @@ AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
 power-of-two scales. ``output`` / ``input``: the output's (input's) own, copied to the others.
 """
 
-Movers: TypeAlias = Literal["follow", "behind", "always"]
-
-
-BlockAxes: TypeAlias = Literal["contracted", "quark"]
+DataMovement: TypeAlias = Literal["beside_quantized", "after_quantized", "always"]
+BlockAxes: TypeAlias = Literal["contracted", "channels"]
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,12 +56,14 @@ class OperatorFormats(_Data, frozen=True, kw_only=True):
 
 
 class ShiftLimits(_Data, frozen=True, kw_only=True):
-    """Bounds on sums and differences of binary points, set by the width of shifters.
+    """Bounds on sums and differences of fraction bits, set by the width of shifters.
 
-    With a scale of ``2**-p`` at position p: reading two addends shifts one of them by the
-    difference of positions, writing a result shifts the accumulator, and so on.
+    With scales of ``2**-f``, f fraction bits: reading two addends shifts one of them by the
+    difference of fraction bits, writing a result shifts the accumulator, and so on.
+    ``accumulating`` operators are those whose products and biases are shifted.
     """
 
+    accumulating: tuple[str, ...] = ("Conv", "Gemm")
     read: int = 7
     write_add: tuple[int, int] = (-7, 25)
     write_mul: tuple[int, int] = (0, 32)
@@ -78,7 +77,7 @@ class ShiftLimits(_Data, frozen=True, kw_only=True):
 
 
 class Target(_Data, frozen=True, kw_only=True):
-    """What the planner, the resolver and the graph rewrites need to know of a device.
+    """What planning, scales and graph rewrites need to know of a device.
 
     Attributes:
         operators: Operator types it runs quantized.
@@ -88,11 +87,11 @@ class Target(_Data, frozen=True, kw_only=True):
         float_formats: 16-bit float formats of both; ``blocks``: whether it has block formats.
         formats: Operators that take other formats; of two entries for one operator the last holds.
         power_of_two: Whether every scale must be a power of two.
-        per_channel: Whether weights may have a scale a channel.
+        per_channel: Whether weights may have a scale per channel.
         shares: Operators whose output uses the very parameters of its input.
         block_axes: How the axis of blocks is chosen (``lowbit.planning.block_axes``).
-        movers: ``follow`` quantizes data movement only next to something quantized, ``behind`` only
-            where what it reads is.
+        data_movement: Where data movement is quantized: ``beside_quantized`` next to something
+            quantized, ``after_quantized`` where what it reads is, or ``always``.
         align: Further operators whose tensors must agree, in the order they are applied.
         fuse: Pairs with no Q/DQ between.
         limits: Bounds of a fixed-point datapath, if it has one.
@@ -117,7 +116,7 @@ class Target(_Data, frozen=True, kw_only=True):
     power_of_two: bool = False
     per_channel: bool = True
     shares: tuple[str, ...] = ()
-    movers: Movers = "follow"
+    data_movement: DataMovement = "beside_quantized"
     align: tuple[Alignment, ...] = ()
     fuse: tuple[FusedPair, ...] = ()
     limits: ShiftLimits | None = None
@@ -129,29 +128,21 @@ class Target(_Data, frozen=True, kw_only=True):
     fallback: str = "the CPU"
 
     def formats_of(
-        self, op_type: str
+        self, operator: str
     ) -> tuple[tuple[IntegerFormat, ...], tuple[IntegerFormat, ...]]:
         """Return the formats an operator takes for activations and for weights."""
         activation, weight = self.activation_formats, self.weight_formats
         for entry in self.formats:
-            if op_type in entry.operators:
+            if operator in entry.operators:
                 activation = entry.activation or activation
                 weight = entry.weight or weight
         return activation, weight
 
-
-def find_target(name: str) -> Target:
-    """Return the built-in target of that name, or the one in the file of that path."""
-    from lowbit.targets.builtin import BUILTIN
-
-    if name in BUILTIN:
-        return BUILTIN[name]
-    if name.endswith(".json") or os.sep in name:
-        return read_target(pathlib.Path(name))
-    raise ConfigError(
-        f"unknown target {name!r}{did_you_mean(name, BUILTIN)} "
-        f"(built in: {', '.join(sorted(BUILTIN))}; or give the path of a .json file)"
-    )
+    def takes(self, spec: Spec, formats: tuple[IntegerFormat, ...]) -> bool:
+        """Whether a tensor may have a spec, ``formats`` being the integers of its role."""
+        if spec.is_block:
+            return self.blocks
+        return spec.format_name in {f.value for f in (*formats, *self.float_formats)}
 
 
 def read_target(path: pathlib.Path) -> Target:

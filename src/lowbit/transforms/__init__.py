@@ -1,58 +1,35 @@
-"""Rewrites of a float model: the same function, easier to quantize, in the target's operators."""
+"""Transforms of the float model: the same function, easier to quantize, in the target's operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
-import onnx_ir as ir
-
-from lowbit.config.transforms import Equalization, QuarkCle
-from lowbit.graph.session import Feed
-from lowbit.quark.cle import equalize_like_quark
-from lowbit.transforms._smooth_math import Levels
-from lowbit.transforms.cross_layer import (
-    Equalized,
-    GroupResult,
-    LeftOut,
-    can_equalize,
-    equalize_groups,
+from lowbit.config.transforms import (
+    CrossLayerEqualization,
+    FloatTransform,
+    Rotation,
+    SmoothQuant,
 )
-from lowbit.transforms.rotation import rotate
-from lowbit.transforms.smooth_quant import can_smooth, smooth
+from lowbit.errors import ConfigError
+from lowbit.transforms.cross_layer import CrossLayer
+from lowbit.transforms.implementation import Context, Implementation, Levels, TransformedModel
+from lowbit.transforms.rotation import Rotate
+from lowbit.transforms.smooth_quant import Smooth
 
-__all__ = [
-    "Equalized",
-    "GroupResult",
-    "LeftOut",
-    "Levels",
-    "can_equalize",
-    "can_smooth",
-    "equalize",
-    "rotate",
-    "smooth",
-]
+__all__ = ["TRANSFORMS", "Context", "Levels", "TransformedModel", "implementation_of"]
+
+TRANSFORMS: Mapping[type[Any], Implementation] = MappingProxyType(
+    {CrossLayerEqualization: CrossLayer(), SmoothQuant: Smooth(), Rotation: Rotate()}
+)
+"""What does the work of each kind of transform."""
 
 
-def equalize(
-    model: ir.Model,
-    config: Equalization | None,
-    data: Iterable[Feed] | None = None,
-    *,
-    keep: Container[str] = (),
-    progress: Callable[[int], None] = lambda _: None,
-) -> Equalized:
-    """Return a normalized model, equalized as asked for, and what was done.
-
-    Args:
-        model: A normalized model; it is not changed.
-        config: How; ``None`` gives the model itself back.
-        data: Samples to see how far activations go; exact equalization across Clips
-            uses it, and absorption once more.
-        keep: Nodes that are not quantized. Quark leaves them out.
-        progress: Told after each sample how many are done.
-    """
-    if config is None:
-        return Equalized(model)
-    if isinstance(config, QuarkCle):
-        return equalize_like_quark(model, config, keep)
-    return equalize_groups(model, config, data, progress)
+def implementation_of(config: FloatTransform) -> Implementation:
+    """Return what does the work of a transform, the package's own or the one it brings along."""
+    found: Implementation | None = TRANSFORMS.get(type(config)) or config.implementation()
+    if found is None:
+        kind = type(config).__name__
+        raise ConfigError(f"{kind} has no implementation: return one from implementation()")
+    return found

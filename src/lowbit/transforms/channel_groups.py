@@ -1,8 +1,8 @@
 """Groups of tensors whose channels can only be scaled together, with all that touches them.
 
-Channels begin where a layer writes them and end where layers read them. Between the two they pass
+Channels begin where a layer produces them and end where layers consume them. Between the two they pass
 activations and pooling, and Add ties them to the channels of other layers. A group with anything
-else in it is left alone, with the reason.
+else in it is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import tensor_name
-from lowbit.ops.channels import Place, carry
+from lowbit.ops.channels import ChannelLayout, propagate
 from lowbit.ops.traits import clip_bounds
-from lowbit.transforms.layers import Layer, find_layer, has_shared_weight
+from lowbit.transforms.layers import WeightedLayer, find_layer
 
 _ADDS = ("Add", "Sub", "Sum")
 
@@ -30,10 +30,10 @@ class Offset:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reader:
+class Consumer:
     """A layer that reads channels; ``repeat`` neighbouring inputs of it are one channel."""
 
-    layer: Layer
+    layer: WeightedLayer
     repeat: int
 
 
@@ -42,7 +42,7 @@ class Limit:
     """A Clip's upper bound on the channels of its input."""
 
     value: ir.Value
-    place: Place
+    layout: ChannelLayout
     bound: float
 
 
@@ -52,15 +52,15 @@ class Group:
 
     name: str
     channels: int
-    writers: list[Layer]
-    readers: list[Reader] = dataclasses.field(default_factory=list)
+    producers: list[WeightedLayer]
+    consumers: list[Consumer] = dataclasses.field(default_factory=list)
     offsets: list[Offset] = dataclasses.field(default_factory=list)
     limits: list[Limit] = dataclasses.field(default_factory=list)
     obstacles: list[str] = dataclasses.field(default_factory=list)
 
     def absorb(self, other: Group) -> None:
         """Take over all of another group."""
-        for field in ("writers", "readers", "offsets", "limits", "obstacles"):
+        for field in ("producers", "consumers", "offsets", "limits", "obstacles"):
             getattr(self, field).extend(getattr(other, field))
         if other.channels != self.channels:
             self.obstacles.append(f"added to {other.channels} channels")
@@ -73,17 +73,17 @@ def find_groups(graph: ir.Graph) -> list[Group]:
         search.visit(node)
     groups = list(dict.fromkeys(search.groups.values()))
     for group in groups:
-        if not group.readers and not group.obstacles:
-            group.obstacles.append("no layer reads it")
+        if not group.consumers and not group.obstacles:
+            group.obstacles.append("no layer consumes it")
     return groups
 
 
 class _Search:
-    """One walk along the graph, in order: which group each tensor's channels belong to."""
+    """One pass along the graph, in order: which group each tensor's channels belong to."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
-        self._places: dict[ir.Value, Place] = {}
+        self._layouts: dict[ir.Value, ChannelLayout] = {}
         self._members: dict[Group, list[ir.Value]] = {}
         self.groups: dict[ir.Value, Group] = {}
 
@@ -100,28 +100,28 @@ class _Search:
         for value in node.outputs:
             self._check_uses(value)
 
-    def _write(self, layer: Layer) -> None:
+    def _write(self, layer: WeightedLayer) -> None:
         output = layer.node.outputs[0]
-        place = written(layer)
-        if place is None:
+        layout = layer.output_layout()
+        if layout is None:
             return
         group = Group(tensor_name(output), layer.outputs, [layer])
-        if has_shared_weight(layer):
+        if layer.has_shared_weight:
             group.obstacles.append(f"{layer.node.name} shares its weights")
-        self._place(output, group, place)
+        self._assign(output, group, layout)
 
-    def _place(self, value: ir.Value, group: Group, place: Place) -> None:
-        self.groups[value], self._places[value] = group, place
+    def _assign(self, value: ir.Value, group: Group, layout: ChannelLayout) -> None:
+        self.groups[value], self._layouts[value] = group, layout
         self._members.setdefault(group, []).append(value)
 
-    def _read(self, layer: Layer) -> None:
+    def _read(self, layer: WeightedLayer) -> None:
         for index, value in enumerate(layer.node.inputs):
             if value not in self.groups:
                 continue
-            place, group = self._places[value], self.groups[value]
-            if index == 0 and reads(layer, place, group.channels):
-                group.readers.append(Reader(layer, place.repeat))
-                if has_shared_weight(layer):
+            layout, group = self._layouts[value], self.groups[value]
+            if index == 0 and layer.consumes(layout, group.channels):
+                group.consumers.append(Consumer(layer, layout.repeat))
+                if layer.has_shared_weight:
                     group.obstacles.append(f"{layer.node.name} shares its weights")
             else:
                 group.obstacles.append(f"{layer.node.name} does not read it channel by channel")
@@ -130,15 +130,15 @@ class _Search:
         for index, value in enumerate(node.inputs):
             if value is None or value not in self.groups:
                 continue
-            group, place = self.groups[value], self._places[value]
-            after = carry(node, place) if index == 0 else None
+            group, layout = self.groups[value], self._layouts[value]
+            after = propagate(node, layout) if index == 0 else None
             if after is None:
-                group.obstacles.append(f"read by {node.op_type}")
+                group.obstacles.append(f"consumed by {node.op_type}")
                 continue
-            self._place(node.outputs[0], group, after)
+            self._assign(node.outputs[0], group, after)
             bound = clip_bounds(node)[1] if node.op_type == "Clip" else None
             if bound is not None:
-                group.limits.append(Limit(value, place, bound))
+                group.limits.append(Limit(value, layout, bound))
 
     def _add(self, node: ir.Node) -> None:
         """Tie the channels of all that is added, constants included."""
@@ -146,22 +146,22 @@ class _Search:
         tied = [value for value in values if value in self.groups]
         if not tied:
             return
-        places = {self._places[value] for value in tied}
+        layouts = {self._layouts[value] for value in tied}
         group = self.groups[tied[0]]
         for value in tied[1:]:
             self._merge(group, self.groups[value])
-        place = places.pop()
-        if places or place.repeat > 1:
+        layout = layouts.pop()
+        if layouts or layout.repeat > 1:
             group.obstacles.append(f"{node.op_type} of different layouts")
         for index, value in enumerate(values):
             if value in self.groups:
                 continue
-            axis = _offset_axis(value, place, group.channels)
+            axis = _offset_axis(value, layout, group.channels)
             if axis is None:
                 group.obstacles.append(f"{node.op_type} of something that cannot be scaled")
             else:
                 group.offsets.append(Offset(node, index, axis))
-        self._place(node.outputs[0], group, place)
+        self._assign(node.outputs[0], group, layout)
 
     def _merge(self, kept: Group, gone: Group) -> None:
         if kept is gone:
@@ -181,29 +181,10 @@ class _Search:
             group.obstacles.append("read inside a subgraph")
 
 
-def written(layer: Layer) -> Place | None:
-    """Return where the channels of a layer's output lie."""
-    match layer.node.op_type:
-        case "Conv" | "ConvTranspose":
-            return Place(1, layer.weight.ndim)
-        case "Gemm":
-            return Place(1, 2) if layer.bias is None or layer.bias.ndim <= 2 else None
-    shape = layer.node.outputs[0].shape
-    return None if shape is None or len(shape) < 2 else Place(len(shape) - 1, len(shape))
-
-
-def reads(layer: Layer, place: Place, channels: int) -> bool:
-    """Whether the inputs of the layer are the channels at ``place``."""
-    convolves = layer.node.op_type in ("Conv", "ConvTranspose")
-    axis = 1 if convolves else place.rank - 1
-    fits = layer.inputs == channels * place.repeat and place.axis == axis
-    return fits and (place.repeat == 1 or not convolves)
-
-
-def _offset_axis(value: ir.Value, place: Place, channels: int) -> int | None:
+def _offset_axis(value: ir.Value, layout: ChannelLayout, channels: int) -> int | None:
     """Return the axis of a constant along which it has a number for each channel."""
     shape = constant_shape(value)
-    if shape is None or len(shape) > place.rank or value.dtype != ir.DataType.FLOAT:
+    if shape is None or len(shape) > layout.rank or value.dtype != ir.DataType.FLOAT:
         return None
-    axis = place.axis - (place.rank - len(shape))
+    axis = layout.axis - (layout.rank - len(shape))
     return axis if axis >= 0 and shape[axis] == channels else None

@@ -1,4 +1,4 @@
-"""What a pass over the data shows of each channel, as how large it becomes before a Clip."""
+"""Statistics of channels from one pass over the data, such as how large each becomes before a Clip."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import onnx_ir as ir
 
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, session
-from lowbit.ops.channels import Place
+from lowbit.numerics.formats import DoubleArray
+from lowbit.ops.channels import ChannelLayout
 from lowbit.parallel import ordered_map
-from lowbit.transforms._cross_layer_math import DoubleArray
 
 
 def channel_maxima(
     model: ir.Model,
-    wanted: Sequence[tuple[ir.Value, Place]],
+    wanted: Sequence[tuple[ir.Value, ChannelLayout]],
     data: Iterable[Feed],
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, DoubleArray]:
     """Return the maxima by tensor name; none at all if there is no data."""
-    places = {tensor_name(value): place for value, place in wanted}
+    layouts = {tensor_name(value): layout for value, layout in wanted}
 
     def of(name: str, array: Array) -> DoubleArray:
-        return _maxima(array, places[name])
+        return _maxima(array, layouts[name])
 
-    return reduce_channels(model, list(places), data, of, np.maximum, progress)
+    return reduce_channels(model, list(layouts), data, of, np.maximum, progress)
 
 
 def reduce_channels(
@@ -58,8 +58,8 @@ def reduce_channels(
     return joined
 
 
-def _maxima(array: Array, place: Place) -> DoubleArray:
+def _maxima(array: Array, layout: ChannelLayout) -> DoubleArray:
     """Return the maximum of each channel; not a number where one is."""
-    others = tuple(axis for axis in range(array.ndim) if axis != place.axis)
+    others = tuple(axis for axis in range(array.ndim) if axis != layout.axis)
     found = array.max(axis=others, initial=-np.inf)
-    return np.asarray(found.reshape(-1, place.repeat).max(axis=1), np.float64)
+    return np.asarray(found.reshape(-1, layout.repeat).max(axis=1), np.float64)

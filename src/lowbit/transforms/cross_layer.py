@@ -1,51 +1,120 @@
-"""What equalization gives: the model, and what was and was not done to it."""
+"""Cross-layer equalization, over whole groups of layers.
+
+A channel that several layers produce and several consume may be multiplied by t in all producers and
+divided by t in all consumers. With r1 and r2 the channel's largest weight on either side, as a
+fraction of the layer's largest, t = sqrt(r2 / r1) makes both equal, which is where the product of
+both precisions is largest (Nagel et al. 2019, arXiv:1906.04721, equation 11). Fractions, because a
+factor on a whole layer changes nothing that one scale for it would not undo, but would push
+channels against their bounds. Kernels are arrays ``[group, out, in, rest]``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from lowbit.config.transforms import CrossLayerEqualization
-from lowbit.graph.editing import constant
+from lowbit.graph.editing import constant, replace_constant
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Feed
-from lowbit.numerics.formats import FloatArray
-from lowbit.transforms._cross_layer_math import (
-    Bounds,
-    DoubleArray,
-    input_peaks,
-    is_capped,
-    is_settled,
-    make_bounds,
-    next_factors,
-    output_peaks,
-    relative,
-)
+from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.transforms.bias_absorption import absorb
 from lowbit.transforms.channel_groups import Group, Offset, find_groups
 from lowbit.transforms.channel_statistics import channel_maxima
-from lowbit.transforms.layers import Layer, give_constant
+from lowbit.transforms.implementation import Context, TransformedModel
+from lowbit.transforms.layers import WeightedLayer, input_ranges, output_ranges
+
+# A round in which no factor changes by more than this (in octaves) is the last.
+_SETTLED = 1e-3
+
+
+def relative(ranges: FloatArray) -> FloatArray:
+    """Return ranges as fractions of the largest of them."""
+    return np.asarray(ranges / max(ranges.max(initial=0), np.finfo(np.float32).tiny))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far the factor of each channel may go; one where ``frozen``."""
+
+    lowest: DoubleArray
+    highest: DoubleArray
+    frozen: NDArray[np.bool_]
+
+
+def make_bounds(
+    channels: int,
+    limits: Sequence[tuple[float, DoubleArray]],
+    *,
+    largest: float,
+    headroom: float = 1.0,
+) -> Bounds:
+    """Return the bounds of a group.
+
+    Args:
+        channels: How many channels the group has.
+        limits: Upper bounds of the group's Clips, each with the largest value seen before it in
+            every channel. A channel that stays below is free up to where it would not; one that
+            does not must stay as it is.
+        largest: The largest factor or divisor.
+        headroom: How much more than the largest value seen must stay below.
+    """
+    highest = np.full(channels, largest)
+    frozen = np.zeros(channels, bool)
+    for bound, seen in limits:
+        reach = np.maximum(seen, 0) * headroom
+        # What is not a number is not below the bound either.
+        frozen |= ~(reach < bound)
+        with np.errstate(divide="ignore", over="ignore"):
+            highest = np.fmin(highest, bound / reach)
+    return Bounds(np.full(channels, 1 / largest), highest, frozen)
+
+
+def next_factors(
+    produced: FloatArray, consumed: FloatArray, total: DoubleArray, bounds: Bounds
+) -> DoubleArray:
+    """Return the factors in all, after ``total``, that make both ranges equal within bounds."""
+    alive = (produced > 0) & (consumed > 0)
+    ratio = np.divide(consumed, produced, out=np.ones(len(total)), where=alive, dtype=np.float64)
+    wanted = np.clip(total * np.sqrt(ratio), bounds.lowest, bounds.highest)
+    return np.where(bounds.frozen | ~alive, total, wanted)
+
+
+def is_settled(before: DoubleArray, after: DoubleArray) -> bool:
+    """Whether a round changed so little that another is not worth it."""
+    return bool(np.abs(np.log2(after / before)).max(initial=0) < _SETTLED)
+
+
+def is_capped(
+    produced: FloatArray, consumed: FloatArray, total: DoubleArray, bounds: Bounds
+) -> NDArray[np.bool_]:
+    """Return which channels would go further if their bounds let them."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        wish = np.sqrt(np.asarray(consumed, np.float64) / produced)
+    at_top = (total >= bounds.highest) & (wish > 1 + _SETTLED)
+    at_bottom = (total <= bounds.lowest) & (wish < 1 - _SETTLED)
+    return np.asarray((at_top | at_bottom) & np.isfinite(wish) & (wish > 0) & ~bounds.frozen)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """What happened to the channels that some layers write and others read.
+    """What happened to the channels that some layers produce and others consume.
 
     Attributes:
         tensor: One tensor of the group, to know it by.
-        writers: Names of the layers that write the channels; ``readers`` of those that read them.
+        producers: Names of the layers that produce the channels; ``consumers`` of those that consume.
         channels: How many there are.
         frozen: How many of them reach the upper bound of a Clip, and so keep their weights.
         capped: How many of the others would have gone further without a bound.
     """
 
     tensor: str
-    writers: tuple[str, ...]
-    readers: tuple[str, ...]
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
     channels: int
     frozen: int
     capped: int
@@ -57,21 +126,11 @@ class GroupResult:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedGroup:
     """A group that was not touched, and why."""
 
     tensor: str
     why: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Equalized:
-    """A model that computes the same in float, and an account of what was done."""
-
-    model: ir.Model
-    notes: tuple[str, ...] = ()
-    groups: tuple[GroupResult, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -83,26 +142,45 @@ class _State:
     total: DoubleArray
 
 
-def can_equalize(model: ir.Model, config: CrossLayerEqualization) -> bool:
-    """Whether a normalized model has anything that equalization may change."""
-    return config.absorb or any(not group.obstacles for group in find_groups(model.graph))
+class CrossLayer:
+    """Cross-layer equalization of a graph: find the groups, measure what bounds them, scale."""
+
+    def applies(self, model: ir.Model, config: CrossLayerEqualization) -> bool:
+        """Whether a normalized model has anything that equalization may change."""
+        return config.absorb or any(not group.obstacles for group in find_groups(model.graph))
+
+    def apply(
+        self, model: ir.Model, config: CrossLayerEqualization, context: Context
+    ) -> TransformedModel:
+        """Return a copy of ``model`` with all groups equalized.
+
+        The data is run once if there are Clips, to see which channels never reach the upper bound;
+        without data none of their channels is touched. It is run again to absorb biases.
+        """
+        found = equalize_groups(model, config, context)
+        notes = [_summary(found.groups, found.skipped)]
+        if config.absorb and context.data is not None:
+            notes.append(absorb(found.model, config.headroom, context))
+        return TransformedModel(found.model, tuple(notes))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EqualizedGroups:
+    """A model with equalized groups, and what became of each group."""
+
+    model: ir.Model
+    groups: tuple[GroupResult, ...]
+    skipped: tuple[SkippedGroup, ...]
 
 
 def equalize_groups(
-    model: ir.Model,
-    config: CrossLayerEqualization,
-    data: Iterable[Feed] | None,
-    progress: Callable[[int], None] = lambda _: None,
-) -> Equalized:
-    """Return a copy of ``model`` with all groups equalized.
-
-    ``data`` is run once if there are Clips, to see which channels never reach the upper bound;
-    without data none of their channels is touched. It is run again to absorb biases.
-    """
+    model: ir.Model, config: CrossLayerEqualization, context: Context
+) -> EqualizedGroups:
+    """Return a copy of ``model`` with the channels of all groups equalized."""
     model = model.clone()
     groups = find_groups(model.graph)
     usable = [group for group in groups if not group.obstacles]
-    maxima = _measure(model, usable, data, progress)
+    maxima = _measure(model, usable, context)
     states = [_start(group, config, maxima) for group in usable]
     for _ in range(config.rounds):
         settled = [_balance(state) for state in states]
@@ -113,28 +191,20 @@ def equalize_groups(
         layer.write(model.graph)
     for state in states:
         _scale_offsets(model.graph, state)
-    results = tuple(_result(state) for state in states)
-    left_out = tuple(
-        LeftOut(tensor=group.name, why="; ".join(dict.fromkeys(group.obstacles)))
+    skipped = tuple(
+        SkippedGroup(tensor=group.name, why="; ".join(dict.fromkeys(group.obstacles)))
         for group in groups
         if group.obstacles
     )
-    notes = [_summary(results, left_out)]
-    if config.absorb and data is not None:
-        notes.append(absorb(model, config.headroom, data, progress))
-    return Equalized(model, tuple(notes), results, left_out)
+    return EqualizedGroups(model, tuple(_result(state) for state in states), skipped)
 
 
-def _measure(
-    model: ir.Model,
-    groups: list[Group],
-    data: Iterable[Feed] | None,
-    progress: Callable[[int], None],
-) -> Mapping[str, DoubleArray]:
+def _measure(model: ir.Model, groups: list[Group], context: Context) -> Mapping[str, DoubleArray]:
     limits = [limit for group in groups for limit in group.limits]
-    if not limits or data is None:
+    if not limits or context.data is None:
         return {}
-    return channel_maxima(model, [(lim.value, lim.place) for lim in limits], data, progress)
+    wanted = [(limit.value, limit.layout) for limit in limits]
+    return channel_maxima(model, wanted, context.data, context.progress)
 
 
 def _start(
@@ -151,35 +221,35 @@ def _start(
 def _balance(state: _State) -> bool:
     """Scale one group once; return whether that changed next to nothing. Changes its layers."""
     group, before = state.group, state.total
-    state.total = next_factors(*_peaks(group), before, state.bounds)
+    state.total = next_factors(*_ranges(group), before, state.bounds)
     step = (state.total / before).astype(np.float32)
-    for writer in group.writers:
-        writer.scale_outputs(step)
-    for reader in group.readers:
-        reader.layer.scale_inputs(np.repeat(np.reciprocal(step), reader.repeat))
+    for producer in group.producers:
+        producer.scale_outputs(step)
+    for consumer in group.consumers:
+        consumer.layer.scale_inputs(np.repeat(np.reciprocal(step), consumer.repeat))
     return is_settled(before, state.total)
 
 
-def _peaks(group: Group) -> tuple[FloatArray, FloatArray]:
-    """Return the largest weight by channel, relative to its layer's, written and read."""
-    written = np.max([relative(output_peaks(layer.kernel)) for layer in group.writers], axis=0)
-    read = np.max(
+def _ranges(group: Group) -> tuple[FloatArray, FloatArray]:
+    """Return the largest weight by channel, relative to its layer's, produced and consumed."""
+    produced = np.max([relative(output_ranges(layer.kernel)) for layer in group.producers], axis=0)
+    consumed = np.max(
         [
-            relative(input_peaks(reader.layer.kernel)).reshape(-1, reader.repeat).max(axis=1)
-            for reader in group.readers
+            relative(input_ranges(consumer.layer.kernel)).reshape(-1, consumer.repeat).max(axis=1)
+            for consumer in group.consumers
         ],
         axis=0,
     )
-    return written, read
+    return produced, consumed
 
 
-def _layers(group: Group) -> list[Layer]:
-    return [*group.writers, *(reader.layer for reader in group.readers)]
+def _layers(group: Group) -> list[WeightedLayer]:
+    return [*group.producers, *(consumer.layer for consumer in group.consumers)]
 
 
 def _scale_offsets(graph: ir.Graph, state: _State) -> None:
     for offset in state.group.offsets:
-        give_constant(graph, offset.node, offset.index, _scaled(offset, state.total))
+        replace_constant(graph, offset.node, offset.index, _scaled(offset, state.total))
 
 
 def _scaled(offset: Offset, factors: DoubleArray) -> FloatArray:
@@ -193,21 +263,21 @@ def _result(state: _State) -> GroupResult:
     group = state.group
     return GroupResult(
         tensor=group.name,
-        writers=tuple(str(layer.node.name) for layer in group.writers),
-        readers=tuple(str(reader.layer.node.name) for reader in group.readers),
+        producers=tuple(str(layer.node.name) for layer in group.producers),
+        consumers=tuple(str(consumer.layer.node.name) for consumer in group.consumers),
         channels=group.channels,
         frozen=int(state.bounds.frozen.sum()),
-        capped=int(is_capped(*_peaks(group), state.total, state.bounds).sum()),
+        capped=int(is_capped(*_ranges(group), state.total, state.bounds).sum()),
     )
 
 
-def _summary(groups: tuple[GroupResult, ...], left_out: tuple[LeftOut, ...]) -> str:
+def _summary(groups: tuple[GroupResult, ...], skipped: tuple[SkippedGroup, ...]) -> str:
     free, frozen = sum(g.free for g in groups), sum(g.frozen for g in groups)
     text = f"equalized {free} channels in {len(groups)} groups"
     if frozen:
-        text += f"; {frozen} channels reach the bound of a Clip and were left alone"
-    reasons = Counter(group.why for group in left_out)
+        text += f"; {frozen} channels reach the bound of a Clip and keep their weights"
+    reasons = Counter(group.why for group in skipped)
     if reasons:
         most = ", ".join(f"{why} ({count})" for why, count in reasons.most_common(3))
-        text += f"; left out {len(left_out)} groups: {most}"
+        text += f"; skipped {len(skipped)} groups: {most}"
     return text

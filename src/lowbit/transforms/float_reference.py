@@ -1,7 +1,7 @@
 """The device's arithmetic beside the float one, each fed by the float network's own layers.
 
-Replacing a sigmoid by a hard sigmoid changes what the layers behind it see, and theirs in turn. To
-measure what each replacement does by itself, every learned layer here reads the *float* values,
+Replacing a sigmoid by a hard sigmoid changes what the layers after it see, and theirs in turn. To
+measure what each replacement does by itself, every linear layer here reads the *float* values,
 while the replaced operators read the same layer outputs and are measured next to them. The mean
 difference at a layer's input is then what that layer's bias has to make up for.
 """
@@ -13,52 +13,51 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import is_constant
 from lowbit.graph.naming import tensor_name
+from lowbit.ops.linear import has_constant_weight
 
-_LEARNED = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 _SUFFIX = "__float"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SideBySide:
-    """The joint model, and for each tensor that differs the name of its float twin."""
+class WithReference:
+    """The joint model, and for each tensor that differs the name of its counterpart in the float reference."""
 
     model: ir.Model
-    twins: Mapping[str, str]
+    float_names: Mapping[str, str]
 
 
-def side_by_side(shaped: ir.Model, adapted: ir.Model) -> SideBySide:
-    """Return ``adapted`` with its learned layers fed as in ``shaped``."""
+def with_reference(shaped: ir.Model, adapted: ir.Model) -> WithReference:
+    """Return ``adapted`` with its linear layers fed as in ``shaped``."""
     model = adapted.clone()
     graph = model.graph
     original = {v.name: node for node in shaped.graph for v in node.outputs}
     differing = _differing(graph, original)
     if not differing:
-        return SideBySide(model, {})
+        return WithReference(model, {})
     values = ir.convenience.create_value_mapping(graph)
-    twins: dict[str, ir.Value] = {}
+    float_names: dict[str, ir.Value] = {}
     for node in shaped.graph:
         names = [tensor_name(v) for v in node.outputs if v.name in differing]
         if names:
-            _copy(graph, node, values, twins)
+            _copy(graph, node, values, float_names)
     for node in tuple(graph):
-        if _is_learned(node):
+        if has_constant_weight(node):
             for index, value in enumerate(node.inputs):
-                if value is not None and value.name in twins:
-                    node.replace_input_with(index, twins[value.name])
+                if value is not None and value.name in float_names:
+                    node.replace_input_with(index, float_names[value.name])
     graph.sort()
-    return SideBySide(model, {name: tensor_name(value) for name, value in twins.items()})
+    return WithReference(model, {name: tensor_name(value) for name, value in float_names.items()})
 
 
 def _differing(graph: ir.Graph, original: Mapping[str | None, ir.Node]) -> set[str]:
-    """Return the values that differ from the float model's, up to the next learned layer."""
+    """Return the values that differ from the float model's, up to the next linear layer."""
     found: set[str] = set()
     for node in graph:
-        if _is_learned(node):
+        if has_constant_weight(node):
             continue
-        behind = any(v is not None and v.name in found for v in node.inputs)
-        if behind or not _same(node, original.get(node.outputs[0].name)):
+        after = any(v is not None and v.name in found for v in node.inputs)
+        if after or not _same(node, original.get(node.outputs[0].name)):
             found.update(tensor_name(v) for v in node.outputs if v.name)
     return found
 
@@ -75,15 +74,15 @@ def _same(node: ir.Node, other: ir.Node | None) -> bool:
 
 
 def _copy(
-    graph: ir.Graph, node: ir.Node, values: Mapping[str, ir.Value], twins: dict[str, ir.Value]
+    graph: ir.Graph, node: ir.Node, values: Mapping[str, ir.Value], float_names: dict[str, ir.Value]
 ) -> None:
-    """Add a node of the float model, reading twins where there are any. Changes both."""
+    """Add a node of the float model, reading float counterparts where there are any. Changes both."""
     inputs: list[ir.Value | None] = []
     for value in node.inputs:
         if value is None:
             inputs.append(None)
-        elif value.name in twins:
-            inputs.append(twins[value.name])
+        elif value.name in float_names:
+            inputs.append(float_names[value.name])
         else:
             inputs.append(_constant_or_value(graph, value, values))
     copy = ir.node(
@@ -96,7 +95,7 @@ def _copy(
     )
     for old, new in zip(node.outputs, copy.outputs, strict=True):
         new.name, new.type, new.shape = f"{old.name}{_SUFFIX}", old.type, old.shape
-        twins[tensor_name(old)] = new
+        float_names[tensor_name(old)] = new
     graph.append(copy)
 
 
@@ -110,7 +109,3 @@ def _constant_or_value(
     if name not in graph.initializers:
         graph.register_initializer(ir.val(name, const_value=value.const_value))
     return graph.initializers[name]
-
-
-def _is_learned(node: ir.Node) -> bool:
-    return node.op_type in _LEARNED and len(node.inputs) > 1 and is_constant(node.inputs[1])

@@ -1,7 +1,7 @@
-"""Where operators of two formats meet: some read a tensor under a second name, in their own format.
+"""Format boundaries: some nodes read a tensor under a second name, in a format of their own.
 
-An Identity stands between the two names until the model is emitted, where the second pair of Q/DQ
-follows the first.
+An Identity stands between the two names until the model is emitted, where the requantization pair
+follows the first pair.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lowbit.graph.editing import REQUANTIZED
 
 
 def insert_requantization(model: ir.Model, rows: Sequence[Requantization]) -> ir.Model:
-    """Return the model in which the readers of each row read its tensor under the new name."""
+    """Return the model in which the consumers of each row read its tensor under the new name."""
     if not rows:
         return model
     model = model.clone()
@@ -26,7 +26,7 @@ def insert_requantization(model: ir.Model, rows: Sequence[Requantization]) -> ir
         value = values.get(row.tensor)
         if value is None:
             near = did_you_mean(row.tensor, values)
-            raise PlanError(f"no tensor is called {row.tensor!r}, to be handed over{near}")
+            raise PlanError(f"no tensor is called {row.tensor!r}, to be requantized{near}")
         node = ir.node("Identity", [value], name=row.name)
         node.meta[REQUANTIZED] = True
         again = node.outputs[0]
@@ -34,12 +34,12 @@ def insert_requantization(model: ir.Model, rows: Sequence[Requantization]) -> ir
         if row.before:
             value.name, again.name = row.name, row.tensor
             graph.outputs[:] = [again if output is value else output for output in graph.outputs]
-        uses = [use for use in value.uses() if use.node.name in row.readers]
+        uses = [use for use in value.uses() if use.node.name in row.consumers]
         producer = value.producer()
         if producer is None:
             graph.insert_before(graph[0], node)
         else:
             graph.insert_after(producer, node)
-        for reader, index in uses:
-            reader.replace_input_with(index, again)
+        for consumer, index in uses:
+            consumer.replace_input_with(index, again)
     return model

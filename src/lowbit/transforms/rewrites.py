@@ -1,4 +1,9 @@
-"""Rewrites that keep the function and suit an NPU's operators better. Each changes its graph."""
+"""Rewrites for an NPU: operators that suit it better, and its fixed-point arithmetic as float nodes.
+
+Each changes its graph. The constants are those of the Ryzen AI CNN datapath: averages are sums times
+k / 2**n, the gate of hard swish is 2731 / 2**14 instead of 1/6, the slope of a leaky relu is a multiple
+of 1/256.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +15,120 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.errors import ConfigError, did_you_mean
-from lowbit.graph.editing import KEPT, add_constant, candidates, constant, replace_node, take_over
+from lowbit.graph.editing import (
+    ARITHMETIC,
+    KEPT,
+    add_constant,
+    candidates,
+    insert_after,
+    replace_node,
+    take_over,
+)
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, names_of, tensor_name
 from lowbit.normalize.fold_affine import normalization
-from lowbit.ops.traits import reduced_axes, spatial_size
-from lowbit.transforms.arithmetic import (
-    average_pool_factor,
-    clip_to_relu,
-    hardsigmoid_factor,
-    leaky_relu_slope,
-    reduce_mean_factor,
-    sigmoid_to_hardsigmoid,
-)
+from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
+
+HARDSIGMOID_FACTOR = 2731 / 16384 * 6
+_LARGEST_KERNEL = 255
+
+# Kernels the datapath has its own constants for, instead of the nearest k / 2**n.
+_POOL_FACTORS = {3: 63 / 64, 5: 250 / 256, 6: 252 / 256, 7: 1029 / 1024, 14: 4116 / 4096}
+
+
+def leaky_relu_slope(graph: ir.Graph) -> None:
+    """Round the slope of LeakyRelu to a multiple of 1/256."""
+    for node in candidates(graph):
+        if node.op_type == "LeakyRelu":
+            slope = round(node.attributes.get_float("alpha", 0.01) * 256) / 256
+            node.attributes["alpha"] = ir.AttrFloat32("alpha", slope)
+
+
+def sigmoid_to_hardsigmoid(graph: ir.Graph) -> None:
+    """Sigmoid becomes HardSigmoid(1/6, 1/2), the only gate there is."""
+    for node in candidates(graph):
+        if node.op_type == "Sigmoid" and node.inputs[0] is not None:
+            gate = ir.node("HardSigmoid", [node.inputs[0]], {"alpha": 1 / 6, "beta": 0.5})
+            replace_node(graph, node, [gate])
+
+
+def hardsigmoid_factor(graph: ir.Graph) -> None:
+    """Scale HardSigmoid by what the fixed-point slope differs from 1/6."""
+    for node in candidates(graph):
+        traits = traits_of(node)
+        if node.op_type == "HardSigmoid" and traits is not None and traits.applies(node):
+            _multiply(graph, node, HARDSIGMOID_FACTOR)
+
+
+def average_pool_factor(graph: ir.Graph) -> None:
+    """Scale average pools of square kernels by what their fixed-point reciprocal differs."""
+    for node in candidates(graph):
+        kernel = _pool_kernel(node)
+        if kernel is not None and kernel[0] == kernel[1]:
+            _multiply(graph, node, pool_factor(*kernel))
+
+
+def reduce_mean_factor(graph: ir.Graph) -> None:
+    """Scale ReduceMean by what its fixed-point reciprocal differs."""
+    for node in candidates(graph):
+        if node.op_type != "ReduceMean":
+            continue
+        source, axes = node.inputs[0], reduced_axes(node)
+        if source is None or source.shape is None or axes is None:
+            continue
+        sizes = [source.shape[axis] for axis in axes]
+        if all(isinstance(size, int) for size in sizes):
+            count = math.prod(int(size) for size in sizes if isinstance(size, int))
+            _multiply(graph, node, reciprocal_factor(count))
+
+
+def clip_to_relu(graph: ir.Graph) -> None:
+    """Clip from zero becomes Relu: the upper bound is left to the quantizer's range."""
+    for node in candidates(graph):
+        if node.op_type == "Clip" and node.inputs[0] is not None:
+            low, _ = clip_bounds(node)
+            if low is not None and low >= 0:
+                replace_node(graph, node, [ir.node("Relu", [node.inputs[0]])])
+
+
+def pool_factor(height: int, width: int) -> float:
+    """Return the ratio of the datapath's average to the true one for a pooling kernel."""
+    if height == width and height in _POOL_FACTORS:
+        return _POOL_FACTORS[height]
+    if max(height, width) > _LARGEST_KERNEL:
+        return 1.0
+    return reciprocal_factor(height * width)
+
+
+def reciprocal_factor(count: int) -> float:
+    """Return ``count`` times the nearest k / 2**n to its reciprocal."""
+    best, least = 1.0, math.inf
+    for n in range(7 + math.ceil(math.log2(count)) if count > 1 else 1):
+        k = round(2**n / count)
+        difference = abs(k / 2**n - 1 / count)
+        if difference < least:
+            best, least = k / 2**n * count, difference
+    return best
+
+
+def _pool_kernel(node: ir.Node) -> tuple[int, int] | None:
+    if node.op_type == "GlobalAveragePool" and node.inputs[0] is not None:
+        return spatial_size(node.inputs[0])
+    if node.op_type == "AveragePool":
+        kernel = node.attributes.get_ints("kernel_shape", ())
+        return (int(kernel[0]), int(kernel[1])) if len(kernel) == 2 else None
+    return None
+
+
+def _multiply(graph: ir.Graph, node: ir.Node, factor: float) -> None:
+    if factor == 1.0:
+        return
+    name = tensor_name(node.outputs[0])
+    value = add_constant(graph, f"{name}_Scale", np.array(factor, np.float32))
+    product = ir.node("Mul", [node.outputs[0], value], name=f"{name}_Mul")
+    product.meta[ARITHMETIC] = True
+    insert_after(graph, product, f"{name}_Mul")
+
 
 # Average pools of more elements than this do not fit the accumulator.
 _LARGEST_POOL = 512
@@ -133,9 +239,9 @@ def _slice(graph: ir.Graph, node: ir.Node, index: int, bounds: tuple[int, int]) 
 
 
 def _split_sizes(node: ir.Node, source: ir.Value) -> list[int] | None:
-    given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    if given is not None:
-        return [int(n) for n in given.reshape(-1)]
+    """Return the sizes of a Split's outputs, or ``None`` where they are computed or not known."""
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        return constant_integers(node, 1)
     axis = node.attributes.get_int("axis", 0)
     total = source.shape[axis] if source.shape is not None else None
     parts = len(node.outputs)
@@ -164,13 +270,13 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
 
 
 @garbage_collection_paused()
-def adapt(
+def rewrite(
     model: ir.Model,
     names: Sequence[str],
-    without: Sequence[str] = (),
+    skip: Sequence[str] = (),
     keep: Container[str] = (),
 ) -> ir.Model:
-    """Return a copy of ``model`` with the named rewrites done, except those in ``without``.
+    """Return a copy of ``model`` with the named rewrites done, except those to ``skip``.
 
     Nodes whose names are in ``keep`` stay as they are: what computes in float does not run on
     the device, so it does not get the device's arithmetic.
@@ -178,13 +284,13 @@ def adapt(
     model = model.clone()
     for node in model.graph:
         node.meta[KEPT] = node.name in keep
-    for name in (*names, *without):
+    for name in (*names, *skip):
         if name not in REWRITES:
             raise ConfigError(
                 f"unknown rewrite {name!r}{did_you_mean(name, REWRITES)} "
                 f"(known: {', '.join(REWRITES)})"
             )
     for name in names:
-        if name not in without:
+        if name not in skip:
             REWRITES[name](model.graph)
     return model

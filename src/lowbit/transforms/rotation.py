@@ -1,29 +1,70 @@
 """Rotation of a transformer's channels (QuaRot, arXiv:2404.00456), folded into weights.
 
-Between the layers that write a stream of channels and the normalizations that read it, channels may
-be multiplied by any orthogonal matrix R: writers' weights take R, readers' weights its inverse. A
-root-mean-square normalization does not notice once its own factors are moved into its readers; one
+Between the layers that produce a stream of channels and the normalizations that read it, channels may
+be multiplied by any orthogonal matrix R: producers' weights take R, consumers' weights its inverse. A
+root-mean-square normalization does not notice once its own factors are moved into its consumers; one
 that takes off the mean does not either if R keeps the mean. Outliers in a few channels then are
 spread over all. The float function stays, which is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.config.transforms import Rotate, Rotation
+from lowbit.config.transforms import RotatedStream
+from lowbit.config.transforms import Rotation as RotationConfig
 from lowbit.errors import PlanError, did_you_mean
-from lowbit.graph.editing import add_constant, constant
+from lowbit.graph.editing import add_constant, constant, insert_after, replace_constant
 from lowbit.graph.naming import names_of, tensor_name
 from lowbit.graph.session import Array, Feed, session
-from lowbit.numerics.formats import FloatArray
-from lowbit.transforms._cross_layer_math import DoubleArray
-from lowbit.transforms._rotation_math import rotation
-from lowbit.transforms.cross_layer import Equalized
-from lowbit.transforms.layers import Layer, find_layer, give_constant
+from lowbit.numerics.formats import DoubleArray, FloatArray
+from lowbit.transforms.implementation import Context, TransformedModel
+from lowbit.transforms.layers import WeightedLayer, find_layer
+
+
+def spreading_basis(size: int) -> DoubleArray:
+    """Return an orthogonal matrix of small entries, the first column all alike.
+
+    A Hadamard matrix (Sylvester's) for a power of two; what is odd of the size is a cosine basis.
+    """
+    matrix = _cosines(size // (size & -size))
+    while matrix.shape[0] < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]]) / np.sqrt(2)
+    return matrix
+
+
+def rotation(size: int, *, keep_mean: bool, random: bool, seed: int) -> DoubleArray:
+    """Return the matrix that a row of channels is multiplied by.
+
+    ``keep_mean``: channels that are all alike stay so; then taking off their mean can be done
+    before or after. ``random``: signs are drawn rather than taken as they come.
+    """
+    basis = spreading_basis(size)
+    draw = np.random.default_rng(seed)
+    if not keep_mean:
+        return draw.choice([-1.0, 1.0], size)[:, None] * basis if random else basis
+    # Signs in the basis, the first of which is the mean's.
+    signs = draw.choice([-1.0, 1.0], size) if random else _uneven_signs(size)
+    signs[0] = 1.0
+    return (basis * signs) @ basis.T
+
+
+def _uneven_signs(size: int) -> DoubleArray:
+    """Return signs without a period: those of a quadratic chirp."""
+    at = np.arange(size, dtype=np.float64)
+    return np.where(np.sin(np.pi * at * at / max(size, 1) + 0.5) >= 0, 1.0, -1.0)
+
+
+def _cosines(size: int) -> DoubleArray:
+    """Return the orthonormal cosine basis, a basis vector a column."""
+    samples, waves = np.arange(size)[:, None] + 0.5, np.arange(size)[None, :]
+    matrix: DoubleArray = np.cos(np.pi * samples * waves / size) * np.sqrt(2 / size)
+    matrix[:, 0] = 1 / np.sqrt(size)
+    return matrix
+
 
 _TAKES_OFF_MEAN = ("LayerNormalization", "SkipLayerNormalization")
 _NORMS = (
@@ -37,26 +78,33 @@ _SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 _ROUNDING = 1e-3
 
 
-def rotate(model: ir.Model, config: Rotate | None, data: Iterable[Feed] | None) -> Equalized:
-    """Return the model with the channels of its streams rotated; raise if it computes otherwise."""
-    if config is None:
-        return Equalized(model)
-    turned = model.clone()
-    _Turn(turned.graph, config).run()
-    feed = None if data is None else next(iter(data), None)
-    if feed is not None:
-        _check_same(model, turned, feed)
-    layers = len({name for pair in config.pairs for name in (*pair.writers, *pair.readers)})
-    return Equalized(turned, (f"rotated {config.size} channels between {layers} layers",))
+class Rotate:
+    """Rotation of the channels of a transformer's streams."""
+
+    def applies(self, model: ir.Model, config: RotationConfig) -> bool:
+        """Whether the model has the layers that are named: that is found out by rotating."""
+        del model, config
+        return True
+
+    def apply(self, model: ir.Model, config: RotationConfig, context: Context) -> TransformedModel:
+        """Return the model with its streams rotated; raise if it then computes otherwise."""
+        turned = model.clone()
+        _Turn(turned.graph, config).run()
+        feed = None if context.data is None else next(iter(context.data), None)
+        if feed is not None:
+            _check_same(model, turned, feed)
+        layers = {name for s in config.streams for name in (*s.producers, *s.consumers)}
+        note = f"rotated {config.size} channels between {len(layers)} layers"
+        return TransformedModel(turned, (note,))
 
 
 class _Turn:
     """One rotation of one graph, which it changes."""
 
-    def __init__(self, graph: ir.Graph, config: Rotate) -> None:
+    def __init__(self, graph: ir.Graph, config: RotationConfig) -> None:
         self._graph, self._config = graph, config
         self._by_name = {name: node for node in graph for name in names_of(node)}
-        norms = [self._node(pair.norm) for pair in config.pairs if pair.norm is not None]
+        norms = [self._node(stream.norm) for stream in config.streams if stream.norm is not None]
         keep_mean = any(node.op_type in _TAKES_OFF_MEAN for node in norms)
         self._matrix = rotation(
             config.size, keep_mean=keep_mean, random=config.random, seed=config.seed
@@ -64,17 +112,17 @@ class _Turn:
         self._done: set[tuple[str, str]] = set()
 
     def run(self) -> None:
-        """Turn what every pair writes and reads; what several pairs name is turned once."""
-        for pair in self._config.pairs:
-            readers = [self._node(name) for name in pair.readers]
-            if pair.norm is not None and self._is_new("norm", pair.norm):
-                self._unburden(self._node(pair.norm), readers, pair)
-            for name in pair.writers:
-                if self._is_new("writer", name):
-                    self._turn_written(self._node(name))
-            for node in readers:
-                if self._is_new("reader", node.name or ""):
-                    self._turn_read(node)
+        """Turn what every stream writes and reads; what several streams name is turned once."""
+        for stream in self._config.streams:
+            consumers = [self._node(name) for name in stream.consumers]
+            if stream.norm is not None and self._is_new("norm", stream.norm):
+                self._unburden(self._node(stream.norm), consumers, stream)
+            for name in stream.producers:
+                if self._is_new("producer", name):
+                    self._turn_produced(self._node(name))
+            for node in consumers:
+                if self._is_new("consumer", node.name or ""):
+                    self._turn_consumed(node)
 
     def _is_new(self, role: str, name: str) -> bool:
         key = (role, name)
@@ -86,12 +134,12 @@ class _Turn:
     def _node(self, name: str) -> ir.Node:
         if name not in self._by_name:
             raise PlanError(
-                f"rotate: no node is called {name!r}{did_you_mean(name, self._by_name)}"
+                f"rotation: no node is called {name!r}{did_you_mean(name, self._by_name)}"
             )
         return self._by_name[name]
 
-    def _turn_written(self, node: ir.Node) -> None:
-        """Let a node write turned channels."""
+    def _turn_produced(self, node: ir.Node) -> None:
+        """Let a node produce turned channels."""
         if node.op_type in ("Gather", "Add"):
             index = 0 if node.op_type == "Gather" else self._constant_input(node)
             self._turn_rows(node, index)
@@ -103,42 +151,44 @@ class _Turn:
         if layer.bias is not None:
             layer.bias = np.asarray(layer.bias @ self._matrix, np.float32)
         layer.write(self._graph)
-        offset = _offset_behind(node)
-        if offset is not None and self._is_new("writer", offset.name or ""):
+        offset = _offset_after(node)
+        if offset is not None and self._is_new("producer", offset.name or ""):
             self._turn_rows(offset, self._constant_input(offset))
 
     def _turn_rows(self, node: ir.Node, index: int) -> None:
         """Turn a constant whose last axis is channels."""
         data = constant(node.inputs[index])
         if data is None:
-            raise PlanError(f"rotate: {node.op_type} {node.name!r} has no constant to rotate")
+            raise PlanError(f"rotation: {node.op_type} {node.name!r} has no constant to rotate")
         self._check_size(data.shape[-1] if data.ndim else 0, node)
-        give_constant(self._graph, node, index, np.asarray(data @ self._matrix, np.float32))
+        replace_constant(self._graph, node, index, np.asarray(data @ self._matrix, np.float32))
 
-    def _turn_read(self, node: ir.Node) -> None:
+    def _turn_consumed(self, node: ir.Node) -> None:
         """Let a node read turned channels."""
         layer = self._layer(node)
         self._check_size(layer.inputs, node)
         layer.kernel[0] = np.einsum("jkr,ki->jir", layer.kernel[0], self._matrix)
         layer.write(self._graph)
 
-    def _unburden(self, norm: ir.Node, readers: Sequence[ir.Node], pair: Rotation) -> None:
-        """Move the factors and offsets of a normalization into its readers."""
-        behind = tuple(norm.outputs[0].consumers())
-        for node in behind:
-            if node not in readers:
+    def _unburden(self, norm: ir.Node, consumers: Sequence[ir.Node], stream: RotatedStream) -> None:
+        """Move the factors and offsets of a normalization into its consumers."""
+        after = tuple(norm.outputs[0].consumers())
+        for node in after:
+            if node not in consumers:
                 raise PlanError(
-                    f"rotate: {norm.name!r} is read by {node.name!r} too, which is not among the "
-                    f"readers {list(pair.readers)}; its factors cannot be moved"
+                    f"rotation: {norm.name!r} is consumed by {node.name!r} too, which is not among the "
+                    f"consumers {list(stream.consumers)}; its factors cannot be moved"
                 )
         index = self._factor_input(norm)
         factor = constant(norm.inputs[index])
         if factor is None:
-            raise PlanError(f"rotate: the factors of {norm.op_type} {norm.name!r} are no constants")
+            raise PlanError(
+                f"rotation: the factors of {norm.op_type} {norm.name!r} are no constants"
+            )
         at = index + 1
         has_offset = norm.op_type in _TAKES_OFF_MEAN and len(norm.inputs) > at
         offset = constant(norm.inputs[at]) if has_offset else None
-        for node in readers:
+        for node in consumers:
             layer = self._layer(node)
             self._check_size(layer.inputs, node)
             shift = None if offset is None else _weights(layer) @ offset.reshape(-1)
@@ -146,77 +196,69 @@ class _Turn:
             layer.write(self._graph)
             if shift is not None:
                 self._add_bias(node, np.asarray(shift, np.float32))
-        give_constant(self._graph, norm, index, np.ones_like(factor))
+        replace_constant(self._graph, norm, index, np.ones_like(factor))
         if offset is not None:
-            give_constant(self._graph, norm, at, np.zeros_like(offset))
+            replace_constant(self._graph, norm, at, np.zeros_like(offset))
 
     def _factor_input(self, norm: ir.Node) -> int:
         if norm.op_type == "Mul":
             return self._constant_input(norm)
         if norm.op_type not in _NORMS:
-            raise PlanError(f"rotate: {norm.op_type} {norm.name!r} is no normalization")
+            raise PlanError(f"rotation: {norm.op_type} {norm.name!r} is no normalization")
         return 2 if norm.op_type in _SKIPS else 1
 
     def _constant_input(self, node: ir.Node) -> int:
         for index, value in enumerate(node.inputs):
             if constant(value) is not None:
                 return index
-        raise PlanError(f"rotate: {node.op_type} {node.name!r} has no constant to rotate")
+        raise PlanError(f"rotation: {node.op_type} {node.name!r} has no constant to rotate")
 
     def _add_bias(self, node: ir.Node, shift: FloatArray) -> None:
-        """Add to what a layer writes: in its bias, the Add behind it, or one of its own."""
+        """Add to what a layer writes: in its bias, the Add after it, or one of its own."""
         layer = self._layer(node)
-        beta = node.attributes.get_float("beta", 1.0) if node.op_type == "Gemm" else 1.0
-        if node.op_type == "Gemm":
-            shift = shift * np.float32(node.attributes.get_float("alpha", 1.0))
+        shift = shift * np.float32(layer.geometry.alpha)
         if layer.bias is not None:
-            layer.bias = np.asarray(layer.bias + shift / np.float32(beta), np.float32)
+            beta = np.float32(layer.operator.bias_factor(node))
+            layer.bias = np.asarray(layer.bias + shift / beta, np.float32)
             layer.write(self._graph)
             return
-        known = _offset_behind(node)
+        known = _offset_after(node)
         if known is not None:
             index = self._constant_input(known)
             data = np.asarray(constant(known.inputs[index]), np.float32)
-            give_constant(self._graph, known, index, data + shift)
+            replace_constant(self._graph, known, index, data + shift)
             return
-        value = node.outputs[0]
         bias = add_constant(self._graph, f"{node.name}_bias", shift)
-        add = ir.node("Add", [value, bias], name=f"{node.name}_bias_add")
-        result = add.outputs[0]
-        name = tensor_name(value)
-        result.type, result.shape = value.type, value.shape
-        ir.convenience.replace_all_uses_with(value, result, replace_graph_outputs=True)
-        add.replace_input_with(0, value)
-        value.name, result.name = f"{name}_unshifted", name
-        self._graph.insert_after(node, add)
+        add = ir.node("Add", [node.outputs[0], bias], name=f"{node.name}_bias_add")
+        insert_after(self._graph, add, f"{tensor_name(node.outputs[0])}_unshifted")
 
-    def _layer(self, node: ir.Node) -> Layer:
+    def _layer(self, node: ir.Node) -> WeightedLayer:
         layer = find_layer(node)
         if layer is None or layer.kernel.shape[0] != 1:
             raise PlanError(
-                f"rotate: {node.op_type} {node.name!r} has no matrix of constant weights"
+                f"rotation: {node.op_type} {node.name!r} has no matrix of constant weights"
             )
         return layer
 
     def _check_size(self, found: int, node: ir.Node) -> None:
         if found != self._config.size:
             raise PlanError(
-                f"rotate: {node.op_type} {node.name!r} has {found} channels there, but the "
+                f"rotation: {node.op_type} {node.name!r} has {found} channels there, but the "
                 f"rotation has {self._config.size}"
             )
 
 
-def _weights(layer: Layer) -> DoubleArray:
+def _weights(layer: WeightedLayer) -> DoubleArray:
     return np.asarray(layer.kernel[0].sum(axis=-1), np.float64)
 
 
-def _offset_behind(node: ir.Node) -> ir.Node | None:
-    """Return an Add of a constant for each channel that is the only reader of a MatMul."""
-    readers = tuple(node.outputs[0].consumers())
-    if node.op_type != "MatMul" or len(readers) != 1 or readers[0].op_type != "Add":
+def _offset_after(node: ir.Node) -> ir.Node | None:
+    """Return an Add of a constant for each channel that is the only consumer of a MatMul."""
+    consumers = tuple(node.outputs[0].consumers())
+    if node.op_type != "MatMul" or len(consumers) != 1 or consumers[0].op_type != "Add":
         return None
-    data = next((d for d in map(constant, readers[0].inputs) if d is not None), None)
-    return readers[0] if data is not None and data.ndim == 1 else None
+    data = next((d for d in map(constant, consumers[0].inputs) if d is not None), None)
+    return consumers[0] if data is not None and data.ndim == 1 else None
 
 
 def _check_same(before: ir.Model, after: ir.Model, feed: Feed) -> None:
@@ -232,6 +274,6 @@ def _check_same(before: ir.Model, after: ir.Model, feed: Feed) -> None:
         if not error <= _ROUNDING * max(largest, 1e-30):
             raise PlanError(
                 f"the rotation asked for changes what the model computes: output {name!r} is off by "
-                f"{error:.3g} of {largest:.3g}. Every layer that writes or reads the rotated "
-                "channels must be in a pair"
+                f"{error:.3g} of {largest:.3g}. Every layer that produces or consumes the rotated "
+                "channels must be in a stream"
             )

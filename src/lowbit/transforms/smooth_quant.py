@@ -1,63 +1,137 @@
-"""SmoothQuant of a graph: find the sites, measure what they read, choose factors, write back."""
+"""SmoothQuant: find the sites, measure what they consume, choose factors, write back.
+
+A layer computes W x. With x / s for x and W s for W the same, and the noise of rounding both with one
+scale each is, per output and with scales dx and dw,
+
+    dx^2 / 12 * sum_j s_j^2 |W_j|^2  +  dw^2 / 12 * sum_j E[x_j^2] / s_j^2
+
+Scales follow from the largest number of each tensor, so ranges and second moments of the channels
+say which factors are best without another pass. What takes the factors is rounded as well: a
+normalization's weight g becomes g / s, and its scale moves with its largest element.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.config.transforms import QuarkSmoothQuant, Smoothing, SmoothQuant
-from lowbit.graph.session import Array, Feed
-from lowbit.quark.smooth_quant import smooth_like_quark
-from lowbit.transforms._cross_layer_math import DoubleArray, input_peaks
-from lowbit.transforms._smooth_math import Levels, Read, best_alpha, smooth_factors
+from lowbit.config.transforms import SmoothQuant
+from lowbit.graph.session import Array
+from lowbit.numerics.formats import DoubleArray
 from lowbit.transforms.channel_statistics import reduce_channels
-from lowbit.transforms.cross_layer import Equalized
-from lowbit.transforms.layers import Layer, multiply_inputs
-from lowbit.transforms.smooth_sites import Site, find_sites
+from lowbit.transforms.implementation import Context, Levels, TransformedModel
+from lowbit.transforms.layers import WeightedLayer, input_ranges, multiply_inputs
+from lowbit.transforms.smooth_sites import Produced, Site, find_sites
 
-_PEAK, _SQUARES, _COUNT = range(3)
+ALPHAS = tuple(round(0.1 * k, 1) for k in range(11))
 
-
-def can_smooth(model: ir.Model, config: Smoothing) -> bool:
-    """Whether there is anything to smooth; costs no pass over data."""
-    if isinstance(config, QuarkSmoothQuant):
-        return any(node.op_type == "MatMul" for node in model.graph)
-    return bool(find_sites(model.graph, insert=config.insert))
+# Beyond this, a channel that the data hardly shows would decide how others are rounded.
+_LARGEST = 1024.0
 
 
-def smooth(
-    model: ir.Model,
-    config: Smoothing | None,
-    data: Iterable[Feed] | None,
-    levels: Levels = Levels(),  # noqa: B008
-    progress: Callable[[int], None] = lambda _: None,
-) -> Equalized:
-    """Return a normalized model with the inputs of its MatMul and Gemm smoothed, and notes.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Consumed:
+    """A layer's weights ``[out, in]``, with ranges and second moments of the channels it consumed."""
 
-    Args:
-        model: A normalized model; it is not changed.
-        config: How; ``None`` gives the model itself back, and so does a model without such layers.
-        data: Samples that show how large each channel becomes; without any, nothing is done.
-        levels: How finely tensors will be rounded, for the choice of alpha.
-        progress: Told after each sample how many are done.
+    weight: DoubleArray
+    ranges: DoubleArray
+    powers: DoubleArray
+
+
+def smooth_factors(x: DoubleArray, w: DoubleArray, alpha: float) -> DoubleArray:
+    """Return s for ranges of activations and weights; their geometric mean is one.
+
+    A channel that is always zero on one side can be had at any factor: at one with which it does
+    not stand out on the other.
     """
-    if config is None or data is None or not can_smooth(model, config):
-        return Equalized(model)
-    model = model.clone()
-    if isinstance(config, QuarkSmoothQuant):
-        return smooth_like_quark(model, config, data, progress)
-    sites = find_sites(model.graph, insert=config.insert)
-    names = list(dict.fromkeys(layer.source for site in sites for layer in site.readers))
-    seen = reduce_channels(model, names, data, _measure, _join, progress)
-    if not seen:
-        return Equalized(model)
-    alphas = [_smooth_site(model.graph, site, config, seen, levels) for site in sites]
-    for layer in {id(layer): layer for site in sites for layer in _layers(site)}.values():
-        layer.write(model.graph)
-    return Equalized(model, (_summary(alphas, sites),))
+    x, w = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    alive = (x > 0) & (w > 0) & np.isfinite(x) & np.isfinite(w)
+    s = np.ones(len(x))
+    if not alive.any():
+        return s
+    s[alive] = x[alive] ** alpha / w[alive] ** (1 - alpha)
+    s[alive] /= np.exp(np.log(s[alive]).mean())
+    highest_x, highest_w = (x[alive] / s[alive]).max(), (w[alive] * s[alive]).max()
+    only_x, only_w = ~alive & (w <= 0) & (x > 0), ~alive & (x <= 0) & (w > 0)
+    s[only_x] = np.maximum(x[only_x] / highest_x, 1)
+    s[only_w] = np.minimum(highest_w / w[only_w], 1)
+    return np.clip(np.nan_to_num(s, nan=1.0), 1 / _LARGEST, _LARGEST)
+
+
+def output_noise(
+    consumed: Sequence[Consumed], produced: Produced | None, s: DoubleArray, levels: Levels
+) -> float:
+    """Return the noise of the layers' outputs over their signal, added up over the layers."""
+    return sum(_noise_of(layer, produced, s, levels) for layer in consumed)
+
+
+def _noise_of(layer: Consumed, produced: Produced | None, s: DoubleArray, levels: Levels) -> float:
+    energy = np.square(layer.weight).sum(axis=0)
+    signal = float((layer.powers * energy).sum())
+    if signal <= 0:
+        return 0.0
+    passed = float((np.square(s) * energy).sum())
+    noise = _variance(layer.ranges / s, levels.activation) * passed
+    scaled = np.square(layer.weight * s)
+    ranges = scaled.max(axis=1, keepdims=True) if levels.per_channel else scaled.max()
+    variance = ranges / levels.weight**2 / 12 if levels.weight else np.zeros(1)
+    # A weight below half a step becomes zero, and errs by itself.
+    errors = np.minimum(variance, scaled).sum(axis=0)
+    noise += float((errors * layer.powers / np.square(s)).sum())
+    if produced is not None and produced.powers.sum() > 0:
+        into = float(layer.powers.sum() / produced.powers.sum())
+        noise += _variance(produced.ranges / s, levels.weight) * into * passed
+    return noise / signal
+
+
+def best_alpha(
+    consumed: Sequence[Consumed],
+    produced: Produced | None,
+    ranges: tuple[DoubleArray, DoubleArray],
+    levels: Levels,
+) -> float | None:
+    """Return the alpha with the least noise; ``None`` if there is less without any factor."""
+    best, least = None, output_noise(consumed, produced, np.ones(len(ranges[0])), levels)
+    for alpha in ALPHAS:
+        noise = output_noise(consumed, produced, smooth_factors(*ranges, alpha), levels)
+        if noise < least:
+            best, least = alpha, noise
+    return best
+
+
+def _variance(numbers: DoubleArray, levels: int) -> float:
+    """Return the mean square of what rounding to one step for all of them changes."""
+    return (float(np.max(numbers, initial=0)) / levels) ** 2 / 12 if levels else 0.0
+
+
+_RANGE, _SQUARES, _COUNT = range(3)
+
+
+class Smooth:
+    """SmoothQuant of a graph."""
+
+    def applies(self, model: ir.Model, config: SmoothQuant) -> bool:
+        """Whether there is anything to smooth."""
+        return bool(find_sites(model.graph, insert=config.insert))
+
+    def apply(self, model: ir.Model, config: SmoothQuant, context: Context) -> TransformedModel:
+        """Return the model with the inputs of its MatMul and Gemm smoothed; without data as it is."""
+        if context.data is None or not self.applies(model, config):
+            return TransformedModel(model)
+        model = model.clone()
+        sites = find_sites(model.graph, insert=config.insert)
+        names = list(dict.fromkeys(layer.source for site in sites for layer in site.consumers))
+        seen = reduce_channels(model, names, context.data, _measure, _join, context.progress)
+        if not seen:
+            return TransformedModel(model)
+        alphas = [_smooth_site(model.graph, site, config, seen, context.levels) for site in sites]
+        for layer in {id(layer): layer for site in sites for layer in _layers(site)}.values():
+            layer.write(model.graph)
+        return TransformedModel(model, (_summary(alphas, sites),))
 
 
 def _smooth_site(
@@ -68,57 +142,57 @@ def _smooth_site(
     levels: Levels,
 ) -> float | None:
     """Move the factors of one site; return the alpha. Changes ``graph`` and the site's layers."""
-    reads = [_read(layer, seen) for layer in site.readers]
-    x = np.max([read.peaks for read in reads], axis=0)
-    w = np.max([input_peaks(layer.kernel) for layer in site.readers], axis=0)
+    consumed = [_consumed(layer, seen) for layer in site.consumers]
+    x = np.max([layer.ranges for layer in consumed], axis=0)
+    w = np.max([input_ranges(layer.kernel) for layer in site.consumers], axis=0)
     alpha = config.alpha
     if alpha is None:
-        written = site.written(per_channel=levels.per_channel)
-        alpha = best_alpha(reads, written, (x, w), levels)
+        produced = site.produced(per_channel=levels.per_channel)
+        alpha = best_alpha(consumed, produced, (x, w), levels)
     if alpha is None:
         return None
     s = smooth_factors(x, w, alpha)
-    for layer in site.readers:
+    for layer in site.consumers:
         layer.scale_inputs(s.astype(np.float32))
     if site.layer is not None:
         site.layer.scale_outputs((1 / s).astype(np.float32))
     for factor in site.factors:
         factor.scale(graph, s)
     if site.layer is None and not site.factors:
-        nodes = [layer.node for layer in site.readers]
-        name = f"{site.readers[0].source}_smooth"
+        nodes = [layer.node for layer in site.consumers]
+        name = f"{site.consumers[0].source}_smooth"
         multiply_inputs(graph, nodes, (1 / s).astype(np.float32), name)
     return alpha
 
 
-def _read(layer: Layer, seen: Mapping[str, DoubleArray]) -> Read:
+def _consumed(layer: WeightedLayer, seen: Mapping[str, DoubleArray]) -> Consumed:
     rows = seen[layer.source]
     weight = np.asarray(layer.kernel[0, :, :, 0], np.float64)
-    return Read(weight, rows[_PEAK], rows[_SQUARES] / np.maximum(rows[_COUNT], 1))
+    return Consumed(weight, rows[_RANGE], rows[_SQUARES] / np.maximum(rows[_COUNT], 1))
 
 
 def _measure(_: str, array: Array) -> DoubleArray:
     """Return peak, sum of squares and count of each channel; those of a layer's input lie last."""
     flat = array.reshape(-1, array.shape[-1])
     squares = np.einsum("ij,ij->j", flat, flat, dtype=np.float64)
-    peaks = np.abs(flat).max(axis=0, initial=0)
-    return np.stack([peaks, squares, np.full(len(squares), len(flat))]).astype(np.float64)
+    ranges = np.abs(flat).max(axis=0, initial=0)
+    return np.stack([ranges, squares, np.full(len(squares), len(flat))]).astype(np.float64)
 
 
 def _join(one: DoubleArray, other: DoubleArray) -> DoubleArray:
     both = one + other
-    both[_PEAK] = np.maximum(one[_PEAK], other[_PEAK])
+    both[_RANGE] = np.maximum(one[_RANGE], other[_RANGE])
     return both
 
 
-def _layers(site: Site) -> list[Layer]:
-    return [*site.readers, *([site.layer] if site.layer is not None else [])]
+def _layers(site: Site) -> list[WeightedLayer]:
+    return [*site.consumers, *([site.layer] if site.layer is not None else [])]
 
 
 def _summary(alphas: list[float | None], sites: list[Site]) -> str:
-    layers = sum(len(s.readers) for s, a in zip(sites, alphas, strict=True) if a is not None)
+    layers = sum(len(s.consumers) for s, a in zip(sites, alphas, strict=True) if a is not None)
     counts = Counter(alpha for alpha in alphas if alpha is not None)
     spread = ", ".join(f"{alpha:g} ({counts[alpha]})" for alpha in sorted(counts))
-    text = f"smoothed the input of {layers} layers in {sum(counts.values())} places"
+    text = f"smoothed the input of {layers} layers at {sum(counts.values())} sites"
     left = len(alphas) - sum(counts.values())
     return text + (f", alpha {spread}" if spread else "") + (f"; {left} better as is" * bool(left))

@@ -1,9 +1,9 @@
-"""Where SmoothQuant can move factors: from what writes channels to the MatMul and Gemm reading them.
+"""Where SmoothQuant can move factors: from what produces channels to the matrices that consume them.
 
 The nearest node before a layer that can be scaled for each channel takes the factor: a fused
-LayerNormalization, a product with a constant (which ends a normalization written out, and an exact
+LayerNormalization, a product with a constant (which ends a normalization that is written out, and an exact
 Gelu), or a layer. In between there may be sums with constants, activations without a bend elsewhere
-than at zero, and transposition. All that reads the channels must be such layers.
+than at zero, and transposition. All that consumes the channels must be such layers.
 """
 
 from __future__ import annotations
@@ -15,32 +15,38 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.editing import constant, constant_shape, is_constant
-from lowbit.ops.channels import Place, carry
+from lowbit.graph.editing import constant, constant_shape, is_constant, replace_constant
+from lowbit.numerics.formats import DoubleArray
+from lowbit.ops.activations import FUSED_ACTIVATIONS
+from lowbit.ops.channels import ChannelLayout, propagate
+from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import clip_bounds
-from lowbit.transforms._cross_layer_math import DoubleArray, output_peaks
-from lowbit.transforms._smooth_math import Written
-from lowbit.transforms.channel_groups import reads, written
-from lowbit.transforms.layers import Layer, find_layer, give_constant, has_shared_weight
+from lowbit.transforms.layers import WeightedLayer, find_layer, output_ranges
 
-READERS = ("MatMul", "Gemm")
-_PASSING = ("Relu", "LeakyRelu", "PRelu", "Clip", "Transpose", "Squeeze")
 _MOVING = ("Transpose", "Squeeze")
 
 # Counted from the end, axis minus rank, this is the last axis of a tensor of any rank.
-_LAST = Place(-1, 0)
+_LAST = ChannelLayout(-1, 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Produced:
+    """Numbers that take the factor: the largest and the mean square of each channel."""
+
+    ranges: DoubleArray
+    powers: DoubleArray
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Factor:
     """A constant to be divided by s channel by channel, or multiplied where it ``divides`` itself.
 
-    ``place`` is where the channels of the tensor lie that it is combined with.
+    ``layout`` is where the channels of the tensor lie that it is combined with.
     """
 
     node: ir.Node
     index: int
-    place: Place
+    layout: ChannelLayout
     divides: bool = False
 
     def fits(self, channels: int) -> bool:
@@ -49,7 +55,7 @@ class Factor:
         shape = constant_shape(value)
         if shape is None or value is None or value.dtype != ir.DataType.FLOAT:
             return False
-        axis = self.place.axis - (self.place.rank - len(shape))
+        axis = self.layout.axis - (self.layout.rank - len(shape))
         return math.prod(shape) == 1 or (0 <= axis < len(shape) and shape[axis] == channels)
 
     def numbers(self, channels: int) -> DoubleArray:
@@ -57,110 +63,110 @@ class Factor:
         data = np.abs(np.asarray(constant(self.node.inputs[self.index]), np.float64))
         if data.size == 1:
             return np.full(channels, data.item())
-        axis = self.place.axis - (self.place.rank - data.ndim)
+        axis = self.layout.axis - (self.layout.rank - data.ndim)
         return np.asarray(np.moveaxis(data, axis, 0).reshape(channels, -1).max(axis=1))
 
     def scale(self, graph: ir.Graph, s: DoubleArray) -> None:
         """Put s in. Changes ``graph``."""
         data = np.asarray(constant(self.node.inputs[self.index]))
-        column = s.reshape(-1, *[1] * (self.place.rank - 1 - self.place.axis))
+        column = s.reshape(-1, *[1] * (self.layout.rank - 1 - self.layout.axis))
         after = data * column if self.divides else data / column
-        give_constant(graph, self.node, self.index, after.astype(np.float32))
+        replace_constant(graph, self.node, self.index, after.astype(np.float32))
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Site:
-    """Channels that can be smoothed: who reads them, and what takes the factor.
+    """Channels that can be smoothed: what consumes them, and what takes the factor.
 
     Nothing does where there is neither a ``layer`` nor a first of ``factors``.
     """
 
-    readers: list[Layer] = dataclasses.field(default_factory=list)
-    layer: Layer | None = None
+    consumers: list[WeightedLayer] = dataclasses.field(default_factory=list)
+    layer: WeightedLayer | None = None
     factors: list[Factor] = dataclasses.field(default_factory=list)
 
     @property
     def channels(self) -> int:
         """How many there are."""
-        return self.readers[0].inputs
+        return self.consumers[0].inputs
 
-    def written(self, *, per_channel: bool) -> Written | None:
-        """Return what is rounded where the channels are written; ``None`` if s does not matter."""
+    def produced(self, *, per_channel: bool) -> Produced | None:
+        """Return what is rounded where the channels are produced; ``None`` if s does not matter."""
         if self.layer is not None:
             kernel = self.layer.kernel
             powers = np.square(kernel, dtype=np.float64).mean(axis=(2, 3)).reshape(-1)
-            peaks = np.asarray(output_peaks(kernel), np.float64)
-            return None if per_channel else Written(peaks, powers)
+            ranges = np.asarray(output_ranges(kernel), np.float64)
+            return None if per_channel else Produced(ranges, powers)
         if not self.factors or self.factors[0].divides:
             return None
-        peaks = self.factors[0].numbers(self.channels)
-        return Written(peaks, np.square(peaks))
+        ranges = self.factors[0].numbers(self.channels)
+        return Produced(ranges, np.square(ranges))
 
 
 def find_sites(graph: ir.Graph, *, insert: bool = False) -> list[Site]:
-    """Return the sites of a graph in order; with ``insert`` those also that nothing takes."""
-    if not any(node.op_type in READERS for node in graph):
+    """Return the sites of a graph in order; with ``insert`` those also whose factor no producer takes."""
+    if not any(_is_matrix(node) for node in graph):
         return []
     search = _Search(graph)
-    found = [site for node in graph for site in search.from_taker(node)]
+    found = [site for node in graph for site in search.from_producer(node)]
     if insert:
-        taken = {id(layer.node) for site in found for layer in site.readers}
-        found += search.without_taker(taken)
+        served = {id(layer.node) for site in found for layer in site.consumers}
+        found += search.without_producer(served)
     return found
 
 
 class _Search:
-    """Follows channels from what could take a factor to the layers that read them."""
+    """Follows channels from what could take a factor to the layers that consume them."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
-        self._layers: dict[int, Layer | None] = {}
+        self._layers: dict[int, WeightedLayer | None] = {}
 
-    def from_taker(self, node: ir.Node) -> Iterator[Site]:
+    def from_producer(self, node: ir.Node) -> Iterator[Site]:
         """Yield the site whose factor a node takes, if it can."""
         if node.domain != "" or len(node.outputs) < 1 or not self._leads_to_layer(node.outputs[0]):
             return
         site = Site()
-        place = self._take(node, site)
-        if place is None or not self._follow(node.outputs[0], place, site):
+        layout = self._take(node, site)
+        if layout is None or not self._follow(node.outputs[0], layout, site):
             return
-        sizes = {layer.inputs for layer in site.readers}
+        sizes = {layer.inputs for layer in site.consumers}
         if site.layer is not None:
             sizes.add(site.layer.outputs)
         if len(sizes) == 1 and all(factor.fits(site.channels) for factor in site.factors):
             yield site
 
-    def without_taker(self, taken: set[int]) -> list[Site]:
-        """Return a site for each tensor that other layers read."""
+    def without_producer(self, served: set[int]) -> list[Site]:
+        """Return a site for each tensor that other layers consume."""
         sites: dict[ir.Value, Site] = {}
         for node in self._graph:
-            layer = self._reader(node) if id(node) not in taken else None
+            layer = self._consumer(node) if id(node) not in served else None
             value = node.inputs[0] if layer is not None else None
             if layer is not None and value is not None:
-                sites.setdefault(value, Site()).readers.append(layer)
-        return [s for s in sites.values() if len({layer.inputs for layer in s.readers}) == 1]
+                sites.setdefault(value, Site()).consumers.append(layer)
+        return [s for s in sites.values() if len({layer.inputs for layer in s.consumers}) == 1]
 
-    def _layer(self, node: ir.Node) -> Layer | None:
+    def _layer(self, node: ir.Node) -> WeightedLayer | None:
         if id(node) not in self._layers:
             self._layers[id(node)] = find_layer(node)
         return self._layers[id(node)]
 
-    def _reader(self, node: ir.Node) -> Layer | None:
-        layer = self._layer(node) if node.op_type in READERS else None
-        return None if layer is None or has_shared_weight(layer) else layer
+    def _consumer(self, node: ir.Node) -> WeightedLayer | None:
+        layer = self._layer(node) if _is_matrix(node) else None
+        return None if layer is None or layer.has_shared_weight else layer
 
     def _leads_to_layer(self, value: ir.Value) -> bool:
         """Whether following is worth copying weights for."""
         return any(
-            use.node.op_type in READERS
+            _is_matrix(use.node)
             or (_may_pass(use.node) and self._leads_to_layer(use.node.outputs[0]))
             for use in value.uses()
         )
 
-    def _take(self, node: ir.Node, site: Site) -> Place | None:
+    def _take(self, node: ir.Node, site: Site) -> ChannelLayout | None:
         """Enter what takes the factor into the site; return where its channels lie."""
         shape = node.outputs[0].shape
-        last = _LAST if not shape else Place(len(shape) - 1, len(shape))
+        last = _LAST if not shape else ChannelLayout(len(shape) - 1, len(shape))
         if node.op_type == "LayerNormalization":
             axis = node.attributes.get_int("axis", -1)
             if axis not in (-1, last.axis):
@@ -176,39 +182,40 @@ class _Search:
             site.factors.append(Factor(node, indices[0], last, divides))
             return last
         site.layer = self._layer(node)
-        if site.layer is None or has_shared_weight(site.layer):
+        if site.layer is None or site.layer.has_shared_weight:
             return None
-        return written(site.layer) or (_LAST if node.op_type == "MatMul" else None)
+        unknown = _LAST if site.layer.operator.bias is None else None
+        return site.layer.output_layout() or unknown
 
-    def _follow(self, value: ir.Value, place: Place, site: Site) -> bool:
-        """Enter all that reads the channels; say whether all of it can take the factor."""
+    def _follow(self, value: ir.Value, layout: ChannelLayout, site: Site) -> bool:
+        """Enter all that consumes the channels; say whether all of it can take the factor."""
         uses = value.uses()
         if value.is_graph_output() or not uses:
             return False
-        return all(self._use(use.node, use.idx, place, site) for use in uses)
+        return all(self._use(use.node, use.idx, layout, site) for use in uses)
 
-    def _use(self, node: ir.Node, index: int, place: Place, site: Site) -> bool:
+    def _use(self, node: ir.Node, index: int, layout: ChannelLayout, site: Site) -> bool:
         if node.graph is not self._graph or node.domain != "":
             return False
         if node.op_type == "Shape":
             return True
-        if node.op_type in READERS:
-            layer = self._reader(node) if index == 0 else None
-            if layer is None or not reads(layer, place, layer.inputs):
+        if _is_matrix(node):
+            layer = self._consumer(node) if index == 0 else None
+            if layer is None or not layer.consumes(layout, layer.inputs):
                 return False
-            site.readers.append(layer)
+            site.consumers.append(layer)
             return True
         if node.op_type in ("Add", "Sub"):
             other = 1 - index
             offset = constant_shape(node.inputs[other])
-            if offset is None or (place != _LAST and len(offset) > place.rank):
+            if offset is None or (layout != _LAST and len(offset) > layout.rank):
                 return False
-            site.factors.append(Factor(node, other, place))
-            return self._follow(node.outputs[0], place, site)
-        passes = node.op_type in _PASSING and index == 0
-        if place == _LAST and node.op_type in _MOVING:
+            site.factors.append(Factor(node, other, layout))
+            return self._follow(node.outputs[0], layout, site)
+        passes = _passes(node) and index == 0
+        if layout == _LAST and node.op_type in _MOVING:
             return False
-        after = carry(node, place) if passes else None
+        after = propagate(node, layout) if passes else None
         bounded = node.op_type == "Clip" and clip_bounds(node)[1] is not None
         return after is not None and not bounded and self._follow(node.outputs[0], after, site)
 
@@ -216,4 +223,13 @@ class _Search:
 def _may_pass(node: ir.Node) -> bool:
     if node.op_type in ("Add", "Sub"):
         return any(is_constant(value) for value in node.inputs)
-    return node.op_type in _PASSING
+    return _passes(node)
+
+
+def _passes(node: ir.Node) -> bool:
+    return node.op_type in FUSED_ACTIVATIONS or node.op_type in _MOVING
+
+
+def _is_matrix(node: ir.Node) -> bool:
+    row = linear_operator(node)
+    return row is not None and row.is_matrix

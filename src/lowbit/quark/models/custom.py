@@ -98,7 +98,7 @@ def clip_before(model: ir.Model) -> ir.Model:
 def without_casts(model: ir.Model) -> ir.Model:
     """Return the model without pairs of Cast to bfloat16 and back, its constants rounded to it.
 
-    Casts right behind inputs stay, so that the model still reads what bfloat16 can hold.
+    Casts right after inputs stay, so that the model still reads what bfloat16 can hold.
     """
     model = model.clone()
     graph = model.graph
@@ -134,7 +134,7 @@ def _is_bf16(node: ir.Node) -> bool:
 def _scaled(
     graph: ir.Graph, node: ir.Node, cast: ir.Node, scale: np.ndarray, *, first: bool
 ) -> list[ir.Node]:
-    """Return the Cast with a Mul before it (to bfloat16) or behind it (from bfloat16)."""
+    """Return the Cast with a Mul before it (to bfloat16) or after it (from bfloat16)."""
     factor = np.reciprocal(scale) if first else scale
     value = _constant(graph, f"{node.name}_factor", factor.astype(np.float32))
     multiply = ir.node("Mul", [node.inputs[0] if first else cast.outputs[0], value])

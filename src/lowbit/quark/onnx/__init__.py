@@ -25,11 +25,7 @@ from lowbit.quark.onnx.calibration import (
     create_calibrator_float_scale,
     create_calibrator_power_of_two,
 )
-from lowbit.quark.onnx.operators.custom_ops import (
-    _COP_DOMAIN,
-    _COP_VERSION,
-    get_library_path,
-)
+from lowbit.quark.onnx.operators.custom_ops import _COP_DOMAIN, _COP_VERSION, get_library_path
 from lowbit.quark.onnx.quantization.api import (
     ModelQuantizer,
 )

@@ -14,29 +14,42 @@ from typing import Any
 import msgspec
 
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.ops.traits import OPS
+from lowbit.ops.traits import OPERATORS
+from lowbit.quark.extension.targets import (
+    QUARK_EXTENDED,
+    QUARK_NPU_CNN,
+    QUARK_STANDARD,
+    QUARK_STANDARD_SYMMETRIC,
+)
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat, VitisQuantFormat
-from lowbit.quark.translate.blocks import is_block
 from lowbit.quark.translate.options import ExtraOptions
-from lowbit.quark.translate.types import fixed_neuron
-from lowbit.targets import Target, find_target
-from lowbit.targets.target import Alignment, AlignRule, FusedPair, ShiftLimits
+from lowbit.quark.translate.specs import fixed_neuron, is_block
+from lowbit.targets.target import Alignment, AlignRule, FusedPair, ShiftLimits, Target
 
 _ANY = 1 << 20
-"""A bound that no binary point reaches."""
+"""A bound that no number of fraction bits reaches."""
 
 _NO_BOUNDS = (-_ANY, _ANY)
 
 
 class Flow(enum.Enum):
-    """One of Quark's ways to quantize; the value is the target it is in lowbit."""
+    """One of Quark's ways to quantize; the value is the name of the target it is in lowbit."""
 
     NPU_CNN = "quark-npu-cnn"
     EXTENDED = "quark-extended"
     STANDARD = "quark-standard"
     STANDARD_SYMMETRIC = "quark-standard-symmetric"
 
+
+_TARGETS: Mapping[Flow, Target] = MappingProxyType(
+    {
+        Flow.NPU_CNN: QUARK_NPU_CNN,
+        Flow.EXTENDED: QUARK_EXTENDED,
+        Flow.STANDARD: QUARK_STANDARD,
+        Flow.STANDARD_SYMMETRIC: QUARK_STANDARD_SYMMETRIC,
+    }
+)
 
 _TRANSFORMS: Mapping[str, str] = MappingProxyType(
     {
@@ -96,7 +109,7 @@ def target_of(
 
     ``op_types`` are those of the model, for options that speak of all.
     """
-    base = find_target(flow.value)
+    base = _TARGETS[flow]
     rewrites = config.enable_npu_cnn or config.enable_npu_transformer
     rewrites = rewrites or (flow is Flow.EXTENDED and not options.BF16QDQToCast)
     return msgspec.structs.replace(
@@ -104,11 +117,11 @@ def target_of(
         weight_formats=_weight_formats(flow, base),
         operators=_operators(base, config, options, op_types),
         every_operator=bool(options.QuantizeAllOpTypes),
-        movers="always" if options.ForceQuantizeNoInputCheck else "behind",
+        data_movement="always" if options.ForceQuantizeNoInputCheck else "after_quantized",
         transforms=_transforms(options, default=rewrites),
         arithmetic=_arithmetic(flow, options),
         calibrate_arithmetic=False,
-        block_axes="quark",
+        block_axes="channels",
         align=_align(flow, options),
         limits=_limits(base.limits, options),
         fuse=_fuse(flow, base.fuse, config, options),
@@ -200,7 +213,7 @@ def _fuse(
         producers = (*first.producers, "InstanceNormalization")
         fused[0] = msgspec.structs.replace(first, producers=producers)
     if flow is Flow.EXTENDED and options.FoldRelu and not options.ActivationSymmetric:
-        fused.append(FusedPair(producers=tuple(OPS), consumers=("Relu", "Clip")))
+        fused.append(FusedPair(producers=tuple(OPERATORS), consumers=("Relu", "Clip")))
     if options.RemoveQDQMulAdd:
         fused.append(FusedPair(producers=("Mul",), consumers=("Add",)))
     for producer, consumer in options.RemoveQDQBetweenOps or ():

@@ -12,31 +12,38 @@ import onnx_ir as ir
 from lowbit.config.config import QuantConfig
 from lowbit.config.mixed_precision import MixedPrecision
 from lowbit.config.refinement import AdaRound, Refinement
-from lowbit.config.specs import BiasSpec, IntegerSpec, ProductBias, Spec, TensorOverride
-from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant, Rotate
+from lowbit.config.specs import AccumulatorBias, BiasSpec, IntegerSpec, Spec, TensorOverride
+from lowbit.config.transforms import Rotation
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.numerics.metrics import Metric
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
+from lowbit.quark.extension import QuarkCle, QuarkSmoothQuant
 from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
-from lowbit.quark.translate.finetune import read_finetune, refinement_of
+from lowbit.quark.translate.algorithms import (
+    GptqParams,
+    gptq_refinement,
+    gptq_weight,
+    read_finetune,
+    read_gptq,
+    read_rotation,
+    refinement_of,
+)
 from lowbit.quark.translate.flows import Flow, flow_of, target_of
-from lowbit.quark.translate.gptq import GptqParams, gptq_refinement, gptq_weight, read_gptq
-from lowbit.quark.translate.layers import LayerException, find_exceptions
-from lowbit.quark.translate.mixprecision import Precision, read_mixing
-from lowbit.quark.translate.options import ExtraOptions
-from lowbit.quark.translate.reading import read_options
-from lowbit.quark.translate.rotation import read_rotation
+from lowbit.quark.translate.mixed_precision import Precision, read_mixed_precision
+from lowbit.quark.translate.options import ExtraOptions, read_options
 from lowbit.quark.translate.selection import (
+    LayerException,
     Nodes,
     any_of,
+    find_exceptions,
     inputs_of,
     subgraph_rules,
     tensor_overrides,
     unquantized_outputs,
 )
 from lowbit.quark.translate.specs import activation_spec, weight_spec
-from lowbit.targets import Target
+from lowbit.targets.target import Target
 
 _CLE_THRESHOLD = 2e-7
 
@@ -77,7 +84,7 @@ def make_job(
     if gptq is not None:
         weight = gptq_weight(weight, gptq)
     exceptions = find_exceptions(layers, nodes, activation, weight)
-    mix, metric = _mix(config, options, activation, weight, lenient=lenient)
+    mixed, metric = _mixed_precision(config, options, activation, weight, lenient=lenient)
     quant = QuantConfig(
         name=f"quark {name_of(config)}",
         activation=None if options.WeightsOnly or gptq is not None else activation,
@@ -98,7 +105,7 @@ def make_job(
         bias_correction=bool(options.BiasCorrection),
         casts=bool(options.BF16QDQToCast),
         refinement=_refine(config, options, weight, gptq, lenient=lenient),
-        mixed_precision=mix,
+        mixed_precision=mixed,
     )
     target = target_of(flow, config, options, nodes.op_types())
     return Job(config=quant, target=target, options=options, metric=metric)
@@ -146,7 +153,7 @@ def _bias(flow: Flow, activation: Spec, weight: Spec, options: ExtraOptions) -> 
     repair = options.AdjustWeightScaleForInt32Bias or (
         options.QDQDisableWeightAdjustForInt32Bias is False
     )
-    return ProductBias(
+    return AccumulatorBias(
         format=IntegerFormat.INT16 if options.Int16Bias else IntegerFormat.INT32,
         repair=repair,
         truncate_realigned=True,
@@ -201,7 +208,7 @@ def _equalize(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | N
     )
 
 
-def _rotate(config: QuantizationConfig, options: ExtraOptions) -> Rotate | None:
+def _rotate(config: QuantizationConfig, options: ExtraOptions) -> Rotation | None:
     if not config.include_rotation or options.SkipPreprocess:
         return None
     return read_rotation(options)
@@ -239,7 +246,7 @@ def _refine(
     return refinement
 
 
-def _mix(
+def _mixed_precision(
     config: QuantizationConfig,
     options: ExtraOptions,
     activation: Spec,
@@ -252,7 +259,9 @@ def _mix(
         return None, None
     if not config.include_auto_mp:
         say("AutoMixprecision is given without include_auto_mp: precision is mixed, as asked for")
-    return read_mixing(given or {}, Precision(activation, weight, options), lenient=lenient)
+    return read_mixed_precision(
+        given or {}, Precision(activation, weight, options), lenient=lenient
+    )
 
 
 def _gptq(options: ExtraOptions, *, lenient: bool) -> GptqParams | None:

@@ -1,4 +1,4 @@
-"""The table of extra options: each one's type, and what becomes of it.
+"""The table of extra options: each one's type, what becomes of it, and reading it from a dictionary.
 
 ``does`` says where in a lowbit configuration it goes, ``ignored`` why it has no effect (said once
 as a warning), ``refused`` why it cannot be done (an error, unless it only asks for the default).
@@ -7,9 +7,14 @@ as a warning), ``refused`` why it cannot be done (an error, unless it only asks 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
+
+from lowbit.errors import did_you_mean
+from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 
 Effect: TypeAlias = Literal["does", "ignored", "refused"]
 
@@ -39,7 +44,7 @@ _FUSE = does("which pairs the target fuses")
 _SELECT = does("which nodes are quantized")
 _BLOCKS = does("the block format")
 _SAME = ignored(
-    "it changes how a file looks, not what it computes; lowbit writes one pair a tensor"
+    "it changes how a file looks, not what it computes; lowbit writes one pair per tensor"
 )
 _NORMAL = ignored(
     "lowbit brings every model into its own normal form, which computes the same", True
@@ -47,7 +52,7 @@ _NORMAL = ignored(
 _FLOAT32 = ignored("half-precision models are always quantized in float32", True)
 _SPEED = ignored("lowbit measures while it runs, in memory that does not grow with the data", True)
 _UNREAD = ignored("AMD Quark reads it in no Q/DQ flow")
-_NO_PLOTS = ignored("`lowbit report` shows ranges and errors instead")
+_NO_PLOTS = ignored("the report shows ranges and errors instead")
 
 
 class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,7 +117,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     SplitLargeKernelPool: Annotated[Flag, _TRANSFORM] = None
     ConvertSplitToSlice: Annotated[Flag, _TRANSFORM] = None
     ConvertClipToRelu: Annotated[Flag, _ARITHMETIC] = None
-    ReplaceClip6Relu: Annotated[Flag, does("equalize.replace_relu6")] = None
+    ReplaceClip6Relu: Annotated[Flag, does("equalization.replace_relu6")] = None
 
     # Which nodes and tensors
     OpTypesToQuantize: Annotated[Names, _SELECT] = None
@@ -122,7 +127,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     OutputNodes: Annotated[Names, _SELECT] = None
     QuantizeAllOpTypes: Annotated[Flag, _SELECT] = None
     MatMulConstBOnly: Annotated[Flag, _SELECT] = None
-    ForceQuantizeNoInputCheck: Annotated[Flag, does("the target's movers")] = None
+    ForceQuantizeNoInputCheck: Annotated[Flag, does("the target's data_movement")] = None
     EnableSubgraph: Annotated[Flag, _UNREAD] = None
     OpTypesToExcludeOutputQuantization: Annotated[Names, does("tensors")] = None
     NodesToExcludeOutputQuantization: Annotated[Names, does("tensors")] = None
@@ -133,7 +138,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         dict[str, Any] | None, refused("the channel axis is the operator's own")
     ] = None
     EnableDualQuantNodePairs: Annotated[
-        Flag, refused("two pairs where precisions meet are not built")
+        Flag, refused("requantization pairs at format boundaries are not built")
     ] = None
     AddQDQPairToWeight: Annotated[Flag, _SAME] = None
     DedicatedQDQPair: Annotated[Flag, _SAME] = None
@@ -221,22 +226,22 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # Algorithms
     CLEBalanceMethod: Annotated[Literal["max"] | None, does("the only one there is")] = None
-    CLESteps: Annotated[int | None, does("equalize.steps")] = None
-    CLEWeightThreshold: Annotated[float | None, does("equalize.weight_threshold")] = None
-    CLEScaleAppendBias: Annotated[Flag, does("equalize.append_bias")] = None
-    CLEScaleUseThreshold: Annotated[Flag, does("equalize.use_threshold")] = None
+    CLESteps: Annotated[int | None, does("equalization.steps")] = None
+    CLEWeightThreshold: Annotated[float | None, does("equalization.weight_threshold")] = None
+    CLEScaleAppendBias: Annotated[Flag, does("equalization.append_bias")] = None
+    CLEScaleUseThreshold: Annotated[Flag, does("equalization.use_threshold")] = None
     CLETotalLayerDiffThreshold: Annotated[
-        float | None, does("equalize.total_layer_diff_threshold")
+        float | None, does("equalization.total_layer_diff_threshold")
     ] = None
     SmoothAlpha: Annotated[float | None, does("SmoothQuant's alpha")] = None
-    BiasCorrection: Annotated[Flag, does("correct")] = None
-    FastFinetune: Annotated[dict[str, Any] | None, does("refine")] = None
-    UseGPTQ: Annotated[Flag, does("refine, activation: none")] = None
-    GPTQParams: Annotated[dict[str, Any] | None, does("weight and refine, with UseGPTQ")] = None
-    RMatrixDim: Annotated[int | None, does("rotate, with include_rotation")] = None
-    UseRandomHad: Annotated[Flag, does("rotate, with include_rotation")] = None
-    RConfigPath: Annotated[str | None, does("rotate, with include_rotation")] = None
-    AutoMixprecision: Annotated[dict[str, Any] | None, does("mix")] = None
+    BiasCorrection: Annotated[Flag, does("bias_correction")] = None
+    FastFinetune: Annotated[dict[str, Any] | None, does("refinement")] = None
+    UseGPTQ: Annotated[Flag, does("refinement, activation: none")] = None
+    GPTQParams: Annotated[dict[str, Any] | None, does("weight and refinement, with UseGPTQ")] = None
+    RMatrixDim: Annotated[int | None, does("rotation, with include_rotation")] = None
+    UseRandomHad: Annotated[Flag, does("rotation, with include_rotation")] = None
+    RConfigPath: Annotated[str | None, does("rotation, with include_rotation")] = None
+    AutoMixprecision: Annotated[dict[str, Any] | None, does("mixed_precision")] = None
     UseMatMulNBits: Annotated[Flag, does("weights of MatMul in blocks of 4 bits")] = None
     MatMulNBitsParams: Annotated[dict[str, Any] | None, does("with UseMatMulNBits")] = None
     QuantizationPreference: Annotated[
@@ -283,3 +288,55 @@ def _rows() -> dict[str, Option]:
 
 
 OPTIONS: dict[str, Option] = _rows()
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read_options(given: Mapping[str, Any], *, lenient: bool) -> ExtraOptions:
+    """Return the options as a value; the dictionary stays as it is.
+
+    A misspelt key is an error, or only a warning when ``lenient``.
+    """
+    options = read_struct("extra_options", given, ExtraOptions, lenient=lenient)
+    for key, value in given.items():
+        if key in OPTIONS:
+            _say_effect(OPTIONS[key], _python(value))
+    return options
+
+
+def read_struct(title: str, given: Mapping[str, Any], kind: type[T], *, lenient: bool) -> T:
+    """Return a dictionary of parameters as a value of ``kind``, under the same rules."""
+    keys = [field.encode_name for field in msgspec.structs.fields(kind)]
+    known: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in keys:
+            known[key] = _python(value)
+            continue
+        message = f"{title} has no {key!r}{did_you_mean(str(key), keys)}"
+        if not lenient:
+            raise QuarkConfigError(message)
+        say(f"{message} (it is ignored)")
+    try:
+        return msgspec.convert(known, kind)
+    except msgspec.ValidationError as error:
+        raise QuarkConfigError(f"{title}: {error}") from error
+
+
+def _say_effect(option: Option, value: Any) -> None:
+    if value is None or value in option.anyway:
+        return
+    if option.effect == "ignored":
+        say(f"{option.key}={value!r} has no effect: {option.why}")
+    if option.effect == "refused" and _asks(value):
+        raise NotSupportedError(f"{option.key}={value!r} is not supported: {option.why}")
+
+
+def _asks(value: Any) -> bool:
+    """Whether a value asks for something beyond the default of doing nothing."""
+    return value is not False and value not in ("", [], {})
+
+
+def _python(value: Any) -> Any:
+    """Return a number of NumPy as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value

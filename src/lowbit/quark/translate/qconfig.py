@@ -33,9 +33,8 @@ from lowbit.quark.onnx.quantization.config.spec import (
     ScaleType,
 )
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat
-from lowbit.quark.translate.layers import LayerException
-from lowbit.quark.translate.specs import group_of
-from lowbit.quark.translate.types import block_attributes
+from lowbit.quark.translate.selection import LayerException
+from lowbit.quark.translate.specs import block_attributes, group_of
 
 _METHODS: dict[CalibMethod, AnyCalibrationMethod] = {
     CalibMethod.MinMax: CalibrationMethod.MinMax,
@@ -171,7 +170,7 @@ def _without_conflict(algorithms: Iterable[AlgoConfig]) -> list[AlgoConfig]:
     for algorithm in algorithms:
         tunes = isinstance(algorithm, AdaRoundConfig)
         if tunes and any(isinstance(other, AdaRoundConfig) for other in kept):
-            say(f"only one of AdaRound and AdaQuant can be used: {algorithm.name} is left out")
+            say(f"only one of AdaRound and AdaQuant can be used: {algorithm.name} is skipped")
         else:
             kept.append(algorithm)
     return kept

@@ -1,20 +1,28 @@
-"""Which nodes and tensors a configuration speaks of, found in the model by name.
+"""Which nodes and tensors a configuration speaks of, found in the model by name, and their exceptions.
 
 Quark's lists of names become exact patterns of lowbit's. A name the model does not have is an
-error with the nearest one, or a warning where Quark's script would have gone on.
+error with the nearest one, or a warning where Quark's script would have gone on. The newer API gives
+other specs to named nodes or operator types; overrides of single tensors have onnxruntime's words.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
 import onnx_ir as ir
 
-from lowbit.config.specs import Rule, Spec, TensorOverride
+from lowbit.config.methods import MinMax
+from lowbit.config.specs import AccumulatorBias, BiasSpec, IntegerSpec, Rule, Spec, TensorOverride
 from lowbit.errors import did_you_mean
-from lowbit.quark.errors import QuarkConfigError, say
+from lowbit.numerics.formats import IntegerFormat
+from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
+from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
+from lowbit.quark.translate.specs import float_spec, integer_format, is_float, layer_spec
 
 
 class Nodes:
@@ -57,10 +65,10 @@ class Nodes:
         return tuple(n for n in self.nodes if any(e.search(n.name or "") for e in expressions))
 
     def outside(self, first: Sequence[str], last: Sequence[str]) -> tuple[str, ...]:
-        """Return a pattern for the nodes before ``first`` and behind ``last``, if there are any."""
+        """Return a pattern for the nodes before ``first`` and after ``last``, if there are any."""
         before = self._reach(self.named(first, "input_nodes"), forward=False)
-        behind = self._reach(self.named(last, "output_nodes"), forward=True)
-        return any_of([*before, *behind])
+        after = self._reach(self.named(last, "output_nodes"), forward=True)
+        return any_of([*before, *after])
 
     def known_tensor(self, name: str, what: str) -> bool:
         """Whether the model has a tensor; if not, that is said."""
@@ -158,8 +166,6 @@ def tensor_overrides(
     given: Mapping[str, Any], nodes: Nodes, start: Spec
 ) -> tuple[TensorOverride, ...]:
     """Return the exceptions by tensor that Quark's dictionary means."""
-    from lowbit.quark.translate.overrides import override_of
-
     return tuple(
         override_of(name, entry, start)
         for name, entry in given.items()
@@ -170,3 +176,129 @@ def tensor_overrides(
 def _is_expression(name: str) -> bool:
     """Whether Quark takes a name for a regular expression."""
     return name.startswith("^") and ".*" in name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerException:
+    """What holds for some nodes, by name or by operator type; ``None``: they stay in float."""
+
+    layer: QLayerConfig | None
+    names: tuple[str, ...] = ()
+    op_types: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exceptions:
+    """Rules for weights and biases by node, overrides for activations by tensor."""
+
+    rules: tuple[Rule, ...] = ()
+    tensors: tuple[TensorOverride, ...] = ()
+
+
+def find_exceptions(
+    given: Iterable[LayerException], nodes: Nodes, activation: Spec, weight: Spec
+) -> Exceptions:
+    """Return what the exceptions mean for the nodes of a model."""
+    rules: list[Rule] = []
+    tensors: dict[str, TensorOverride] = {}
+    for exception in given:
+        found = (
+            *nodes.named(exception.names, "specific_layer_config"),
+            *nodes.of_types(exception.op_types),
+        )
+        if exception.layer is None:
+            rules += [Rule(name=exactly(node.name or ""), exclude=True) for node in found]
+            continue
+        for node in found:
+            rules += _rules(node, exception.layer, weight)
+            tensors.update(_tensors(node, exception.layer, activation, nodes.constants))
+    return Exceptions(tuple(rules), tuple(tensors.values()))
+
+
+def layer_bias(weight: Spec, asked: QTensorConfig) -> BiasSpec:
+    """Return the spec of a bias: in its accumulator's scale, or its own."""
+    if asked.data_type.__name__ in ("Int32", "UInt32"):
+        return AccumulatorBias(repair=False, truncate_realigned=True)
+    bias = layer_spec(weight, asked)
+    if isinstance(bias, IntegerSpec):
+        return msgspec.structs.replace(bias, per_channel=False, group_size=None)
+    return bias
+
+
+def _rules(node: ir.Node, layer: QLayerConfig, weight: Spec) -> list[Rule]:
+    if layer.weight is None and layer.bias is None:
+        return []
+    spec = None if layer.weight is None else layer_spec(weight, layer.weight)
+    bias = None if layer.bias is None else layer_bias(weight, layer.bias)
+    return [Rule(name=exactly(node.name or ""), weight=spec, bias=bias)]
+
+
+def _tensors(
+    node: ir.Node, layer: QLayerConfig, activation: Spec, constants: set[str]
+) -> dict[str, TensorOverride]:
+    inputs = [name for name in inputs_of(node) if name not in constants]
+    parts: Sequence[tuple[QTensorConfig | None, Sequence[str]]] = (
+        (layer.inputs(), inputs),
+        (layer.output_tensors, outputs_of(node)),
+    )
+    return {
+        name: TensorOverride(tensor=name, spec=layer_spec(activation, spec), optional=True)
+        for spec, names in parts
+        if spec is not None
+        for name in names
+    }
+
+
+_KEYS = ("quant_type", "symmetric", "reduce_range", "axis", "scale", "zero_point", "rmin", "rmax")
+
+
+def override_of(name: str, entry: Any, given: Spec) -> TensorOverride:
+    """Return what ``entry`` (a dictionary, or a list of one) asks for a tensor."""
+    asked = _single(name, entry)
+    kind = asked.get("quant_type")
+    if kind is not None and is_float(kind):
+        spec = float_spec(kind, MinMax(), scaled=False)
+        return TensorOverride(tensor=name, spec=spec, optional=True)
+    return _integers(name, asked, given)
+
+
+def _integers(name: str, asked: dict[str, Any], given: Spec) -> TensorOverride:
+    spec = given if isinstance(given, IntegerSpec) else IntegerSpec(format=IntegerFormat.INT8)
+    if asked.get("quant_type") is not None:
+        spec = msgspec.structs.replace(spec, format=integer_format(asked["quant_type"]))
+    for key, field in (("symmetric", "symmetric"), ("reduce_range", "reduce_range")):
+        if asked.get(key) is not None:
+            spec = msgspec.structs.replace(spec, **{field: bool(asked[key])})
+    if asked.get("axis") is not None:
+        spec = msgspec.structs.replace(spec, per_channel=True)
+    return TensorOverride(tensor=name, spec=spec, range=_range(name, asked, spec), optional=True)
+
+
+def _single(name: str, entry: Any) -> dict[str, Any]:
+    entries = entry if isinstance(entry, list) else [entry]
+    if len(entries) != 1:
+        raise NotSupportedError(
+            f"TensorQuantOverrides[{name!r}] has {len(entries)} entries, one a channel; "
+            "one a tensor is supported"
+        )
+    for key in entries[0]:
+        if key not in _KEYS:
+            near = did_you_mean(str(key), _KEYS)
+            raise QuarkConfigError(f"TensorQuantOverrides[{name!r}] has no {key!r}{near}")
+    return dict(entries[0])
+
+
+def _range(name: str, asked: dict[str, Any], spec: IntegerSpec) -> tuple[float, float] | None:
+    """Return the range that limits, or a scale and a zero point, mean."""
+    if asked.get("rmin") is not None and asked.get("rmax") is not None:
+        return float(asked["rmin"]), float(asked["rmax"])
+    if asked.get("scale") is None:
+        return None
+    scale, zero = np.asarray(asked["scale"]), np.asarray(asked.get("zero_point", 0))
+    if scale.size != 1 or zero.size != 1:
+        raise NotSupportedError(
+            f"TensorQuantOverrides[{name!r}] has {scale.size} scales; one is supported"
+        )
+    low, high = spec.format.limits(symmetric=spec.symmetric, reduce_range=spec.reduce_range)
+    step, offset = float(scale.item()), int(zero.item())
+    return (low - offset) * step, (high - offset) * step

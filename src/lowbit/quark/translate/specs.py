@@ -1,24 +1,275 @@
-"""From a quantized type of Quark's to the spec of a tensor."""
+"""Quark's types, attributes and calibration methods as the specs of lowbit's tensors."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
 
-from lowbit.config.methods import Method, MinMax
-from lowbit.config.specs import IntegerSpec, Spec
+import msgspec
+from onnxruntime.quantization.calibrate import CalibrationMethod
+
+from lowbit.config.methods import Distribution, Method, MinMax, MinMse, NonOverflow
+from lowbit.config.specs import BfpSpec, FloatSpec, IntegerSpec, MxSpec, Spec
+from lowbit.numerics.blocks import Element, Rounding
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.quark.errors import NotSupportedError, QuarkConfigError
+from lowbit.quark.extension import (
+    QuarkEntropy,
+    QuarkLayerwisePercentile,
+    QuarkMinMse,
+    QuarkPercentile,
+)
+from lowbit.quark.onnx.calibration.methods import (
+    ExtendedCalibrationMethod,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+)
+from lowbit.quark.onnx.quantization.config.custom_config import (
+    DEFAULT_BFP_PARAMS,
+    DEFAULT_MICROEXPONENTS_PARAMS,
+    DEFAULT_MICROSCALING_PARAMS,
+)
+from lowbit.quark.onnx.quantization.config.data_type import DataType
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.spec import QTensorConfig, QuantGranularity
-from lowbit.quark.onnx.quantization.quant_utils import AnyQuantType
-from lowbit.quark.translate.blocks import block_spec, float_spec, is_block, is_float
-from lowbit.quark.translate.options import ExtraOptions
-from lowbit.quark.translate.types import (
-    activation_method,
-    block_attributes,
-    fixed_neuron,
-    integer_format,
-    is_power_of_two,
-    weight_method,
+from lowbit.quark.onnx.quantization.quant_utils import (
+    AnyQuantFormat,
+    AnyQuantType,
+    ExtendedQuantType,
+    VitisQuantFormat,
 )
+from lowbit.quark.translate.options import ExtraOptions
+
+_INTEGERS: Mapping[str, IntegerFormat] = MappingProxyType(
+    {
+        "QInt4": IntegerFormat.INT4,
+        "QUInt4": IntegerFormat.UINT4,
+        "QInt8": IntegerFormat.INT8,
+        "QUInt8": IntegerFormat.UINT8,
+        "QInt16": IntegerFormat.INT16,
+        "QUInt16": IntegerFormat.UINT16,
+    }
+)
+"""By the name of the member, which is the same in onnxruntime's and in both of Quark's types."""
+
+_PAIRED = {"MX4": 11, "MX6": 13, "MX9": 16}
+_ELEMENTS = {
+    "MXFP4E2M1": "fp4_e2m1",
+    "MXFP6E3M2": "fp6_e3m2",
+    "MXFP6E2M3": "fp6_e2m3",
+    "MXFP8E5M2": "fp8_e5m2",
+    "MXFP8E4M3": "fp8_e4m3",
+    "MXInt8": "int8",
+}
+
+
+def integer_format(kind: AnyQuantType) -> IntegerFormat:
+    """Return the integer format of a quantized type."""
+    name = getattr(kind, "name", str(kind))
+    if name not in _INTEGERS:
+        raise NotSupportedError(
+            f"tensors of type {name} are not supported; integers of 4, 8 and 16 bits, 16-bit "
+            "floats and block formats are"
+        )
+    return _INTEGERS[name]
+
+
+def fixed_neuron(layout: AnyQuantFormat, kind: AnyQuantType) -> AnyQuantType:
+    """Return the type that a format of the older names brings with it, or the one given."""
+    if layout is VitisQuantFormat.BFPFixNeuron:
+        return ExtendedQuantType.QBFP
+    if layout is VitisQuantFormat.MXFixNeuron:
+        return ExtendedQuantType.QMX
+    return kind
+
+
+def block_attributes(kind: type[DataType]) -> dict[str, dict[str, Any]]:
+    """Return the options that say which block format a data type is."""
+    name = kind.__name__
+    if name == "BFP16":
+        return {"BFPAttributes": dict(DEFAULT_BFP_PARAMS)}
+    if name in _PAIRED:
+        return {"BFPAttributes": {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": _PAIRED[name]}}
+    if name in _ELEMENTS:
+        element = {"element_dtype": _ELEMENTS[name]}
+        return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, **element}}
+    return {}
+
+
+def is_power_of_two(method: Any, options: ExtraOptions) -> bool:
+    """Whether a calibration method asks for power-of-two scales."""
+    return isinstance(method, PowerOfTwoMethod) and options.UsePowerOf2Scale is not False
+
+
+def activation_method(method: Any, options: ExtraOptions) -> Method:
+    """Return how Quark finds a range under this name, with the options it reads."""
+    if method is CalibrationMethod.MinMax:
+        return _minmax(options)
+    if method is CalibrationMethod.Percentile:
+        return QuarkPercentile(
+            percentile=_given(options.Percentile, 99.999),
+            bins=_given(options.NumBins, 2048),
+            symmetric_range=_given(options.CalibTensorRangeSymmetric, True),
+        )
+    if method is CalibrationMethod.Entropy:
+        return QuarkEntropy(
+            bins=_given(options.NumBins, 128),
+            levels=_given(options.NumQuantizedBins, 128),
+        )
+    if method is CalibrationMethod.Distribution:
+        return Distribution()
+    if isinstance(method, PowerOfTwoMethod):
+        return _power_of_two(method, options)
+    if method is LayerWiseMethod.LayerWisePercentile:
+        return QuarkLayerwisePercentile(
+            candidates=tuple(options.PercentileCandidates or (99.99, 99.999, 99.99999)),
+            metric=options.LWPMetric or "mae",
+            bins=options.NumBins or 2048,
+        )
+    if isinstance(method, Int16Method):
+        raise NotSupportedError(
+            f"{method} is not supported: scales of the form m / 2**n are not built"
+        )
+    raise QuarkConfigError(f"calibrate_method is {method!r}; expected one of Quark's methods")
+
+
+def weight_method(method: Any, options: ExtraOptions) -> Method:
+    """Return how the range of a weight is found, given the method of activations."""
+    if isinstance(method, PowerOfTwoMethod):
+        return activation_method(method, options)
+    chosen = options.WeightCalibrateMethod
+    if chosen is None or chosen is CalibrationMethod.MinMax:
+        return MinMax()
+    if chosen is ExtendedCalibrationMethod.MinMSE:
+        return MinMse()
+    raise QuarkConfigError(
+        f"WeightCalibrateMethod is {chosen!r}; expected CalibrationMethod.MinMax or "
+        "ExtendedCalibrationMethod.MinMSE"
+    )
+
+
+def _power_of_two(method: PowerOfTwoMethod, options: ExtraOptions) -> Method:
+    if options.UsePowerOf2Scale is False:
+        return MinMse() if method is PowerOfTwoMethod.MinMSE else MinMax()
+    if method is PowerOfTwoMethod.NonOverflow:
+        return NonOverflow(nearest=True)
+    # Quark keeps raw data for 0 bins; a histogram serves as well.
+    return QuarkMinMse(bins=options.NumBins or 2048)
+
+
+def _minmax(options: ExtraOptions) -> Method:
+    if options.CalibTensorRangeSymmetric and not options.ActivationSymmetric:
+        raise NotSupportedError(
+            "CalibTensorRangeSymmetric with MinMax is not supported: set ActivationSymmetric, "
+            "which makes the larger side hold for both"
+        )
+    if options.CalibMovingAverage:
+        # Quark collects all samples at once, and takes the mean of what it collects at once.
+        return MinMax(moving_average="mean")
+    return MinMax()
+
+
+def _given(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+_FLOATS = {"QFloat16": FloatFormat.FLOAT16, "QBFloat16": FloatFormat.BFLOAT16}
+_ROUNDING = {0: Rounding.AWAY, 1: Rounding.UP, 2: Rounding.EVEN}
+_BLOCKS = ("QBFP", "QMX")
+
+
+class BfpAttributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attributes of Quark's block floating point, with its defaults."""
+
+    bfp_method: Literal["to_bfp", "to_bfp_prime"] = "to_bfp"
+    axis: int = 1
+    bit_width: int = 16
+    block_size: int = 8
+    rounding_mode: Literal[0, 1, 2] = 0
+    sub_block_size: int = 2
+    sub_block_shift_bits: int = 1
+    convert_to_bfloat_before_bfp: int = 0
+
+
+class MxAttributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attributes of Quark's microscaling formats, with its defaults."""
+
+    element_dtype: Element = Element.INT8
+    axis: int = 1
+    block_size: int = 32
+    rounding_mode: Literal[0, 1, 2] = 0
+
+
+def is_float(kind: AnyQuantType) -> bool:
+    """Whether a type is a 16-bit float."""
+    return kind.name in _FLOATS
+
+
+def is_block(kind: AnyQuantType) -> bool:
+    """Whether a type is a block format."""
+    return kind.name in _BLOCKS
+
+
+def float_spec(kind: AnyQuantType, method: Method, *, scaled: bool) -> FloatSpec:
+    """Return the spec of a 16-bit float; ``method`` finds the scale if there is one."""
+    # bfloat16 reaches as far as float32 does; float16 does not.
+    saturate = kind.name == "QFloat16"
+    if not scaled:
+        return FloatSpec(format=_FLOATS[kind.name], saturate=saturate)
+    if not isinstance(method, (MinMax, QuarkPercentile)):
+        raise QuarkConfigError(
+            f"scaled {kind.name[1:]} is calibrated by MinMax or Percentile, "
+            f"not by {type(method).__name__}"
+        )
+    return FloatSpec(format=_FLOATS[kind.name], scaled=True, saturate=saturate, method=method)
+
+
+def block_spec(
+    kind: AnyQuantType, bfp: Mapping[str, Any] | None, mx: Mapping[str, Any] | None
+) -> BfpSpec | MxSpec:
+    """Return the spec of a block format, with the attributes given for it."""
+    if kind.name == "QBFP":
+        return _bfp(_read("BFPAttributes", bfp, BfpAttributes))
+    given = _read("MXAttributes", mx, MxAttributes)
+    _usual_axis(given.axis)
+    return MxSpec(
+        element=given.element_dtype,
+        block=given.block_size,
+        rounding=_ROUNDING[given.rounding_mode],
+    )
+
+
+def _bfp(given: BfpAttributes) -> BfpSpec:
+    _usual_axis(given.axis)
+    pairs = given.bfp_method == "to_bfp_prime"
+    if pairs and (given.sub_block_size, given.sub_block_shift_bits) != (2, 1):
+        raise NotSupportedError("BFPAttributes: sub-blocks other than of 2, 1 bit are not built")
+    if given.convert_to_bfloat_before_bfp:
+        raise NotSupportedError("BFPAttributes: convert_to_bfloat_before_bfp is not built")
+    return BfpSpec(
+        bits=given.bit_width,
+        block=given.block_size,
+        pairs=pairs,
+        rounding=_ROUNDING[given.rounding_mode],
+    )
+
+
+def _usual_axis(axis: int) -> None:
+    if axis != 1:
+        raise NotSupportedError(
+            f"blocks along axis {axis} are not supported: they lie along channels, or along what "
+            "a product sums up"
+        )
+
+
+def _read(name: str, given: Mapping[str, Any] | None, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(dict(given or {}), kind)
+    except msgspec.ValidationError as error:
+        raise QuarkConfigError(f"{name}: {error}") from error
+
 
 _GROUP = 128
 
@@ -48,7 +299,7 @@ def weight_spec(
     symmetric = integer_format(kind).signed if given is None else given
     spec = _integers(kind, config, options, method, symmetric=symmetric)
     return msgspec.structs.replace(
-        spec, per_channel=config.per_channel, group=group, reduce_range=config.reduce_range
+        spec, per_channel=config.per_channel, group_size=group, reduce_range=config.reduce_range
     )
 
 
@@ -72,14 +323,14 @@ def layer_spec(start: Spec, asked: QTensorConfig) -> Spec:
             format=integer_format(kind),
             symmetric=asked.symmetric,
             per_channel=per_channel,
-            group=group,
+            group_size=group,
         )
     return msgspec.structs.replace(
         start,
         format=integer_format(kind),
         symmetric=asked.symmetric,
         per_channel=start.per_channel or per_channel,
-        group=group or start.group,
+        group_size=group or start.group_size,
     )
 
 

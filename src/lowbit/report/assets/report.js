@@ -38,7 +38,7 @@
       sqnr: layer ? layer.sqnr_db : share ? share.own_sqnr_db : null,
       cosine: layer ? layer.cosine : null,
       error: layer ? layer.max_error : null,
-      alone: share ? share.alone : null,
+      sensitivity: share ? share.sensitivity : null,
       measured: share ? share.samples > 0 : false,
       clipped: view ? view.clipped : null,
     };
@@ -48,15 +48,15 @@
   by("version").textContent = report.version;
   by("title").textContent = page.title;
   by("subtitle").textContent = report.preset + " for " + report.target + ", " + report.verification_samples +
-    (report.held_out && report.calibration_samples ? " samples not calibrated on" : " samples") + ", " + report.data;
+    (report.held_out && report.calibration_samples ? " held-out samples" : " samples") + ", " + report.data;
   const cards = document.querySelector(".cards");
   const card = (label, value, small) => cards.append(make("div", { className: "card" },
     make("span", { className: "label", textContent: label }), make("b", { textContent: value }), make("small", { textContent: small || "" })));
-  const scores = report.parts.length ? report.parts : report.outputs;
+  const scores = report.slices.length ? report.slices : report.outputs;
   const worst = [...scores].sort((a, b) => (a.sqnr_db ?? 1e9) - (b.sqnr_db ?? 1e9))[0];
   for (const row of report.accuracy) card(row.name + ", float to quantized", brief(row.float_score) + " → " + brief(row.quantized_score) + " " + row.unit,
     "gap " + brief(row.gap) + " (" + brief(row.low) + " to " + brief(row.high) + ", 95 %)" + (known(row.fused_score) ? "; fused " + brief(row.fused_score) : ""));
-  if (worst) card("signal to quantization noise" + (scores.length > 1 ? ", worst output" : ""), db(worst.sqnr_db) + (known(worst.sqnr_db) ? " dB" : ""), worst.tensor + ", cosine " + (worst.cosine ?? 1).toFixed(5));
+  if (worst) card("SQNR" + (scores.length > 1 ? (report.slices.length ? ", worst slice of the outputs" : ", worst output") : ""), db(worst.sqnr_db) + (known(worst.sqnr_db) ? " dB" : ""), worst.tensor + ", cosine " + (worst.cosine ?? 1).toFixed(5));
   if (report.size_before) card("constants", size(report.size_after), "from " + size(report.size_before) + (report.size_after ? ", " + (report.size_before / report.size_after).toFixed(2) + " times smaller" : ""));
   if (report.fused.length) { const f = [...report.fused].sort((a, b) => (a.sqnr_db ?? 1e9) - (b.sqnr_db ?? 1e9))[0]; card("through fused kernels", db(f.sqnr_db) + (known(f.sqnr_db) ? " dB" : ""), "on this processor"); }
   if (report.latency) card("time for one sample", report.latency.quantized_ms.toFixed(2) + " ms", "float " + report.latency.float_ms.toFixed(2) + " ms");
@@ -106,13 +106,13 @@
   };
   const drawBudget = () => {
     const top = report.budget.rows.slice(0, 24);
-    draw(document.querySelector("#budget .plot"), "Share of the outputs' noise that each of the " + top.length + " worst tensors makes alone; the list below has the numbers", 220, {
+    draw(document.querySelector("#budget .plot"), "Sensitivity of the " + top.length + " worst tensors: share of the outputs' noise with only that tensor quantized; the list below has the numbers", 220, {
       scales: { x: { time: false, range: [0.4, top.length + 0.6] }, y: { range: (_, low, high) => [0, (high || 1) * 1.1] } },
       axes: [axis({ values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t : "")) }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
       series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : top[Math.round(v) - 1]?.tensor ?? v) },
-        { label: "alone", stroke: () => colour("warm"), fill: () => colour("warm-soft"), width: 1, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false }, value: (_, v) => (v === null ? "-" : v.toFixed(2) + " %") }],
+        { label: "sensitivity", stroke: () => colour("warm"), fill: () => colour("warm-soft"), width: 1, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false }, value: (_, v) => (v === null ? "-" : v.toFixed(2) + " %") }],
       hooks: { ready: [pick(top)] },
-    }, [top.map((_, index) => index + 1), top.map((row) => 100 * row.alone)]);
+    }, [top.map((_, index) => index + 1), top.map((row) => 100 * row.sensitivity)]);
   };
   const drawHistogram = (view, place) => {
     const { low, high, counts } = view.histogram, step = (high - low) / counts.length;
@@ -161,7 +161,7 @@
     ["#", "index", true, (row) => String(row.index)], ["tensor", "tensor", false, null], ["operator", "op", false, (row) => row.op, "wide"],
     ["format", "format", false, (row) => row.format], ["SQNR dB", "sqnr", true, (row) => (row.sqnr === null && !layers.has(row.tensor) ? "-" : db(row.sqnr))],
     ["cosine", "cosine", true, (row) => (known(row.cosine) ? row.cosine.toFixed(5) : "-"), "wide"], ["max error", "error", true, (row) => brief(row.error), "wide"],
-    ["alone", "alone", true, (row) => (known(row.alone) ? (row.measured ? "" : "~") + percent(row.alone, 2) : "-")], ["clipped", "clipped", true, (row) => (known(row.clipped) ? percent(row.clipped, 2) : "-"), "wide"],
+    ["sensitivity", "sensitivity", true, (row) => (known(row.sensitivity) ? (row.measured ? "" : "~") + percent(row.sensitivity, 2) : "-")], ["clipped", "clipped", true, (row) => (known(row.clipped) ? percent(row.clipped, 2) : "-"), "wide"],
   ];
   let sorting = { key: "index", down: false };
   const fill = () => {
@@ -194,7 +194,7 @@
   };
   by("table").tHead.append(make("tr", {}, ...columns.map(([title, key, number, , extra]) => {
     const button = make("button", { type: "button", textContent: title });
-    button.addEventListener("click", () => { sorting = { key, down: sorting.key === key ? !sorting.down : key === "alone" || key === "error" || key === "clipped" }; fill(); });
+    button.addEventListener("click", () => { sorting = { key, down: sorting.key === key ? !sorting.down : key === "sensitivity" || key === "error" || key === "clipped" }; fill(); });
     const head = make("th", { scope: "col", className: (number ? "number " : "") + (extra || "") }, button);
     head.dataset.key = key;
     return head;
@@ -226,18 +226,19 @@
   if (report.budget) {
     const budget = report.budget;
     by("budget").hidden = false;
-    by("budget").querySelector(".how").textContent = "Noise of the outputs with only this tensor quantized, as a share of all of it, at " + db(budget.sqnr_db) + " dB on " + budget.samples + " samples. " +
+    by("budget").querySelector(".how").textContent = "Sensitivity: noise of the outputs with only this tensor quantized, as a share of all of it, at " + db(budget.sqnr_db) + " dB on " + budget.samples + " samples. " +
       budget.measured + " tensors are measured, " + budget.estimated + " estimated (~).";
     const place = by("budget").querySelector(".rows");
     budget.rows.slice(0, 12).forEach((row, index) => {
-      const kept = known(row.kept) ? "left in float: noise " + (row.kept >= 0 ? "-" : "+") + percent(Math.abs(row.kept)) : "";
+      const inFloat = known(row.recovered) ? "if in float: noise " + (row.recovered >= 0 ? "-" : "+") + percent(Math.abs(row.recovered)) : "";
       const name = make("span", { className: "name", textContent: (index + 1) + ". " + row.tensor });
-      place.append(make("details", { open: index < 2 }, make("summary", {}, name, make("span", { className: "number", textContent: (row.samples ? "" : "~") + percent(row.alone) }), make("span", { className: "quiet", textContent: row.causes.map((c) => c.name).join(", ") })),
+      place.append(make("details", { open: index < 2 }, make("summary", {}, name, make("span", { className: "number", textContent: (row.samples ? "" : "~") + percent(row.sensitivity) }), make("span", { className: "quiet", textContent: row.causes.map((c) => c.name).join(", ") })),
         ...row.causes.map((c) => make("div", {}, make("b", { textContent: c.name }), ": " + c.detail)),
-        kept ? make("div", { className: "quiet", textContent: kept }) : null,
-        ...row.suggested_fixes.map((m) => make("div", {}, m.what + ": ", make("span", { className: m.gain_db > 0 ? "gain" : "loss", textContent: (m.gain_db > 0 ? "+" : "") + m.gain_db.toFixed(2) + " dB" }), make("code", { className: "line", textContent: m.config })))));
+        inFloat ? make("div", { className: "quiet", textContent: inFloat }) : null,
+        ...row.suggested_fixes.map((fix) => make("div", {}, "suggested fix: " + fix.what + ": ", make("span", { className: known(fix.gain_db) && fix.gain_db <= 0 ? "loss" : "gain", textContent: known(fix.gain_db) ? (fix.gain_db > 0 ? "+" : "") + fix.gain_db.toFixed(2) + " dB" : "exact" }), make("code", { className: "line", textContent: fix.config })))));
     });
-    if (budget.together) place.append(make("p", {}, make("b", { textContent: "The " + budget.together.tensors.length + " worst at 16 bits, measured together: " }), db(budget.sqnr_db) + " → " + db(budget.together.sqnr_db) + " dB, " + percent(budget.together.noise_won_back, 0) + " of the noise won back." + (known(budget.together.retried_sqnr_db) ? " Quantized again with them at 16 bits: " + db(budget.together.retried_sqnr_db) + " dB." : ""), make("code", { className: "line", textContent: budget.together.config })));
+    const promotion = budget.promotion;
+    if (promotion) place.append(make("p", {}, make("b", { textContent: "The " + promotion.tensors.length + " worst tensors promoted to 16 bits, measured together: " }), db(budget.sqnr_db) + " → " + db(promotion.sqnr_db) + " dB, " + percent(promotion.noise_recovered, 0) + " of the noise recovered." + (known(promotion.requantized_sqnr_db) ? " Quantized again with them at 16 bits: " + db(promotion.requantized_sqnr_db) + " dB." : ""), make("code", { className: "line", textContent: promotion.config })));
   }
   for (const section of document.querySelectorAll("main section:not([hidden])")) {
     const head = section.querySelector("h2");

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_a8w8_npu_to_a8w8_cpu import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_a8w8_npu_to_a8w8_cpu(model: onnx.ModelProto) -> onnx.ModelProto: ...

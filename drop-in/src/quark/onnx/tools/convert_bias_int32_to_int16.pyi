@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_bias_int32_to_int16 import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_bias_int32_to_int16(model: onnx.ModelProto) -> onnx.ModelProto: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_customqdq_to_qdq import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_customqdq_to_qdq(model: onnx.ModelProto) -> onnx.ModelProto: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_dynamic_to_fixed import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def fix_shapes(model: onnx.ModelProto, fix_shapes_config: str) -> onnx.ModelProto: ...

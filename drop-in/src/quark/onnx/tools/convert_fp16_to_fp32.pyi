@@ -1,1 +1,3 @@
-from lowbit.quark.onnx.tools.convert_fp16_to_fp32 import *
+from collections.abc import Sequence
+
+def main(arguments: Sequence[str] | None = None) -> int: ...

@@ -1,1 +1,3 @@
-from lowbit.quark.onnx.tools.convert_fp32_to_fp16 import *
+from collections.abc import Sequence
+
+def main(arguments: Sequence[str] | None = None) -> int: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_nchw_to_nhwc import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_nchw_to_nhwc(model: onnx.ModelProto) -> onnx.ModelProto: ...

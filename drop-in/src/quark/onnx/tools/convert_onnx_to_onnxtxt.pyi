@@ -1,1 +1,3 @@
-from lowbit.quark.onnx.tools.convert_onnx_to_onnxtxt import *
+from collections.abc import Sequence
+
+def main(arguments: Sequence[str] | None = None) -> int: ...

@@ -1,1 +1,3 @@
-from lowbit.quark.onnx.tools.convert_onnxtxt_to_onnx import *
+from collections.abc import Sequence
+
+def main(arguments: Sequence[str] | None = None) -> int: ...

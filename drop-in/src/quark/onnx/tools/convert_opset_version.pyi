@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_opset_version import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_opset_version(model: onnx.ModelProto, target_opset: int) -> onnx.ModelProto: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_qdq_to_qop import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_qdq_to_qop(model: onnx.ModelProto) -> onnx.ModelProto: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_quant_to_float import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_quant_to_float(model: onnx.ModelProto) -> onnx.ModelProto: ...

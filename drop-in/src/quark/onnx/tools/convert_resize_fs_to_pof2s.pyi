@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_resize_fs_to_pof2s import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_resize_fs_to_pof2s(model: onnx.ModelProto) -> onnx.ModelProto: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_shared_initializer_to_unique import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert(model: onnx.ModelProto, op_types: Sequence[str] = ()) -> onnx.ModelProto: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_u16s8_to_s16s8 import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_u16s8_to_s16s8(model: onnx.ModelProto) -> onnx.ModelProto: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.convert_u16u8_to_u8u8 import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_u16u8_to_u8u8(model: onnx.ModelProto) -> onnx.ModelProto: ...

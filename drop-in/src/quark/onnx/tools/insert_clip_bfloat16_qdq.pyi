@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.insert_clip_bfloat16_qdq import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def insert_clip_bfloat16_qdq(model: onnx.ModelProto) -> onnx.ModelProto: ...

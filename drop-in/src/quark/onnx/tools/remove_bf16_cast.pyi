@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.remove_bf16_cast import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def remove_bf16_cast(model: onnx.ModelProto) -> onnx.ModelProto: ...

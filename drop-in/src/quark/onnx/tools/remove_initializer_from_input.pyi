@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.remove_initializer_from_input import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def remove_initializer_from_input(model: onnx.ModelProto) -> onnx.ModelProto: ...

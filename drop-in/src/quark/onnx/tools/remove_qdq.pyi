@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.remove_qdq import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def remove_qdq(model: onnx.ModelProto) -> onnx.ModelProto: ...

@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.remove_qdq_mul_add import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def remove_qdq_mul_add(model: onnx.ModelProto) -> onnx.ModelProto: ...

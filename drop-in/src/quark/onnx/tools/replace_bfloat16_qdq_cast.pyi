@@ -1,1 +1,6 @@
-from lowbit.quark.onnx.tools.replace_bfloat16_qdq_cast import *
+from collections.abc import Sequence
+
+import onnx
+
+def main(arguments: Sequence[str] | None = None) -> int: ...
+def replace_bfloat16_qdq_cast(model: onnx.ModelProto) -> onnx.ModelProto: ...

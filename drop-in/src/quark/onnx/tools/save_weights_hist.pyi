@@ -1,1 +1,3 @@
-from lowbit.quark.onnx.tools.save_weights_hist import *
+from collections.abc import Sequence
+
+def main(arguments: Sequence[str] | None = None) -> int: ...

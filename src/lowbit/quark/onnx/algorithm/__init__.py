@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from lowbit.config.transforms import QuarkCle, QuarkSmoothQuant
 from lowbit.graph import io
 from lowbit.graph.session import Feed
 from lowbit.normalize.normalize import normalize
-from lowbit.quark.cle import equalize_stem
 from lowbit.quark.errors import QuarkConfigError, say
-from lowbit.transforms import equalize, smooth
+from lowbit.quark.extension.cle import QuarkCle, equalize_like_quark, equalize_stem
+from lowbit.quark.extension.smooth_quant import QuarkSmoothQuant
+from lowbit.transforms import Context, implementation_of
 
 __all__ = ["cle_transforms", "smooth_transforms", "stem_equalize_transforms"]
 
@@ -40,7 +40,7 @@ def cle_transforms(
         use_threshold=cle_scale_use_threshold,
         total_layer_diff_threshold=cle_total_layer_diff_threshold,
     )
-    even = equalize(normalize(io.load(model)), how, keep=set(nodes_to_exclude))
+    even = equalize_like_quark(normalize(io.load(model)), how, set(nodes_to_exclude))
     return io.to_proto(even.model)
 
 
@@ -66,7 +66,9 @@ def smooth_transforms(
     """Return the model with a Mul before each MatMul with constant weights; it computes the same."""
     del use_external_data_format  # Nothing is written here.
     model = normalize(io.load(input_model))
-    return io.to_proto(smooth(model, QuarkSmoothQuant(alpha=alpha), dataloader).model)
+    config = QuarkSmoothQuant(alpha=alpha)
+    found = implementation_of(config).apply(model, config, Context(data=dataloader))
+    return io.to_proto(found.model)
 
 
 def _say_unused(op_types: Sequence[str], nodes: Sequence[str]) -> None:

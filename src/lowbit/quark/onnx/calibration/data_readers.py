@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 
-from lowbit.api import model_inputs
 from lowbit.data import open_data
 from lowbit.graph import io
+from lowbit.graph.session import model_inputs
 from lowbit.quark.errors import QuarkConfigError, QuarkDataError
 
 _SEED = 42

@@ -1,4 +1,4 @@
-"""What all tools share: arguments, reading, writing, and errors in one line.
+"""The front that all tools share: arguments, reading, writing, and errors in one line.
 
 Quark's tools spell their arguments in several ways, and its pages mix them up. Here every tool
 takes all of them: two words in order, or ``--input``, ``--input_model``, ``--input_model_path``
@@ -8,9 +8,11 @@ and so on. An option that does not exist is an error.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 
+import onnx
 import onnx_ir as ir
 
 from lowbit.cli.parser import Parser
@@ -18,25 +20,135 @@ from lowbit.errors import LowbitError
 from lowbit.graph import io
 
 _WRONG = 2
-_INPUT = ("--input", "--input_model", "--input_model_path")
-_OUTPUT = ("--output", "--output_model", "--output_model_path", "--quantized_model_path")
 _BESIDE = ("--save_as_external_data", "--external_data")
 
 Change = Callable[[ir.Model, argparse.Namespace], ir.Model]
+Work = Callable[[argparse.Namespace], None]
+AddOptions = Callable[[Parser], object]
 
 
-def make_parser(tool: str, summary: str) -> Parser:
-    """Return a parser without arguments."""
-    return Parser(prog=f"python -m quark.onnx.tools.{tool}", description=summary)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Word:
+    """An argument that is a word in its place, or follows one of its spellings."""
+
+    name: str
+    spellings: tuple[str, ...]
+    help: str
 
 
-def add_word(parser: Parser, name: str, spellings: Sequence[str], what: str) -> None:
-    """Add an argument that is a word in its place, or follows one of the spellings."""
-    parser.add_argument(f"{name}_word", nargs="?", metavar=name.upper(), help=what)
-    parser.add_argument(*spellings, dest=name, metavar=name.upper(), help=argparse.SUPPRESS)
+FILES = (
+    Word("input", ("--input", "--input_model", "--input_model_path"), "the model to read"),
+    Word(
+        "output",
+        ("--output", "--output_model", "--output_model_path", "--quantized_model_path"),
+        "the model to write",
+    ),
+)
 
 
-def words_of(parser: Parser, args: argparse.Namespace, *names: str) -> None:
+def no_options(parser: Parser) -> None:
+    """Add nothing."""
+    del parser
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A row of the table.
+
+    ``summary`` is the docstring of the tool's module; ``description`` is what ``--help`` says
+    instead. ``words`` are given in order. ``functions`` are what the module offers to scripts.
+    """
+
+    name: str
+    summary: str
+    work: Work
+    words: tuple[Word, ...] = FILES
+    options: AddOptions = no_options
+    functions: tuple[Callable[..., object], ...] = ()
+    description: str = ""
+    any_arguments: bool = False
+    """Whether arguments are not looked at, because none changes what the tool says."""
+
+
+def rewrite(name: str, change: Change) -> Work:
+    """Return the work of a tool that reads a model, changes it and writes it."""
+
+    def work(args: argparse.Namespace) -> None:
+        io.check_writable(args.output)
+        io.save(change(io.load(args.input), args), args.output, beside=args.beside)
+        print(f"{name}: wrote {args.output}")  # noqa: T201
+
+    return work
+
+
+def proto_function(
+    name: str, change: Callable[[ir.Model], ir.Model], doc: str
+) -> Callable[[onnx.ModelProto], onnx.ModelProto]:
+    """Return a tool's function of its own name, which scripts call with a ``ModelProto``."""
+
+    def function(model: onnx.ModelProto) -> onnx.ModelProto:
+        return io.to_proto(change(io.load(model)))
+
+    function.__module__ = f"{__package__}.{name}"
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def make_main(tool: Tool) -> Callable[[Sequence[str] | None], int]:
+    """Return the ``main`` of a tool's module."""
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        """Run the tool; return the exit code."""
+        return run(tool, arguments)
+
+    main.__module__ = f"{__package__}.{tool.name}"
+    main.__qualname__ = "main"
+    return main
+
+
+def run(tool: Tool, arguments: Sequence[str] | None = None) -> int:
+    """Run a tool; return the exit code. What goes wrong on purpose is said in one line."""
+    try:
+        tool.work(_parse(tool, arguments))
+    except LowbitError as error:
+        sys.stderr.write(f"{tool.name}: error: {error}\n")
+        return _WRONG
+    return 0
+
+
+def _parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _make_parser(tool)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if tool.any_arguments:
+        return parser.parse_known_args(given)[0]
+    parser.check_options(given)
+    args = parser.parse_args(given)
+    _fill_words(parser, args, [word.name for word in tool.words])
+    return args
+
+
+def _make_parser(tool: Tool) -> Parser:
+    parser = Parser(
+        prog=f"python -m quark.onnx.tools.{tool.name}",
+        description=tool.description or tool.summary,
+    )
+    for word in tool.words:
+        metavar = word.name.upper()
+        parser.add_argument(f"{word.name}_word", nargs="?", metavar=metavar, help=word.help)
+        parser.add_argument(
+            *word.spellings, dest=word.name, metavar=metavar, help=argparse.SUPPRESS
+        )
+    if tool.words == FILES:
+        # What writes no model, or has words of its own, never took this option.
+        parser.add_argument(
+            *_BESIDE, action="store_true", dest="beside", help="weights in a file apart"
+        )
+    tool.options(parser)
+    return parser
+
+
+def _fill_words(parser: Parser, args: argparse.Namespace, names: Sequence[str]) -> None:
     """Fill in, in order, what was not given by its option. Changes ``args``."""
     words = [w for w in (getattr(args, f"{name}_word") for name in names) if w is not None]
     for name in names:
@@ -46,63 +158,3 @@ def words_of(parser: Parser, args: argparse.Namespace, *names: str) -> None:
             parser.error(f"{name.upper()} is missing")
     if words:
         parser.error(f"{words[0]!r} is one argument too many")
-
-
-def add_files(parser: Parser) -> None:
-    """Add the model to read, the model to write, and how."""
-    add_word(parser, "input", _INPUT, "the model to read")
-    add_word(parser, "output", _OUTPUT, "the model to write")
-    parser.add_argument(
-        *_BESIDE, action="store_true", dest="beside", help="weights in a file apart"
-    )
-
-
-def parse_files(parser: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments of a tool that reads one model and writes another."""
-    args = _parse(parser, arguments)
-    words_of(parser, args, "input", "output")
-    return args
-
-
-def parse(parser: Parser, arguments: Sequence[str] | None, *names: str) -> argparse.Namespace:
-    """Return the arguments of another tool; ``names`` are its words, in order."""
-    args = _parse(parser, arguments)
-    words_of(parser, args, *names)
-    return args
-
-
-def _parse(parser: Parser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    parser.check_options(words)
-    return parser.parse_args(words)
-
-
-def convert(
-    tool: str,
-    summary: str,
-    change: Change,
-    arguments: Sequence[str] | None = None,
-    options: Callable[[Parser], object] = lambda parser: None,
-) -> int:
-    """Read a model, change it, write it; return the exit code."""
-
-    def work() -> None:
-        parser = make_parser(tool, summary)
-        add_files(parser)
-        options(parser)
-        args = parse_files(parser, arguments)
-        io.check_writable(args.output)
-        io.save(change(io.load(args.input), args), args.output, beside=args.beside)
-        print(f"{tool}: wrote {args.output}")  # noqa: T201
-
-    return guarded(tool, work)
-
-
-def guarded(tool: str, work: Callable[[], None]) -> int:
-    """Do the work; what goes wrong on purpose is said in one line."""
-    try:
-        work()
-    except LowbitError as error:
-        sys.stderr.write(f"{tool}: error: {error}\n")
-        return _WRONG
-    return 0

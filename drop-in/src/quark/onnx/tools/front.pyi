@@ -1,1 +1,0 @@
-from lowbit.quark.onnx.tools.front import *

@@ -1,0 +1,135 @@
+"""What each command does; the larger ones have a module of their own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from lowbit.cli.compare import compare
+from lowbit.cli.configuration import make_config, make_preprocessing
+from lowbit.cli.quantize import quantize
+from lowbit.cli.saving import check_outputs, writing
+from lowbit.config.presets import PRESETS
+from lowbit.errors import ConfigError
+from lowbit.planning.plan import save_plan
+from lowbit.report.listings import show_evaluation, show_plan, show_presets, show_targets
+from lowbit.report.tables import counted, show_stages, stdout
+from lowbit.targets.builtin import BUILTIN, find_target
+
+
+def plan(args: argparse.Namespace) -> None:
+    """Plan, write the plan where asked to, and show it."""
+    from lowbit.api.quantize import planned_state
+
+    check_outputs({"--output": args.output}, [args.model])
+    state = planned_state(args.model, config=make_config(args))
+    if args.output is not None:
+        with writing({args.output: lambda path: save_plan(state.plan, path)}):
+            pass
+    if args.json:
+        _print_json(state.plan)
+    else:
+        nodes = state.adapted.graph.num_nodes()
+        show_plan(stdout(), state.plan, state.target, nodes=nodes, everything=args.all)
+
+
+def infer(args: argparse.Namespace) -> None:
+    """Run the model and write its outputs."""
+    from lowbit.evaluate.folders import infer as run
+
+    preprocessing = make_preprocessing(args)
+    with show_stages(quiet=args.quiet) as progress:
+        count = run(
+            args.model,
+            args.output,
+            data=args.data,
+            limit=args.limit,
+            preprocessing=preprocessing,
+            fused=args.fused,
+            progress=lambda done: progress("infer", done, args.limit),
+        )
+    if not args.quiet:
+        sys.stdout.write(f"wrote the outputs of {counted(count, 'sample')} to {args.output}\n")
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Compare two folders of results and show the figures."""
+    from lowbit.evaluate.folders import evaluate as run
+
+    if args.json and args.csv:
+        raise ConfigError("--json and --csv both print the result: give one of the two")
+    found = run(args.baseline, args.quantized)
+    if args.json:
+        sys.stdout.write(json.dumps(json.loads(found.to_json()), indent=2) + "\n")
+    elif args.csv:
+        sys.stdout.write(found.to_csv())
+    else:
+        show_evaluation(stdout(), found, everything=args.all)
+
+
+def convert(args: argparse.Namespace) -> None:
+    """Convert one file into another."""
+    from lowbit.api.convert import convert as run
+
+    check_outputs({"OUTPUT": args.output}, [args.model])
+    run(
+        args.model,
+        args.output,
+        to=args.to,
+        casts=not args.operators,
+        half_weights=not args.full_weights,
+    )
+    if not args.quiet:
+        sys.stdout.write(f"wrote {args.output} in {args.to} ({_megabytes(args.output)} MB)\n")
+
+
+def _megabytes(path: str) -> str:
+    files = [file for file in (pathlib.Path(path), pathlib.Path(f"{path}.data")) if file.exists()]
+    return f"{sum(file.stat().st_size for file in files) / 1e6:.1f}"
+
+
+def presets(args: argparse.Namespace) -> None:
+    """List the presets."""
+    if not args.json:
+        show_presets(stdout(), list(PRESETS.values()))
+        return
+    _print_json(
+        [
+            {"name": p.name, "summary": p.summary, "config": msgspec.to_builtins(p.config)}
+            for p in PRESETS.values()
+        ]
+    )
+
+
+def targets(args: argparse.Namespace) -> None:
+    """List the targets, or print one."""
+    if args.name is not None:
+        _print_json(find_target(args.name))
+    elif args.json:
+        _print_json(list(BUILTIN.values()))
+    else:
+        show_targets(stdout(), list(BUILTIN.values()))
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = MappingProxyType(
+    {
+        "quantize": quantize,
+        "plan": plan,
+        "compare": compare,
+        "infer": infer,
+        "evaluate": evaluate,
+        "convert": convert,
+        "presets": presets,
+        "targets": targets,
+    }
+)

@@ -1,0 +1,149 @@
+"""Integers in the graph: QuantizeLinear and DequantizeLinear.
+
+Names are those onnxruntime's tools look for: ``T_scale``, ``T_QuantizeLinear_Output``,
+``T_DequantizeLinear_Output``, ``W_quantized``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.emit.emission import Emission, EmittedTensor
+from lowbit.graph.naming import tensor_name
+from lowbit.numerics.affine import QParams
+from lowbit.numerics.formats import IntegerFormat
+from lowbit.ops.traits import is_data_movement
+from lowbit.planning.plan import BiasPlan, TensorPlan
+from lowbit.scales.stored import Stored
+
+_MICROSOFT = "com.microsoft"
+# The standard Q/DQ take 16 and 4 bits from this operator set on.
+_WIDE_OPSET = 21
+
+
+class IntegerNodes:
+    """QuantizeLinear and DequantizeLinear of integers."""
+
+    def __init__(self, context: Emission) -> None:
+        self._editor = context.editor
+        self._context = context
+        self._domain = context.options.domain
+        self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
+
+    def activation(self, tensor: TensorPlan) -> EmittedTensor:
+        """Let all consumers of an activation read it through a Q/DQ pair."""
+        name, params = tensor.name, self._context.params.tensors[tensor.name]
+        value = self._editor.values[name]
+        scale, zero_point = self._parameters(tensor.leader, params)
+        domain = self._domain_of(params.format)
+        if self._domain == "auto" and self._trips_onnxruntime(value, params.format):
+            domain = _MICROSOFT
+        quantizer = self._node("QuantizeLinear", [value, scale, zero_point], name, params, domain)
+        dequantizer = self._node(
+            "DequantizeLinear", [quantizer.outputs[0], scale, zero_point], name, params, domain
+        )
+        self._editor.put_after(value, [quantizer, dequantizer])
+        names = (tensor_name(node.outputs[0]) for node in (quantizer, dequantizer))
+        return EmittedTensor(*names)
+
+    def weight(self, tensor: TensorPlan, make: Callable[[], Stored]) -> EmittedTensor:
+        """Store a constant as integers before a DequantizeLinear."""
+        name, params = tensor.name, self._context.params.tensors[tensor.name]
+        value = self._editor.values[name]
+        fmt = params.format
+        stored = self._editor.lazy(
+            f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
+        )
+        node = self._node(
+            "DequantizeLinear", [stored, *self._parameters(name, params)], name, params
+        )
+        result = self._editor.read_through(value, tuple(value.uses()), [node])
+        return EmittedTensor(tensor_name(stored), tensor_name(result))
+
+    def bias(self, row: BiasPlan, params: QParams, codes: NDArray[np.integer]) -> EmittedTensor:
+        """Store the bias of one node as integers before a DequantizeLinear."""
+        editor = self._editor
+        value = editor.values[row.tensor]
+        node = editor.nodes[row.node]
+        shared = len(value.uses()) > 1
+        name = f"{row.node}_bias" if shared else row.tensor
+        stored = editor.constant(f"{name}_quantized", codes)
+        scale = editor.constant(f"{name}_quantized_scale", params.scale)
+        zero_point = editor.constant(f"{name}_quantized_zero_point", params.zero_point)
+        if row.factor != 1.0:
+            # The integers stand for the bias times this factor.
+            node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
+        dequantizer = self._node("DequantizeLinear", [stored, scale, zero_point], name, params)
+        result = editor.read_through(value, ((node, row.index),), [dequantizer])
+        result.shape = ir.Shape(codes.shape)
+        return EmittedTensor(tensor_name(stored), tensor_name(result))
+
+    def _node(
+        self,
+        op: str,
+        inputs: list[ir.Value],
+        name: str,
+        params: QParams,
+        domain: str | None = None,
+    ) -> ir.Node:
+        attributes = {} if params.axis is None else {"axis": params.axis}
+        if params.group_size is not None:
+            # Only the standard operator knows scales per group.
+            attributes["block_size"], domain = params.group_size, ""
+        domain = self._domain_of(params.format) if domain is None else domain
+        return self._editor.node(op, inputs, f"{name}_{op}", attributes, domain)
+
+    def _domain_of(self, fmt: IntegerFormat) -> str:
+        if self._domain == "auto":
+            wide = fmt.bits not in (8, 32)
+            return _MICROSOFT if wide and self._editor.opset < _WIDE_OPSET else ""
+        return "" if self._domain == "ai.onnx" else self._domain
+
+    def _trips_onnxruntime(self, value: ir.Value, fmt: IntegerFormat) -> bool:
+        """Whether onnxruntime's optimizer would make an invalid graph of a standard pair here.
+
+        Up to 1.31 it moves a DequantizeLinear over a float Reshape, Transpose and the like; from
+        opset 21 on the QuantizeLinear it leaves after gets a zero point of the wrong type for
+        signed formats, and the model no longer loads. It leaves pairs of its own domain alone.
+        """
+        if self._editor.opset < _WIDE_OPSET or not fmt.signed:
+            return False
+        return any(self._moves_in_float(node) for node in value.consumers())
+
+    def _parameters(self, leader: str, params: QParams) -> tuple[ir.Value, ir.Value]:
+        if leader not in self._scales:
+            zero_point = self._editor.tensor(
+                f"{leader}_zero_point",
+                lambda name: _tensor(params.zero_point, params.format, name),
+            )
+            scale = self._editor.constant(f"{leader}_scale", params.scale)
+            self._scales[leader] = (scale, zero_point)
+        return self._scales[leader]
+
+    def _moves_in_float(self, node: ir.Node) -> bool:
+        planned = self._context.planned
+        moves = is_data_movement(node, self._context.options.operators)
+        return moves and not any(output.name in planned for output in node.outputs)
+
+
+_DTYPES = {
+    IntegerFormat.INT4: ir.DataType.INT4,
+    IntegerFormat.UINT4: ir.DataType.UINT4,
+    IntegerFormat.INT8: ir.DataType.INT8,
+    IntegerFormat.UINT8: ir.DataType.UINT8,
+    IntegerFormat.INT16: ir.DataType.INT16,
+    IntegerFormat.UINT16: ir.DataType.UINT16,
+    IntegerFormat.INT32: ir.DataType.INT32,
+}
+
+
+def _tensor(data: NDArray[np.integer], fmt: IntegerFormat, name: str) -> ir.TensorProtocol:
+    if fmt.bits == 4:
+        import ml_dtypes
+
+        data = data.astype(ml_dtypes.int4 if fmt.signed else ml_dtypes.uint4)
+    return ir.Tensor(np.asarray(data), dtype=_DTYPES[fmt], name=name)

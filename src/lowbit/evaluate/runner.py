@@ -1,0 +1,170 @@
+"""The one place where models are run on samples to be compared."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.naming import tensor_name
+from lowbit.graph.session import Array, Feed, Optimize, Session, session
+from lowbit.parallel import ordered_map
+
+Outputs = Mapping[str, Array]
+Keep = Callable[[str, Array], Array]
+
+# Values of one model that wait for another's, in bytes.
+_MEMORY_FOR_VALUES = 32 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A model to run, and what to keep of each sample.
+
+    Attributes:
+        model: The model.
+        names: The tensors wanted, outputs or not.
+        name: What errors call the model.
+        optimize: Quantized models run unoptimized: fused int8 kernels saturate on some processors.
+        samples: The numbers of the samples to run it on; all if ``None``.
+        keep: Returns what is kept of a tensor.
+    """
+
+    model: ir.Model
+    names: Sequence[str]
+    name: str
+    optimize: Optimize = "none"
+    samples: frozenset[int] | None = None
+    keep: Keep = lambda _, array: array
+
+    @classmethod
+    def float_model(cls, model: ir.Model, names: Sequence[str] | None = None) -> Run:
+        """Return the run of a float model, of its outputs if nothing else is named."""
+        names = output_names(model) if names is None else names
+        return cls(model=model, names=names, name="the float model", optimize="all")
+
+    @classmethod
+    def quantized_model(cls, model: ir.Model, names: Sequence[str] | None = None) -> Run:
+        """Return the exact run of a quantized model."""
+        names = output_names(model) if names is None else names
+        return cls(model=model, names=names, name="the quantized model")
+
+    def opened(self) -> contextlib.AbstractContextManager[Session]:
+        """Return a context that yields a session of one thread."""
+        return session(self.model, self.names, threads=1, optimize=self.optimize, name=self.name)
+
+    def on(self, running: Session, index: int, feed: Feed) -> Outputs | None:
+        """Return what the model gives for one sample, or ``None`` if it is not run on it."""
+        if self.samples is not None and index not in self.samples:
+            return None
+        values = zip(self.names, running.run(self.names, feed), strict=True)
+        # Copied: an array of onnxruntime's keeps all memory of its session.
+        return {name: np.array(self.keep(name, array)) for name, array in values}
+
+
+def output_names(model: ir.Model) -> list[str]:
+    """Return the names of a model's outputs."""
+    return [tensor_name(value) for value in model.graph.outputs]
+
+
+def run_model(run: Run, feeds: Iterable[Feed]) -> Iterator[Outputs]:
+    """Yield what one model gives for each sample."""
+    for _, (outputs,) in run_models([run], feeds):
+        if outputs is not None:
+            yield outputs
+
+
+def run_models(
+    runs: Sequence[Run], feeds: Iterable[Feed]
+) -> Iterator[tuple[Feed, tuple[Outputs | None, ...]]]:
+    """Yield each sample with what every model gives for it, all models open at once."""
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(run.opened()) for run in runs]
+
+        def work(item: tuple[int, Feed]) -> tuple[Feed, tuple[Outputs | None, ...]]:
+            index, feed = item
+            pairs = zip(runs, sessions, strict=True)
+            return feed, tuple(run.on(running, index, feed) for run, running in pairs)
+
+        yield from ordered_map(work, enumerate(feeds))
+
+
+def run_models_in_turn(
+    runs: Sequence[Run], feeds: Iterable[Feed]
+) -> Iterator[tuple[Feed, tuple[Outputs | None, ...]]]:
+    """Do the same with one model open at a time, for values of many tensors.
+
+    Each session holds the tensors of several samples. The first model runs on as many samples as
+    there is room for its values; the others follow on the same.
+    """
+    rest = enumerate(feeds)
+    while found := _first_values(runs[0], rest):
+        items = [item for item, _ in found]
+        columns = [[outputs for _, outputs in found], *(_values(run, items) for run in runs[1:])]
+        for (_, feed), *outputs in zip(items, *columns, strict=True):
+            yield feed, tuple(outputs)
+
+
+_Item = tuple[int, Feed]
+
+
+def _values(run: Run, items: Sequence[_Item]) -> list[Outputs | None]:
+    with run.opened() as running:
+        return list(ordered_map(lambda item: run.on(running, *item), items))
+
+
+def _first_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:
+    """Run a model on as many samples as there is room for, none if none are left."""
+    first = next(items, None)
+    if first is None:
+        return []
+    room = _MEMORY_FOR_VALUES
+    found: list[tuple[_Item, Outputs | None]] = []
+
+    def more() -> Iterator[_Item]:
+        yield first
+        while room > 0 and (item := next(items, None)) is not None:
+            yield item
+
+    def work(item: _Item) -> tuple[_Item, Outputs | None]:
+        return item, run.on(running, *item)
+
+    with run.opened() as running:
+        for item, outputs in ordered_map(work, more()):
+            room -= sum(array.nbytes for array in (outputs or {}).values())
+            found.append((item, outputs))
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReferenceSample:
+    """One sample: what is fed, and what the float model gives for it."""
+
+    feed: Feed
+    outputs: Outputs
+
+
+def reference_samples(
+    run: Run, feeds: Iterable[Feed], room: int | None = None
+) -> list[ReferenceSample]:
+    """Run the float model; keep as many samples as their outputs fit into ``room`` bytes."""
+    found: list[ReferenceSample] = []
+    for feed, (outputs,) in run_models([run], feeds):
+        if outputs is None:
+            continue
+        if room is not None:
+            room -= sum(array.nbytes for array in outputs.values())
+            if room < 0 and found:
+                break
+        found.append(ReferenceSample(feed, outputs))
+    return found
+
+
+def compared(run: Run, samples: Sequence[ReferenceSample]) -> Iterator[tuple[Outputs, Outputs]]:
+    """Yield the float model's outputs and those of another model, for each sample."""
+    others = run_model(run, (sample.feed for sample in samples))
+    for sample, got in zip(samples, others, strict=True):
+        yield sample.outputs, got

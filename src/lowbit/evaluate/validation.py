@@ -1,0 +1,79 @@
+"""Whether one quantized model is nearer to the float model than another, on held-out samples.
+
+The measure is the SQNR in decibels, averaged over samples, outputs and, where an output has
+channels, over these: an average of logarithms weighs boxes in pixels and scores below one alike,
+and one bad sample cannot outvote the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.evaluate.runner import Run, compared, output_names, reference_samples
+from lowbit.graph.session import Array, Feed
+from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.metrics import channel_decibels
+
+_MEMORY_FOR_OUTPUTS = 64 << 20
+
+
+class Validation:
+    """The float model's outputs on some samples, to measure quantized models by."""
+
+    def __init__(self, reference: ir.Model, feeds: Iterable[Feed]) -> None:
+        """Run the float model; as many samples are kept as their outputs leave room for."""
+        self._names = output_names(reference)
+        run = Run.float_model(reference)
+        self._samples = reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS)
+
+    def __len__(self) -> int:
+        """Return how many samples it measures on."""
+        return len(self._samples)
+
+    def sqnr(self, quantized: ir.Model) -> DoubleArray:
+        """Return the mean SQNR of each sample; no sample if nothing can be measured."""
+        run = Run.quantized_model(quantized, self._names)
+        found = [
+            _ratios([(want[name], got[name]) for name in self._names])
+            for want, got in compared(run, self._samples)
+        ]
+        return np.array([float(np.mean(ratios)) for ratios in found if len(ratios)])
+
+
+def _ratios(pairs: Iterable[tuple[Array, Array]]) -> DoubleArray:
+    parts = [
+        channel_decibels(a, b)
+        for a, b in pairs
+        if a.dtype.kind == "f" and a.shape == b.shape and a.size
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gain:
+    """What a change does to the SQNR: its mean over samples, and the standard error of that."""
+
+    mean: float
+    standard_error: float
+    samples: int
+
+    @classmethod
+    def of(cls, before: DoubleArray, after: DoubleArray) -> Gain:
+        """Return the gain of the same samples, before and after."""
+        gain = after - before
+        error = float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+        return cls(float(gain.mean()) if len(gain) else 0.0, error, len(gain))
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the SQNR rises by more than the rise varies between samples."""
+        return self.mean > self.standard_error
+
+    def describe(self) -> str:
+        """Return it in words: ``+0.66 dB (standard error 0.84) on 8 samples``."""
+        return f"{self.mean:+.2f} dB (standard error {self.standard_error:.2f}) on {self.samples} samples"

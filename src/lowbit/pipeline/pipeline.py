@@ -1,0 +1,126 @@
+"""One way through the stages, for one configuration or for several candidates, timed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+from lowbit.calibrate.statistics import Stats
+from lowbit.pipeline import stages
+from lowbit.pipeline.stages import Feeds
+from lowbit.planning.plan import Plan
+from lowbit.state import Calibrated, Normalized, Planned, Quantized, Solved, Transformed, extended
+
+Progress = Callable[[str, int, int | None], None]
+"""Told the stage, how much of it is done, and how much there is (if known)."""
+
+
+def ignore_progress(stage: str, done: int, total: int | None) -> None:
+    """Do nothing, as the progress of those who do not ask for it."""
+
+
+@dataclasses.dataclass(slots=True)
+class Clock:
+    """What each stage took; a stage inside a charged one counts towards that."""
+
+    progress: Progress
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    _charged: str | None = None
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage."""
+        if self._charged is not None:
+            yield
+            return
+        self.progress(name, 0, None)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def charge(self, name: str) -> Iterator[None]:
+        """Time a stage that goes through others: all is charged to it."""
+        with self.stage(name):
+            self._charged = name
+            try:
+                yield
+            finally:
+                self._charged = None
+
+    def tell(self, name: str, done: int, total: int | None) -> None:
+        """Tell the caller how far the running stage is."""
+        self.progress(self._charged or name, done, total)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The stages from a normalized model to a quantized one, timed.
+
+    Attributes:
+        clock: Told of every stage.
+        keep_histograms: Whether statistics are to serve every other method as well.
+        means: Whether statistics are to hold what bias correction reads, asked for yet or not.
+    """
+
+    clock: Clock
+    keep_histograms: bool = False
+    means: bool = False
+
+    def build(
+        self,
+        state: Normalized,
+        feeds: Feeds,
+        *,
+        plan: Plan | None = None,
+        stats: Stats | None = None,
+    ) -> Quantized:
+        """Go through all stages, calibrating on ``feeds`` unless there are statistics."""
+        with self.clock.stage("transform"):
+            transformed = stages.transform(state)
+        planned = self.planned(transformed, plan)
+        found = self.calibrated(planned, feeds, stats)
+        if plan is None and stages.destroys_head(found):
+            config = stages.with_config(state, head="float").config
+            planned = self.planned(extended(transformed, Transformed, config=config), None)
+            if any(name not in found.stats.tensors for name in planned.plan.observed()):
+                found = self.calibrated(planned, feeds, stats)
+            else:
+                found = stages.with_stats(planned, found.stats)
+        return self.finish(found)
+
+    def planned(self, state: Transformed, plan: Plan | None = None) -> Planned:
+        """Prepare for the target and plan."""
+        with self.clock.stage("prepare"):
+            prepared = stages.prepare(state)
+        with self.clock.stage("plan"):
+            return stages.plan(prepared, plan)
+
+    def calibrated(self, state: Planned, feeds: Feeds, stats: Stats | None = None) -> Calibrated:
+        """Calibrate, unless there are statistics."""
+        if stats is not None:
+            return stages.with_stats(state, stats)
+        total = state.samples.calibration_count if state.samples is not None else None
+        with self.clock.stage("calibrate"):
+            return stages.calibrate(
+                state,
+                feeds,
+                everything=self.keep_histograms,
+                means=self.means,
+                progress=lambda done: self.clock.tell("calibrate", done, total),
+            )
+
+    def finish(self, state: Calibrated) -> Quantized:
+        """Solve, correct biases if asked to, and emit."""
+        with self.clock.stage("solve"):
+            solved = stages.solve(state)
+            if state.config.bias_correction:
+                solved = stages.correct_biases(solved)
+        return self.emitted(solved)
+
+    def emitted(self, state: Solved) -> Quantized:
+        """Emit."""
+        with self.clock.stage("emit"):
+            return stages.emit(state)

@@ -1,0 +1,275 @@
+"""The stages in their order: each takes the state and returns it with what it found out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterable
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.calibrate.collect import collect
+from lowbit.calibrate.statistics import Stats
+from lowbit.config.config import QuantConfig
+from lowbit.config.files import config_json
+from lowbit.data.split import Replay
+from lowbit.emit.emission import EmitOptions
+from lowbit.emit.emit import emit as emit_model
+from lowbit.graph import io
+from lowbit.graph.onnx_passes import require_opset
+from lowbit.graph.session import Array, Feed
+from lowbit.normalize.normalize import normalize as normalize_model
+from lowbit.planning.head import find_head
+from lowbit.planning.plan import Plan, check_fit
+from lowbit.planning.planner import make_plan
+from lowbit.refine.bias_correction import corrected_biases
+from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
+from lowbit.refine.refine import algorithm_of
+from lowbit.refine.refine import refine as refine_layers
+from lowbit.scales.alignment import coarse_averages, scale_conflicts
+from lowbit.scales.solve import settle_biases
+from lowbit.scales.solve import solve as solve_params
+from lowbit.scales.stored import nearest
+from lowbit.state import (
+    Calibrated,
+    Loaded,
+    Normalized,
+    Planned,
+    Prepared,
+    Quantized,
+    Solved,
+    Transformed,
+    extended,
+)
+from lowbit.transforms import Context, Levels, implementation_of
+from lowbit.transforms.float_reference import WithReference, with_reference
+from lowbit.transforms.requantize import insert_requantization
+from lowbit.transforms.rewrites import rewrite
+from lowbit.version import __version__
+
+Feeds = Callable[[], Iterable[Feed]]
+Told = Callable[[int], None]
+
+
+def normalize(state: Loaded) -> Normalized:
+    """Bring the model into the one form that all other stages accept, and rotate it if asked to."""
+    config, samples = state.config, state.samples
+    opset = 0 if config.weight is None else config.weight.lowest_opset
+    model = require_opset(state.loaded, opset)
+    model = normalize_model(model, samples.first() if samples is not None else None)
+    notes: tuple[str, ...] = ()
+    if config.rotation is not None:
+        rotated = implementation_of(config.rotation).apply(model, config.rotation, _context(state))
+        model, notes = rotated.model, rotated.notes
+    return extended(state, Normalized, normalized=model, rotation_notes=notes)
+
+
+def transform(state: Normalized) -> Transformed:
+    """Equalize and smooth, as the configuration says."""
+    model = state.normalized
+    notes: tuple[str, ...] = ()
+    for config in (state.config.equalization, state.config.smooth_quant):
+        if config is not None:
+            found = implementation_of(config).apply(model, config, _context(state))
+            model, notes = found.model, (*notes, *found.notes)
+    return extended(state, Transformed, float_model=model, transform_notes=notes)
+
+
+def _context(state: Loaded) -> Context:
+    config, samples = state.config, state.samples
+
+    def float_nodes(model: ir.Model) -> set[str]:
+        # A clone, because only that one knows for certain which of its values are inputs.
+        plan = make_plan(model.clone(), config, state.target, state.operators)
+        return {row.node for row in plan.float_nodes}
+
+    return Context(
+        data=None if samples is None else Replay(samples.calibration),
+        float_nodes=float_nodes,
+        levels=_levels(config),
+    )
+
+
+def _levels(config: QuantConfig) -> Levels:
+    activation, weight = config.activation, config.weight
+    return Levels(
+        activation=0 if activation is None else activation.largest_integer,
+        weight=0 if weight is None else weight.largest_integer,
+        per_channel=bool(getattr(weight, "per_channel", False)),
+    )
+
+
+def prepare(state: Transformed) -> Prepared:
+    """Write the model in the target's operators, and beside them its arithmetic if it has its own."""
+    config, target = state.config, state.target
+    shaped = rewrite(state.float_model, target.transforms, config.skip_rewrites)
+    shaped = insert_requantization(shaped, config.requantize)
+    adapted, joint = shaped, WithReference(shaped, {})
+    if target.arithmetic:
+        # What stays in float does not run on the device: it keeps its own arithmetic.
+        plan = make_plan(shaped, config, target, state.operators)
+        kept = {row.node for row in plan.float_nodes}
+        adapted = rewrite(shaped, target.arithmetic, config.skip_rewrites, kept)
+        if target.calibrate_arithmetic:
+            joint = with_reference(shaped, adapted)
+    return extended(
+        state,
+        Prepared,
+        calibrated_model=joint.model,
+        adapted=adapted,
+        float_names=joint.float_names,
+        head=find_head(adapted.graph),
+    )
+
+
+def plan(state: Prepared, given: Plan | None = None, *, check: bool = True) -> Planned:
+    """Decide what every tensor becomes; a plan that is given is only checked.
+
+    Without ``check`` a plan may quantize nothing: it still says why of every node.
+    """
+    found = given or make_plan(
+        state.adapted, state.config, state.target, state.operators, state.head
+    )
+    if check:
+        check_fit(found, state.adapted)
+    return extended(state, Planned, plan=found)
+
+
+def calibrate(
+    state: Planned, feeds: Feeds, *, everything: bool, means: bool, progress: Told
+) -> Calibrated:
+    """Collect the statistics that the plan needs."""
+    found = collect(
+        state.calibrated_model,
+        state.plan,
+        feeds(),
+        float_names=state.float_names,
+        everything=everything,
+        means=means,
+        optimize="all" if state.target.calibrate_optimized else "none",
+        progress=progress,
+    )
+    return with_stats(
+        state,
+        dataclasses.replace(
+            found,
+            equalized=state.config.equalization is not None,
+            smoothed=state.config.smooth_quant is not None,
+        ),
+    )
+
+
+def with_stats(state: Planned, stats: Stats) -> Calibrated:
+    """Return the state with statistics collected before."""
+    return extended(state, Calibrated, stats=stats)
+
+
+def destroys_head(state: Calibrated) -> bool:
+    """Whether tensors in the tail of the graph must share a scale that ruins one of them."""
+    if state.config.head != "auto":
+        return False
+    if any(name not in state.stats.tensors for name in state.plan.observed()):
+        # Statistics kept from a run that came to this conclusion lack the tail's tensors.
+        return True
+    tail = set(state.head.nodes)
+    found = (*scale_conflicts(state.plan, state.stats), *coarse_averages(state.plan, state.stats))
+    return any(conflict.node in tail for conflict in found)
+
+
+def solve(state: Calibrated) -> Solved:
+    """Find scales and zero points, and round constants and biases to the nearest."""
+    params = solve_params(state.adapted, state.plan, state.stats, state.target)
+    weights = nearest(state.adapted, state.plan, params)
+    return extended(state, Solved, params=params, weights=weights)
+
+
+def correct_biases(state: Solved) -> Solved:
+    """Let biases make up for what rounding the weights shifts."""
+    values = corrected_biases(
+        state.adapted, state.plan, state.params, state.stats, state.weights, state.float_names
+    )
+    params = settle_biases(state.adapted, state.plan, state.params, state.target, values)
+    weights = nearest(state.adapted, state.plan, params)
+    return extended(state, Solved, params=params, weights=weights)
+
+
+def emit(state: Solved) -> Quantized:
+    """Write the quantized graph."""
+    config = state.config
+    options = EmitOptions(
+        domain=config.domain,
+        casts=config.casts,
+        half_weights=config.half_weights,
+        operators=state.operators,
+    )
+    emitted = emit_model(state.adapted, state.plan, state.params, state.weights, options)
+    return extended(state, Quantized, emitted=emitted)
+
+
+def refine(
+    state: Quantized,
+    folder: pathlib.Path | None,
+    progress: Callable[[int, int], None],
+    *,
+    resume: bool,
+) -> tuple[Solved, tuple[str, ...]]:
+    """Return the state with better weights and biases than the nearest, and notes on it.
+
+    Finished layers are kept in ``folder`` until all are; ``resume`` goes on with those there.
+    """
+    config, samples = state.config.refinement, state.samples
+    if config is None or samples is None:
+        return state, ()
+    if samples.data.is_random and algorithm_of(config).needs_data:
+        return state, ("not refined: random data says nothing about the inputs",)
+    checkpoint = None
+    if folder is not None:
+        word = fingerprint_of(state, config, samples.data.fingerprint())
+        checkpoint = Checkpoint.open(folder, word, resume=resume)
+    path = getattr(config, "ref_model_path", None)
+    found = refine_layers(
+        state,
+        config,
+        samples.calibration,
+        lambda done, total, result: progress(done, total),
+        checkpoint,
+        samples=samples.calibration_count,
+        reference=None if path is None else normalize_model(io.load(path)),
+    )
+    if checkpoint is not None and len(found.results) == found.layers:
+        checkpoint.remove()
+    biases = {**state.params.bias_values, **found.biases}
+    params = settle_biases(state.adapted, state.plan, state.params, state.target, biases)
+    weights = nearest(state.adapted, state.plan, params)
+    made = {name: functools.partial(_same, stored) for name, stored in found.weights.items()}
+    weights = dataclasses.replace(weights, tensors={**weights.tensors, **made})
+    return extended(state, Solved, params=params, weights=weights), (found.note,)
+
+
+def _same(stored: Array) -> Array:
+    return stored
+
+
+def sign(state: Quantized) -> None:
+    """Write into the model's metadata how it was made. Changes the emitted model."""
+    model = state.emitted.model
+    model.producer_name, model.producer_version = "lowbit", __version__
+    model.metadata_props.update(
+        {
+            "lowbit.version": __version__,
+            "lowbit.preset": state.plan.preset,
+            "lowbit.target": state.plan.target,
+            "lowbit.config": config_json(state.config),
+        }
+    )
+    if state.samples is not None:
+        data = state.samples.data
+        model.metadata_props["lowbit.data"] = f"{data.description} (sha256 {data.fingerprint()})"
+
+
+def with_config(state: Loaded, **changes: object) -> Normalized:
+    """Return the normalized state with another configuration; nothing after it holds any more."""
+    config = msgspec.structs.replace(state.config, **changes)
+    return extended(state, Normalized, config=config)

@@ -1,0 +1,143 @@
+"""The last stage: check the file, run it on held-out samples, and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.calibrate.statistics import Stats
+from lowbit.data.split import Split
+from lowbit.errors import VerificationError
+from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
+from lowbit.graph import io
+from lowbit.graph.editing import constant
+from lowbit.graph.onnx_passes import check_file
+from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.report.values import Report, Step, count_formats, scores
+from lowbit.state import Quantized
+from lowbit.version import __version__
+
+# Two bits of exponent below the largest number.
+_NEAR = 0.25
+_AS_WIDE_AS_SINGLE = 1e38
+
+
+def near_overflow(model: ir.Model, plan: Plan, largest: Mapping[str, float]) -> tuple[str, ...]:
+    """Return a warning for activations, and one for constants, that come near overflow."""
+    found: dict[str, list[tuple[float, TensorPlan]]] = {}
+    for tensor in plan.tensors:
+        limit = tensor.spec.overflows_at
+        if limit is None:
+            continue
+        value = largest.get(tensor.name, 0.0)
+        if tensor.role == "weight":
+            # Those of a format as wide as single precision cannot exceed it.
+            value = _largest(model, tensor.name) if limit < _AS_WIDE_AS_SINGLE else 0.0
+        if not value <= limit * _NEAR:
+            found.setdefault(tensor.role, []).append((value, tensor))
+    return tuple(_warning(role, rows) for role, rows in found.items())
+
+
+def _warning(role: str, rows: list[tuple[float, TensorPlan]]) -> str:
+    value, tensor = max(rows, key=lambda row: row[0])
+    limit = tensor.spec.overflows_at or 0.0
+    others = f" ({len(rows) - 1} more like it)" if len(rows) > 1 else ""
+    way_out = f"preset BF16_SCALED or FP16_SCALED, or scaled in the {role}'s spec, prevents that"
+    if limit < _AS_WIDE_AS_SINGLE:
+        way_out += "; so does BF16"
+    return (
+        f"{role} {tensor.name!r} reaches {value:.3g}{others}, near the largest "
+        f"{tensor.spec.format_name}, {limit:.6g}: it may overflow. {way_out}"
+    )
+
+
+def _largest(model: ir.Model, name: str) -> float:
+    data = constant(model.graph.initializers[name])
+    return float(np.abs(data).max()) if data is not None and data.size else 0.0
+
+
+def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Report:
+    """Check the file, run it on held-out samples against the model as loaded, and report."""
+    plan, quantized = state.plan, state.emitted.model
+    with io.as_file(quantized) as path:
+        check_file(path)
+    references = [output_reference(state.loaded, quantized), _layer_reference(state)]
+    outputs, layers = compare_tensors(references, quantized, samples.verification())
+    largest = {name: row.largest for name, row in {**outputs, **layers}.items()}
+    overflows = near_overflow(state.adapted, plan, largest)
+    return Report(
+        preset=plan.preset,
+        target=plan.target,
+        version=__version__,
+        data=samples.data.description,
+        calibration_samples=state.stats.samples,
+        verification_samples=samples.verification_count,
+        held_out=samples.is_verified_on_held_out,
+        outputs=scores(outputs),
+        layers=scores(layers),
+        quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
+        float_nodes=plan.float_nodes,
+        adjustments=state.params.adjustments,
+        steps=steps,
+        notes=(
+            *state.rotation_notes,
+            *state.transform_notes,
+            *overflows,
+            *_notes(samples, calibrated=bool(plan.observed())),
+        ),
+        size_before=constants_size(state.loaded),
+        size_after=constants_size(quantized),
+    )
+
+
+def _layer_reference(state: Quantized) -> Reference:
+    """Return the reference for activations as they are read in the quantized model."""
+    emitted = state.emitted.tensors
+    pairs = {t.name: emitted[t.name].read for t in state.plan.activations() if t.name in emitted}
+    return Reference(state.calibrated_model, {a: b for a, b in pairs.items() if a != b})
+
+
+def _notes(samples: Split, *, calibrated: bool) -> tuple[str, ...]:
+    notes = []
+    if samples.data.is_random and calibrated:
+        notes.append("calibrated on random data, as asked for: accuracy will be poor")
+    if samples.data.is_random and not calibrated:
+        notes.append("verified on random data, as asked for: figures say little")
+    if not samples.is_verified_on_held_out and calibrated:
+        notes.append("verified on calibration samples: the data has no others")
+    return tuple(notes)
+
+
+def with_reused(report: Report, stats: Stats, *, transformed: bool) -> Report:
+    """Say that the statistics came from elsewhere; what they were made of is not known here."""
+    note = f"calibrated from saved statistics of {stats.samples} samples"
+    if transformed:
+        note += ", which fit only if equalization saw the same data then as now"
+    return msgspec.structs.replace(
+        report,
+        calibration_samples=stats.samples,
+        notes=(note, *(n for n in report.notes if not n.startswith("verified on calibration"))),
+    )
+
+
+def constants_size(model: ir.Model) -> int:
+    """Return the bytes of all constants."""
+    values = model.graph.initializers.values()
+    return sum(v.const_value.nbytes for v in values if v.const_value is not None)
+
+
+def check_sqnr(report: Report, lowest: float | None) -> None:
+    """Raise if the worst output is worse than asked for, and say where the error arises."""
+    if lowest is None or report.sqnr_db >= lowest:
+        return
+    worst = ", ".join(
+        f"{score.tensor} ({score.sqnr_db:.1f} dB)" for score in report.steepest_drops(5)
+    )
+    raise VerificationError(
+        f"the worst output has {report.sqnr_db:.1f} dB, less than the {lowest:g} dB asked for; "
+        f"the ratio falls most at {worst}. Try --exclude on them, 16-bit activations (A16W8), "
+        "or more calibration data"
+    )

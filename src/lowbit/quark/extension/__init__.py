@@ -1,0 +1,23 @@
+"""What AMD Quark does its own way, added to lowbit as any third party would add it.
+
+Importing this module makes the kinds below known to configuration files; the entry point
+``lowbit.extensions`` names it.
+"""
+
+from lowbit.quark.extension.cle import QuarkCle
+from lowbit.quark.extension.methods import (
+    QuarkEntropy,
+    QuarkLayerwisePercentile,
+    QuarkMinMse,
+    QuarkPercentile,
+)
+from lowbit.quark.extension.smooth_quant import QuarkSmoothQuant
+
+__all__ = [
+    "QuarkCle",
+    "QuarkEntropy",
+    "QuarkLayerwisePercentile",
+    "QuarkMinMse",
+    "QuarkPercentile",
+    "QuarkSmoothQuant",
+]

@@ -1,0 +1,66 @@
+"""What a kind of refinement is: how the layer-by-layer loop goes, and what solves one layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from lowbit.graph.session import Feed
+from lowbit.refine.layers import LayerResult, RefinedLayer
+from lowbit.refine.samples import LayerSample
+from lowbit.state import Quantized
+
+Feeds = Callable[[], Iterable[Feed]]
+Solve = Callable[[RefinedLayer, Sequence[LayerSample]], LayerResult]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """How the loop goes.
+
+    Attributes:
+        positions: How many positions of each sample a layer is looked at.
+        op_types: Operators that are refined; all linear layers if there are none.
+        moments: Whether samples serve for moments alone; positions are then as many as each layer
+            needs.
+        seed: Of the positions drawn.
+        float_inputs: Whether samples hold the float model's layer inputs as well.
+        at_once: Whether the targets of all layers are taken in one pass and kept in memory.
+        on_disk: Whether samples are kept in files, in ``cache_dir`` if that is given.
+        independent: Whether each layer is solved as if no other were, several at a time.
+        batch_size: How many samples onnxruntime runs at once.
+        selected_output: The output of the model by whose error each layer is kept or not.
+    """
+
+    positions: int
+    op_types: tuple[str, ...] = ()
+    moments: bool = False
+    seed: int = 0
+    float_inputs: bool = False
+    at_once: bool = False
+    on_disk: bool = False
+    cache_dir: str | None = None
+    independent: bool = False
+    batch_size: int = 1
+    selected_output: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One kind of refinement; its functions get the configuration of that kind.
+
+    Attributes:
+        settings: Returns how the loop goes.
+        solver: Returns what solves one layer of a quantized model; the event asks it to end early.
+        check: Raises for what cannot be had here, such as a device.
+        integers_only: Whether it can refine only weights that are stored as integers.
+        needs_data: Whether it has no use for random data.
+    """
+
+    settings: Callable[[Any], LoopSettings]
+    solver: Callable[[Quantized, Any, threading.Event], Solve]
+    check: Callable[[Any], object] = lambda config: None
+    integers_only: bool = True
+    needs_data: bool = False

@@ -1,0 +1,208 @@
+"""What calibration samples show of a layer: columns of its input and its target, in memory or files."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from lowbit.numerics.formats import FloatArray
+from lowbit.ops.geometry import LinearLayer, Positions
+from lowbit.refine.descent import Moments
+from lowbit.refine.store import Store
+
+_FEWEST_POSITIONS = 16
+# Unknowns of a layer to a position of a sample: 64 samples give eight times as many equations.
+_DEEP = 8
+# With more samples than this, their number makes up for positions.
+_MANY_SAMPLES = 64
+# Samples whose moments are taken together.
+_AT_ONCE = 8
+_ENOUGH_TO_HOLD_OUT = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerTarget:
+    """The float model's side of a layer sample: targets, at which positions, and the output's shape."""
+
+    targets: FloatArray
+    target_sum: FloatArray
+    at: Positions
+    shape: tuple[int, ...]
+    float_patches: FloatArray | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampleInMemory:
+    """What one calibration sample shows of a layer, at some positions of its output.
+
+    ``patches`` (groups x depth x positions) are the quantized model's layer inputs, ``float_patches``
+    the float model's, if asked for; ``targets`` (groups x outputs x positions) are the float outputs to
+    match. ``patch_sum`` and ``target_sum`` add up all ``count`` positions.
+    """
+
+    patches: FloatArray
+    targets: FloatArray
+    patch_sum: FloatArray
+    target_sum: FloatArray
+    count: int
+    float_patches: FloatArray | None = None
+
+
+class SampleOnDisk:
+    """The same in files, mapped into memory while they are read."""
+
+    def __init__(self, store: Store, layer: str, index: int, sample: SampleInMemory) -> None:
+        """Move a layer sample into files."""
+        self._store, self._layer, self._index = store, layer, index
+        self.patch_sum, self.target_sum = sample.patch_sum, sample.target_sum
+        self.count = sample.count
+        arrays = {name: getattr(sample, name) for name in ("patches", "targets", "float_patches")}
+        self._names = [name for name, array in arrays.items() if array is not None]
+        for name in self._names:
+            store.put(index, f"{layer} {name}", arrays[name])
+
+    def _mapped(self, name: str) -> FloatArray:
+        return self._store.mapped(self._index, f"{self._layer} {name}")
+
+    @property
+    def patches(self) -> FloatArray:
+        """The quantized model's layer inputs."""
+        return self._mapped("patches")
+
+    @property
+    def targets(self) -> FloatArray:
+        """The float outputs."""
+        return self._mapped("targets")
+
+    @property
+    def float_patches(self) -> FloatArray | None:
+        """The float model's layer inputs, if they were asked for."""
+        return self._mapped("float_patches") if "float_patches" in self._names else None
+
+    def drop(self) -> None:
+        """Remove the files."""
+        for name in self._names:
+            self._store.drop(self._index, f"{self._layer} {name}")
+
+
+LayerSample: TypeAlias = SampleInMemory | SampleOnDisk
+
+
+def enough_positions(layer: LinearLayer, usual: int, samples: int) -> int:
+    """Return how many positions of each of so many samples moments are taken at.
+
+    Equations follow the unknowns. A depthwise layer's nine are known well long before those of a
+    layer that is hundreds deep, while its patches fill nine times its input; a layer that is
+    thousands deep would have fewer equations than unknowns from the usual positions of few samples.
+    Of many samples fewer positions each are taken, so that memory does not grow with them.
+    """
+    enough = max(_FEWEST_POSITIONS, min(2 * layer.depth, max(usual, layer.depth // _DEEP)))
+    return math.ceil(enough * min(1.0, _MANY_SAMPLES / max(samples, 1)))
+
+
+def take_target(
+    layer: LinearLayer,
+    y: FloatArray,
+    x: FloatArray | None,
+    positions: int,
+    random: np.random.Generator,
+) -> LayerTarget:
+    """Return what one sample of the float model shows of a layer at random positions."""
+    # In no order, so that some that follow each other are from anywhere.
+    at = random.permutation(layer.count(y.shape))[:positions]
+    total = np.asarray(layer.flat(y).sum(axis=1)).reshape(layer.groups, layer.outputs)
+    other = None if x is None else layer.patches(x, at, y.shape)
+    return LayerTarget(layer.values(y, at), total, at, tuple(y.shape), other)
+
+
+def take_sample(layer: LinearLayer, x: FloatArray, target: LayerTarget) -> SampleInMemory:
+    """Return the quantized model's layer inputs beside a target."""
+    return SampleInMemory(
+        patches=layer.patches(x, target.at, target.shape),
+        targets=target.targets,
+        patch_sum=layer.patch_sums(x, target.shape),
+        target_sum=target.target_sum,
+        count=layer.count(target.shape),
+        float_patches=target.float_patches,
+    )
+
+
+def held_out_split(
+    samples: Sequence[LayerSample], share: float
+) -> tuple[list[LayerSample], list[LayerSample]]:
+    """Return the samples to solve on and those held out, spread evenly.
+
+    Of few samples none can be held out: a layer may show only one position of each.
+    """
+    if share == 0 or len(samples) < _ENOUGH_TO_HOLD_OUT:
+        return list(samples), []
+    held = round(len(samples) * share)
+    out = {int(i) for i in np.linspace(0, len(samples) - 1, held + 2)[1:-1].round()}
+    return (
+        [s for i, s in enumerate(samples) if i not in out],
+        [s for i, s in enumerate(samples) if i in out],
+    )
+
+
+def means_of(samples: Sequence[LayerSample]) -> tuple[FloatArray, FloatArray]:
+    """Return the means of patches and targets over all positions of all samples."""
+    count = np.float64(sum(s.count for s in samples))
+    patches = np.stack([s.patch_sum for s in samples]).sum(axis=0, dtype=np.float64) / count
+    targets = np.stack([s.target_sum for s in samples]).sum(axis=0, dtype=np.float64) / count
+    return patches.astype(np.float32), targets.astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sums:
+    """Means over all columns: of patches, of targets, and of the products of both with patches."""
+
+    inputs: FloatArray
+    products: FloatArray
+    patch_mean: FloatArray
+    target_mean: FloatArray
+
+    def moments(self, bias: FloatArray | None) -> Moments:
+        """Return second moments.
+
+        Without a ``bias`` they are about the means, as if any bias could be had; with one (groups
+        x outputs x 1) it is taken off the targets, and they are about zero.
+        """
+        x = self.patch_mean[:, None, :]
+        if bias is not None:
+            return Moments(self.inputs, self.products - bias * x)
+        return Moments(
+            self.inputs - self.patch_mean[:, :, None] * x,
+            self.products - self.target_mean[:, :, None] * x,
+        )
+
+
+def sums_of(samples: Sequence[LayerSample]) -> Sums:
+    """Return the sums over all columns, a few samples in memory at a time."""
+    first = samples[0]
+    groups, depth, _ = first.patches.shape
+    outputs = first.targets.shape[1]
+    inputs = np.zeros((groups, depth, depth), np.float32)
+    products = np.zeros((groups, outputs, depth), np.float32)
+    patch_sum = np.zeros((groups, depth), np.float64)
+    target_sum = np.zeros((groups, outputs), np.float64)
+    count = 0
+    for start in range(0, len(samples), _AT_ONCE):
+        some = samples[start : start + _AT_ONCE]
+        patches = np.concatenate([s.patches for s in some], axis=2)
+        targets = np.concatenate([s.targets for s in some], axis=2)
+        across = patches.swapaxes(1, 2)
+        inputs += patches @ across
+        products += targets @ across
+        patch_sum += patches.sum(axis=2, dtype=np.float64)
+        target_sum += targets.sum(axis=2, dtype=np.float64)
+        count += patches.shape[2]
+    return Sums(
+        inputs / np.float32(count),
+        products / np.float32(count),
+        (patch_sum / count).astype(np.float32),
+        (target_sum / count).astype(np.float32),
+    )

@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowbit.data.dataset import (
+    ZERO_FEEDS_TOLERATED,
+    Data,
+    IndexedSource,
+    InputInfo,
+    Source,
+    conform,
+)
+from lowbit.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (np.float16, True),
+        (np.float32, True),
+        (np.float64, True),
+        (ml_dtypes.bfloat16, True),
+        (np.int64, False),
+        (np.uint8, False),
+        (np.bool_, False),
+    ],
+)
+def test_knows_which_types_are_float(dtype: type, *, expected: bool) -> None:
+    assert InputInfo("x", np.dtype(dtype), (1,)).is_float is expected
+
+
+def test_shape_text_shows_free_sizes() -> None:
+    assert InputInfo("x", np.dtype(np.float32), ("N", 3, None)).shape_text == "[N, 3, ?]"
+    assert InputInfo("x", np.dtype(np.float32), None).shape_text == "[any shape]"
+
+
+@pytest.mark.parametrize("kind", [Source, IndexedSource])
+def test_sources_are_abstract(kind: type) -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        kind()
+
+
+X = InputInfo("x", np.dtype(np.float32), ("batch", 4))
+ROW = np.ones((1, 4), np.float32)
+
+
+def one(dtype: type, shape: tuple[int | str | None, ...] | None = ("n", 4)) -> list[InputInfo]:
+    return [InputInfo("x", np.dtype(dtype), shape)]
+
+
+def test_fitting_feed_is_passed_without_a_copy() -> None:
+    assert conform({"x": ROW}, [X], "sample 0")["x"] is ROW
+
+
+def test_bare_array_serves_the_only_input() -> None:
+    assert list(conform(ROW, [X], "sample 0")) == ["x"]
+
+
+def test_missing_batch_dimension_is_added() -> None:
+    assert conform(ROW[0], [X], "sample 0")["x"].shape == (1, 4)
+
+
+def test_feed_comes_in_the_order_of_the_inputs(two_inputs: list[InputInfo]) -> None:
+    raw = {"ids": np.ones((1, 2), np.int64), "a/b:0": np.ones((1, 3), np.float32)}
+
+    assert list(conform(raw, two_inputs, "sample 0")) == ["a/b:0", "ids"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_float32_is_cast_to_other_float_types(dtype: type) -> None:
+    cast = conform(ROW * 1.5, one(dtype), "sample 0")["x"]
+
+    assert cast.dtype == dtype
+    assert (cast == 1.5).all()
+
+
+def test_foreign_byte_order_is_turned() -> None:
+    turned = conform(ROW.astype(">f4"), [X], "sample 0")["x"]
+
+    assert turned.dtype == np.float32
+    np.testing.assert_array_equal(turned, ROW)
+
+
+def test_objects_that_convert_to_arrays_are_taken() -> None:
+    class Tensor:
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+            return ROW
+
+    np.testing.assert_array_equal(conform({"x": Tensor()}, [X], "sample 0")["x"], ROW)
+
+
+def test_unknown_rank_takes_any_shape() -> None:
+    assert conform(np.ones((2, 3, 4), np.float32), one(np.float32, None), "s")["x"].ndim == 3
+
+
+def test_scalar_input_takes_a_numpy_scalar() -> None:
+    assert conform(np.float32(2), one(np.float32, ()), "sample 0")["x"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "info", "message"),
+    [
+        ({"x": ROW, "y": ROW}, X, r"sample 7 has an array for 'y', which is no input .*inputs are 'x'"),
+        ({"X1": ROW}, X, r"'X1', which is no input of the model; did you mean 'x'"),
+        ({}, X, r"sample 7 has no array for input 'x'.*got nothing"),
+        ([[1, 2, 3, 4]], X, r"sample 7, input 'x' is of type list.*numpy\.asarray\(\.\.\., dtype=float32\)"),
+        ({"x": (1, 2)}, X, r"type tuple.*wrap it with numpy\.asarray"),
+        (None, X, r"input 'x' is of type NoneType"),
+        (ROW.astype(np.float64), X, r"input 'x': expected float32, got float64; .*astype\(numpy\.float32\)"),
+        (ROW.astype(np.uint8), X, r"expected float32, got uint8; name a preprocessing"),
+        (ROW, one(np.int64)[0], r"expected int64, got float32"),
+        (ROW.astype(np.int32), one(np.int64)[0], r"expected int64, got int32"),
+        (np.ones((1, 5), np.float32), X, r"expected shape \[batch, 4\], got \[1, 5\].*axis 1"),
+        (np.ones((1, 1, 4), np.float32), X, r"expected shape \[batch, 4\], got \[1, 1, 4\].*2 dimensions"),
+        (ROW, one(np.float32, (2, 4))[0], r"fixes the batch at 2"),
+        (ROW[0], one(np.float32, (2, 4))[0], r"got \[4\]; the model fixes the batch at 2"),
+        (np.array([[np.nan, 1, np.inf, -np.inf]], np.float32), X, r"3 of 4 values are NaN or Inf"),
+        (ROW * 1e6, one(np.float16)[0], r"4 of 4 values are too large for float16"),
+        (np.array([["a"] * 4]), X, r"expected float32, got <U1"),
+    ],
+)  # fmt: skip
+def test_feed_that_does_not_fit_is_refused(raw: object, info: InputInfo, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        conform(raw, [info], "sample 7")
+
+
+def test_bare_array_for_several_inputs_is_refused(two_inputs: list[InputInfo]) -> None:
+    with pytest.raises(DataError, match=r"model has 2 inputs.*dict.*'a/b:0', 'ids'"):
+        conform(ROW, two_inputs, "sample 0")
+
+
+def test_missing_one_of_several_inputs_is_refused(two_inputs: list[InputInfo]) -> None:
+    with pytest.raises(DataError, match=r"no array for input 'ids'.*got 'a/b:0'"):
+        conform({"a/b:0": np.ones((1, 3), np.float32)}, two_inputs, "sample 0")
+
+
+def test_braces_in_a_file_name_do_no_harm() -> None:
+    with pytest.raises(DataError, match=re.escape("file {x}.npy, input 'x': 1 of 4")):
+        conform(np.array([1, 2, 3, np.nan], np.float32), [X], "file {x}.npy")
+
+
+@given(
+    bad=st.lists(st.booleans(), min_size=1, max_size=50).filter(any),
+    value=st.sampled_from([np.nan, np.inf, -np.inf]),
+)
+def test_all_bad_values_are_counted(bad: list[bool], value: float) -> None:
+    array = np.where(bad, value, 1.0).astype(np.float32)[np.newaxis]
+
+    with pytest.raises(DataError, match=rf"\b{sum(bad)} of {len(bad)} values"):
+        conform(array, one(np.float32, (1, None)), "sample 0")
+
+
+PAIR = InputInfo("x", np.dtype(np.float32), ("n", 2))
+
+
+class Feeds(Source):
+    """A source that counts how often it is gone through."""
+
+    def __init__(self, feeds: list[object], *, knows_count: bool = True) -> None:
+        self.feeds = feeds
+        self.knows_count = knows_count
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[tuple[str, object]]:
+        self.passes += 1
+        yield from ((f"sample {index}", feed) for index, feed in enumerate(self.feeds))
+
+    def count(self) -> int | None:
+        return len(self.feeds) if self.knows_count else None
+
+    def describe(self) -> str:
+        return "some feeds"
+
+
+class Indexed(IndexedSource):
+    """A source that notes which feeds are read."""
+
+    def __init__(self, feeds: list[object]) -> None:
+        self.feeds = feeds
+        self.read_numbers: list[int] = []
+
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        for index in indices:
+            self.read_numbers.append(index)
+            yield f"sample {index}", self.feeds[index]
+
+    def count(self) -> int:
+        return len(self.feeds)
+
+    def describe(self) -> str:
+        return "some feeds"
+
+
+def pair_row(*values: float) -> np.ndarray:
+    return np.array([values], np.float32)
+
+
+def test_fingerprint_costs_no_pass_after_a_full_one() -> None:
+    source = Feeds([pair_row(1, 2), pair_row(3, 4)])
+    data = Data(source, [PAIR])
+
+    list(data)
+    first = data.fingerprint()
+
+    assert source.passes == 1
+    assert len(first) == 16
+    assert Data(Feeds([pair_row(1, 2), pair_row(3, 4)]), [PAIR]).fingerprint() == first
+
+
+def test_fingerprint_makes_its_own_pass_once() -> None:
+    source = Feeds([pair_row(1, 2), pair_row(3, 4)])
+    data = Data(source, [PAIR])
+
+    next(iter(data))
+    assert data.fingerprint() == data.fingerprint()
+
+    assert source.passes == 2
+
+
+def test_fingerprint_reads_only_what_was_not_read_before() -> None:
+    feeds: list[object] = [pair_row(k, 1) for k in range(6)]
+    source = Indexed(feeds)
+    data = Data(source, [PAIR])
+
+    list(data.select([1, 4]))
+    found = data.fingerprint()
+
+    assert source.read_numbers == [1, 4, 0, 2, 3, 5]
+    assert found == Data(Feeds(feeds), [PAIR]).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "feeds",
+    [
+        [pair_row(3, 4), pair_row(1, 2)],
+        [pair_row(1, 2)],
+        [pair_row(1, 2), pair_row(3, 5)],
+        [np.concatenate([pair_row(1, 2), pair_row(3, 4)])],
+    ],
+)
+def test_fingerprint_depends_on_order_number_values_and_shapes(feeds: list[object]) -> None:
+    other = Data(Feeds([pair_row(1, 2), pair_row(3, 4)]), [PAIR]).fingerprint()
+
+    assert Data(Feeds(feeds), [PAIR]).fingerprint() != other
+
+
+def test_fingerprint_depends_on_name_and_type() -> None:
+    prints = {
+        Data(Feeds([pair_row(1, 2)]), [InputInfo(name, np.dtype(dtype), None)]).fingerprint()
+        for name in ("x", "y")
+        for dtype in (np.float32, np.float16, ml_dtypes.bfloat16)
+    }
+
+    assert len(prints) == 6
+
+
+def test_scalars_and_empty_arrays_can_be_fingerprinted() -> None:
+    inputs = [
+        InputInfo("s", np.dtype(np.float32), ()),
+        InputInfo("past", np.dtype(np.float32), None),
+    ]
+    feed = {"s": np.float32(1), "past": np.zeros((1, 0, 4), np.float32)}
+
+    assert len(Data(Feeds([feed]), inputs).fingerprint()) == 16
+
+
+def test_length_is_read_only_when_the_source_cannot_tell() -> None:
+    known, unknown = Feeds([pair_row(1, 2)] * 3), Feeds([pair_row(1, 2)] * 3, knows_count=False)
+
+    assert len(Data(known, [PAIR])) == 3
+    assert known.passes == 0
+    data = Data(unknown, [PAIR])
+    assert [len(data), len(data)] == [3, 3]
+    assert unknown.passes == 1
+
+
+def test_data_that_is_all_zero_is_refused_after_the_pass() -> None:
+    with pytest.raises(DataError, match=r"all values of 2 feeds are 0 \(some feeds\)"):
+        list(Data(Feeds([pair_row(0, 0)] * 2), [PAIR]))
+
+
+def test_data_that_stays_zero_is_refused_early() -> None:
+    seen = []
+
+    with pytest.raises(DataError, match=f"{ZERO_FEEDS_TOLERATED} feeds are 0"):
+        seen.extend(Data(Feeds([pair_row(0, 0)] * 1000), [PAIR]))
+
+    assert len(seen) < ZERO_FEEDS_TOLERATED
+
+
+def test_some_zero_feeds_are_fine() -> None:
+    assert len(list(Data(Feeds([pair_row(0, 0)] * 15 + [pair_row(0, 1)]), [PAIR]))) == 16
+
+
+def test_zero_ids_without_any_float_input_are_fine() -> None:
+    ids = InputInfo("ids", np.dtype(np.int64), None)
+
+    assert len(list(Data(Feeds([np.zeros((1, 3), np.int64)]), [ids]))) == 1
+
+
+def test_zero_cache_beside_real_ids_is_fine() -> None:
+    inputs = [
+        InputInfo("ids", np.dtype(np.int64), None),
+        InputInfo("past", np.dtype(np.float32), None),
+    ]
+    feed = {"ids": np.array([[5, 7]]), "past": np.zeros((1, 4), np.float32)}
+
+    assert len(list(Data(Feeds([feed]), inputs))) == 1
+
+
+def test_bad_feed_is_found_in_every_pass() -> None:
+    data = Data(Feeds([pair_row(1, 2), pair_row(1, np.nan)]), [PAIR])
+
+    for _ in range(2):
+        with pytest.raises(DataError, match="sample 1, input 'x': 1 of 2"):
+            list(data)
+
+
+def test_says_whether_it_is_random() -> None:
+    assert Data(Feeds([]), [PAIR], is_random=True).is_random
+    assert not Data(Feeds([]), [PAIR]).is_random
+
+
+@pytest.mark.parametrize("kind", [Feeds, Indexed])
+def test_some_feeds_can_be_selected(kind: Callable[[list[object]], Source]) -> None:
+    data = Data(kind([pair_row(k, 1) for k in range(6)]), [PAIR])
+
+    assert [feed["x"][0, 0] for feed in data.select([0, 2, 5])] == [0, 2, 5]
+    assert list(data.select([])) == []
+
+
+def test_selecting_reads_no_other_feed_of_an_indexed_source() -> None:
+    source = Indexed([pair_row(k, 1) for k in range(6)])
+
+    list(Data(source, [PAIR]).select([1, 4]))
+
+    assert source.read_numbers == [1, 4]
+
+
+def test_an_indexed_source_is_gone_through_in_order() -> None:
+    source = Indexed([pair_row(k, 1) for k in range(3)])
+
+    assert [feed["x"][0, 0] for feed in Data(source, [PAIR])] == [0, 1, 2]
+    assert source.read_numbers == [0, 1, 2]
+
+
+def test_selected_feeds_are_checked_under_their_own_number() -> None:
+    data = Data(Indexed([pair_row(1, 2), pair_row(1, np.nan)]), [PAIR])
+
+    with pytest.raises(DataError, match="sample 1, input 'x': 1 of 2"):
+        list(data.select([1]))
+
+
+def test_selected_feeds_that_stay_zero_are_refused() -> None:
+    data = Data(Indexed([pair_row(0, 0)] * 40), [PAIR])
+
+    with pytest.raises(DataError, match=f"all values of {ZERO_FEEDS_TOLERATED} feeds are 0"):
+        list(data.select(range(20)))
+
+
+def test_a_feed_read_twice_counts_once_among_the_zero_ones() -> None:
+    data = Data(Indexed([pair_row(0, 0)] * 8 + [pair_row(1, 1)]), [PAIR])
+
+    for _ in range(3):
+        assert len(list(data.select(range(8)))) == 8
+    assert len(list(data)) == 9
+
+
+def test_names_are_those_of_the_source() -> None:
+    source = Feeds([pair_row(1, 2)])
+    assert Data(source, [PAIR]).names == ()
+
+    source.names = ("a.png",)
+    assert Data(source, [PAIR]).names == ("a.png",)

@@ -1,0 +1,379 @@
+"""Accuracy on labelled samples: the figures, their intervals, and where labels come from."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from helpers.small_models import small_cnn, small_feeds
+from PIL import Image
+from scipy import stats  # comes with scikit-image
+from skimage.metrics import mean_squared_error
+
+import lowbit
+from lowbit.data import InputInfo, open_data
+from lowbit.errors import ConfigError, DataError
+from lowbit.evaluate.accuracy import (
+    Gap,
+    MetricScorer,
+    TopScorer,
+    _student,
+    find_metric,
+    gap_of_hits,
+    gap_of_scores,
+    gap_of_sets,
+    read_labels,
+)
+
+# Labels
+
+
+INPUT = [InputInfo(name="x", dtype=np.dtype("float32"), shape=(1, 3, 8, 8))]
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind in ("cat", "dog"):
+        (tmp_path / "p" / kind).mkdir(parents=True)
+        for index in range(3):
+            pixels = np.full((8, 8, 3), 40 * index + 5, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "p" / kind / f"{kind}{index}.png")
+    return open_data("p", INPUT)
+
+
+def test_labels_by_file_name_whatever_the_order_and_the_limit(images, tmp_path) -> None:
+    rows = "".join(f"val/{n.split('/')[1]},{i},x\n" for i, n in enumerate(images.names))
+    (tmp_path / "l.csv").write_text("file,label,split\n" + rows)
+
+    assert read_labels("l.csv", images) == [0, 1, 2, 3, 4, 5]
+    assert read_labels("l.csv", open_data("p", INPUT, limit=2)) == [0, 3]
+
+
+def test_labels_by_folder(images) -> None:
+    assert read_labels("folders", images) == [0, 0, 0, 1, 1, 1]
+
+
+def test_labels_by_order(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("d.npz", x=np.ones((4, 3, 8, 8), np.float32), y=np.arange(4))
+    (tmp_path / "l.txt").write_text("3 2 1 0\n")
+    np.save("l.npy", np.array([5, 6, 7, 8]))
+    data = open_data("d.npz", INPUT)
+
+    assert read_labels("l.txt", data) == [3, 2, 1, 0]
+    assert read_labels("l.npy", data) == [5, 6, 7, 8]
+    assert read_labels("d.npz:y", open_data("d.npz", INPUT, limit=2)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "message"),
+    [
+        ("a.csv", "file,label\ncat0.png,1\n", "no label for cat/cat1.png"),
+        ("a.csv", "x,y\n1,2\n", "expected file and label"),
+        ("a.txt", "1 2", "holds 2 labels, but the data 6 samples"),
+        ("a.md", "1", "unknown kind"),
+        ("no.csv", None, "cannot read the labels"),
+        ("no.txt", None, "cannot read the labels no.txt"),
+        ("a.npy", "no array", "cannot read the labels a.npy"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_named(images, tmp_path, source, content, message) -> None:
+    if content is not None:
+        (tmp_path / source).write_text(content)
+
+    with pytest.raises(DataError, match=message):
+        read_labels(source, images)
+
+
+def test_words_are_labels_too(images, tmp_path) -> None:
+    rows = "".join(f"{name},{name.split('/')[0]}\n" for name in images.names)
+    (tmp_path / "l.csv").write_text("image,label\n" + rows)
+
+    assert read_labels("l.csv", images) == ["cat"] * 3 + ["dog"] * 3
+
+
+def test_numbers_below_zero_stay_numbers(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "l.txt").write_text("-1 x 2")
+    data = open_data([{"x": np.ones((1, 3, 8, 8), np.float32)}] * 3, INPUT)
+
+    assert read_labels("l.txt", data) == [-1, "x", 2]
+
+
+def test_labels_by_file_need_names(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "l.csv").write_text("file,label\na.png,1\n")
+    data = open_data([{"x": np.ones((1, 3, 8, 8), np.float32)}], INPUT)
+
+    with pytest.raises(DataError, match=r"these samples have no names; give a \.txt or \.npy"):
+        read_labels("l.csv", data)
+
+
+def test_one_folder_is_no_classes(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").mkdir()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "p" / "a.png")
+
+    with pytest.raises(DataError, match="at least two"):
+        read_labels("folders", open_data("p", INPUT))
+
+
+def test_an_array_that_an_npz_lacks_is_named(images, tmp_path) -> None:
+    np.savez(tmp_path / "l.npz", label=np.arange(6), other=np.arange(6))
+
+    assert read_labels("l.npz:label", images) == list(range(6))
+    with pytest.raises(DataError, match=r"l\.npz has no array 'lable' \(it has label, other\)"):
+        read_labels("l.npz:lable", images)
+
+
+# Intervals
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30, 200])
+def test_students_point_is_that_of_scipy(freedom) -> None:
+    assert _student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.012)
+
+
+def test_paired_scores_are_scipys_paired_interval() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=60)
+    b = a - 0.1 + 0.05 * rng.normal(size=60)
+
+    gap = gap_of_scores(a.tolist(), b.tolist())
+
+    want = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert gap.value == pytest.approx(np.mean(a - b))
+    assert (gap.low, gap.high) == (
+        pytest.approx(want.low, rel=1e-3),
+        pytest.approx(want.high, rel=1e-3),
+    )
+
+
+def test_the_interval_of_hits_covers_the_true_gap_95_times_in_100() -> None:
+    rng = np.random.default_rng(1)
+    true, count, trials = 0.02, 400, 2000
+    covered = 0
+    for _ in range(trials):
+        kind = rng.choice(4, count, p=[0.65, 0.05, 0.03, 0.27])  # both, lost, won, neither
+        gap = gap_of_hits((kind <= 1).tolist(), ((kind == 0) | (kind == 2)).tolist())
+        covered += gap.low <= true <= gap.high
+
+    assert 0.93 < covered / trials < 0.98
+
+
+def test_few_samples_without_a_change_do_not_claim_certainty() -> None:
+    gap = gap_of_hits([True] * 10, [True] * 10)
+
+    assert gap.value == 0
+    assert gap.low < -0.1
+    assert gap.high > 0.1
+
+
+def test_samples_needed_narrow_the_interval_to_the_tolerance() -> None:
+    rng = np.random.default_rng(2)
+    kind = rng.choice(3, 500, p=[0.9, 0.06, 0.04])
+    needed = gap_of_hits((kind != 2).tolist(), (kind != 1).tolist()).samples_needed(0.01)
+
+    kind = rng.choice(3, needed, p=[0.9, 0.06, 0.04])
+    gap = gap_of_hits((kind != 2).tolist(), (kind != 1).tolist())
+    assert (gap.high - gap.low) / 2 == pytest.approx(0.01, rel=0.15)
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(1, 1, 200), rng.normal(0.5, 1, 200)
+
+    gap = gap_of_sets(a.tolist(), b.tolist(), lambda items: float(np.mean(items)))
+
+    error = np.std(a - b, ddof=1) / math.sqrt(200)
+    assert gap.value == pytest.approx(np.mean(a) - np.mean(b))
+    assert (gap.high - gap.low) / 2 == pytest.approx(2.09 * error, rel=0.35)
+
+
+def test_the_interval_of_hits_is_that_of_bonett_and_price() -> None:
+    # 3 lost and 1 won of 10: p = 4/12, q = 2/12, variance p + q - (p - q)^2.
+    floats = [True] * 3 + [False] + [True] * 6
+    quantized = [False] * 3 + [True] + [True] * 6
+
+    gap = gap_of_hits(floats, quantized)
+
+    half = 1.959964 * math.sqrt((1 / 2 - 1 / 36) / 12)
+    assert gap.value == pytest.approx(0.2)
+    assert (gap.low, gap.high) == (
+        pytest.approx(1 / 6 - half, rel=1e-6),
+        pytest.approx(1 / 6 + half, rel=1e-6),
+    )
+
+
+def test_of_one_sample_nothing_is_known() -> None:
+    for gap in (gap_of_scores([1.0], [0.5]), gap_of_sets([1.0], [0.5], sum)):
+        assert gap == Gap(0.5, -math.inf, math.inf, math.inf)
+
+
+def test_at_least_two_samples_are_needed() -> None:
+    assert Gap(0.0, 0.0, 0.0, 0.0).samples_needed(0.01) == 2
+    # Half of an interval of 95 % is 1.96 standard errors: (1.96 * 3 / 0.5)^2.
+    assert Gap(0.0, 0.0, 0.0, 9.0).samples_needed(0.5) == math.ceil((1.959964 * 6) ** 2)
+
+
+# Figures
+
+
+def test_top_1_is_argmax_even_among_equal_scores() -> None:
+    rng = np.random.default_rng(0)
+    scorer = TopScorer()
+    hits = [0, 0]
+    for _ in range(300):
+        scores = rng.integers(0, 4, (1, 10)).astype(np.float32)
+        label = int(rng.integers(10))
+        scorer.add([{"y": scores}, {"y": scores}, None], label)
+        best = np.argsort(-scores[0], kind="stable")
+        hits[0] += best[0] == label
+        hits[1] += label in best[:5]
+
+    first, fifth = scorer.figures(1.0)
+
+    assert first.float_score == pytest.approx(100 * hits[0] / 300)
+    assert fifth.quantized_score == pytest.approx(100 * hits[1] / 300)
+    assert (first.gap, first.fused_score) == (0, None)
+
+
+@pytest.fixture(scope="module")
+def case():
+    feeds = small_feeds(12)
+    return feeds, lowbit.quantize(small_cnn(), data=feeds).quantized
+
+
+def test_labels_the_float_model_gives_are_all_right_in_float(case) -> None:
+    feeds, quantized = case
+    session = ort.InferenceSession(small_cnn().SerializeToString())
+    labels = [int(session.run(None, feed)[0].argmax()) for feed in feeds]
+
+    (top1,) = lowbit.compare(small_cnn(), quantized, feeds, labels=labels, budget="none").accuracy
+
+    assert (top1.name, top1.float_score, top1.samples) == ("top1", 100, 12)
+    assert top1.low <= top1.gap <= top1.high
+    assert top1.fused_score is not None
+
+
+def error_of(outputs, label):
+    return mean_squared_error(outputs["logits"], np.full((1, 5), label, np.float32))
+
+
+def spread(outputs, _):
+    return float(outputs["logits"].max())
+
+
+spread.summarize = np.median
+
+
+def test_a_metric_of_ones_own(case) -> None:
+    feeds, quantized = case
+
+    report = lowbit.compare(
+        small_cnn(), quantized, feeds, labels=[1] * 12, metric=error_of, budget="none"
+    )
+
+    (row,) = report.accuracy
+    session = ort.InferenceSession(small_cnn().SerializeToString())
+    want = np.mean([np.mean((session.run(None, feed)[0] - 1) ** 2) for feed in feeds])
+    assert (row.name, row.unit) == ("error_of", "")
+    assert row.float_score == pytest.approx(want, rel=1e-4)
+
+
+def test_a_metric_of_a_whole_set(case) -> None:
+    feeds, quantized = case
+
+    report = lowbit.compare(
+        small_cnn(), quantized, feeds, labels=[0] * 12, metric=spread, budget="none"
+    )
+
+    (row,) = report.accuracy
+    assert row.low < row.gap < row.high
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"labels": [0] * 3}, DataError, "3 labels for 12 samples"),
+        ({"labels": [9] * 12}, DataError, "no class of output 'logits'"),
+        ({"metric": error_of}, ConfigError, "no labels"),
+        ({"labels": [0] * 12, "metric": "no_such:thing"}, ConfigError, "cannot be imported"),
+        ({"labels": [0] * 12, "metric": "json:thing"}, ConfigError, "has no function 'thing'"),
+        ({"labels": [0] * 12, "metric": "json"}, ConfigError, "module:function"),
+        ({"labels": [0] * 12, "metric": lambda *_: "x"}, ConfigError, "expected a number"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(case, options, error, message) -> None:
+    feeds, quantized = case
+
+    with pytest.raises(error, match=message):
+        lowbit.compare(small_cnn(), quantized, feeds, budget="none", **options)
+
+
+def test_top_5_is_told_where_there_are_more_than_five_classes() -> None:
+    def names(classes: int) -> list[str]:
+        scorer = TopScorer()
+        scorer.add([{"y": np.eye(1, classes, dtype=np.float32)}] * 2 + [None], 0)
+        return [row.name for row in scorer.figures(1.0)]
+
+    assert names(5) == ["top1"]
+    assert names(6) == ["top1", "top5"]
+
+
+def test_a_batch_of_several_samples_has_no_top_1() -> None:
+    scores = {"y": np.zeros((4, 10), np.float32)}
+
+    with pytest.raises(DataError, match="output 'y' holds 4 samples at a time; top-1 needs"):
+        TopScorer().add([scores, scores, None], 0)
+
+
+def test_fused_scores_are_of_the_same_samples() -> None:
+    good, bad = {"y": np.float32([[1, 0]])}, {"y": np.float32([[0, 1]])}
+    scorer = TopScorer()
+
+    scorer.add([good, good, bad], 0)
+    scorer.add([good, bad, bad], 0)
+
+    (row,) = scorer.figures(1.0)
+    assert (row.float_score, row.quantized_score, row.fused_score) == (100, 50, 0)
+    assert (row.gap, row.unit, row.samples) == (50, "%", 2)
+
+
+def test_percent_are_percent_in_gap_tolerance_and_samples_needed() -> None:
+    scorer = TopScorer()
+    for index in range(40):
+        right = {"y": np.float32([[1, 0]])}
+        scorer.add([right, right if index else {"y": np.float32([[0, 1]])}, None], 0)
+
+    (row,) = scorer.figures(2.0)
+
+    gap = gap_of_hits([True] * 40, [False] + [True] * 39)
+    assert (row.gap, row.low, row.high) == (100 * gap.value, 100 * gap.low, 100 * gap.high)
+    assert row.samples_needed == gap.samples_needed(0.02)
+
+
+def test_a_single_sample_needs_an_unknown_number_of_others() -> None:
+    scorer = MetricScorer(spread)
+    scorer.add([{"logits": np.ones(3)}, {"logits": np.zeros(3)}, None], 0)
+
+    (row,) = scorer.figures(1.0)
+
+    assert (row.gap, row.low, row.high, row.samples_needed) == (1, -math.inf, math.inf, 0)
+
+
+def test_a_metric_beside_the_user_is_found(tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_metrics.py").write_text(
+        "def first(outputs, label):\n    return label\nlimit = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [part for part in sys.path if part != str(tmp_path)])
+
+    assert find_metric("my_metrics:first")({}, 7) == 7
+    assert find_metric("my_metrics.py:first")({}, 8) == 8
+    with pytest.raises(ConfigError, match="my_metrics:limit is a int, not a function"):
+        find_metric("my_metrics:limit")

@@ -1,0 +1,194 @@
+"""Models run on samples: all at once, in turn, on some of the samples, in bounded memory."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import onnx
+import pytest
+
+from lowbit.errors import ModelError
+from lowbit.evaluate import runner
+from lowbit.evaluate.runner import (
+    ReferenceSample,
+    Run,
+    compared,
+    output_names,
+    reference_samples,
+    run_model,
+    run_models,
+    run_models_in_turn,
+)
+from lowbit.graph import io
+
+_BODY = (
+    "g (float[1,3] x) => (float[1,3] y, float[1,3] z) <float k = {K}> { y = Mul(x, k) z = Neg(y) }"
+)
+
+
+def model(factor: float = 2.0):
+    text = _BODY.replace("K", str(factor))
+    return io.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}'))
+
+
+def feeds(count: int) -> list[dict[str, np.ndarray]]:
+    return [{"x": np.full((1, 3), index, np.float32)} for index in range(count)]
+
+
+def firsts(outputs) -> list[float]:
+    """Return the first number of y of each sample."""
+    return [float(o["y"][0, 0]) for o in outputs]
+
+
+def test_outputs_are_wanted_unless_something_else_is_named() -> None:
+    assert output_names(model()) == ["y", "z"]
+    assert list(Run.float_model(model()).names) == ["y", "z"]
+    assert list(Run.quantized_model(model(), ["x"]).names) == ["x"]
+
+
+def test_a_float_model_runs_optimized_and_a_quantized_one_exactly() -> None:
+    assert (Run.float_model(model()).optimize, Run.quantized_model(model()).optimize) == (
+        "all",
+        "none",
+    )
+
+
+def test_one_model_gives_its_outputs_sample_by_sample() -> None:
+    found = list(run_model(Run.float_model(model(), ["y"]), feeds(5)))
+
+    assert firsts(found) == [0, 2, 4, 6, 8]
+    assert all(set(outputs) == {"y"} for outputs in found)
+
+
+def test_a_tensor_that_is_no_output_can_be_had() -> None:
+    text = "g (float[1,3] x) => (float[1,3] y) { h = Exp(x) y = Neg(h) }"
+    inner = io.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}'))
+
+    (found,) = run_model(Run.float_model(inner, ["h"]), feeds(1))
+
+    np.testing.assert_array_equal(found["h"], np.ones((1, 3), np.float32))
+
+
+@pytest.mark.parametrize("how", [run_models, run_models_in_turn])
+def test_every_model_is_run_on_every_sample(how) -> None:
+    given = feeds(6)
+    runs = [Run.float_model(model(k), ["y"]) for k in (1, 10, 100)]
+
+    found = list(how(runs, given))
+
+    assert [feed for feed, _ in found] == given
+    for k, column in zip((1, 10, 100), zip(*(o for _, o in found), strict=True), strict=True):
+        assert firsts(column) == [k * i for i in range(6)]
+
+
+@pytest.mark.parametrize("how", [run_models, run_models_in_turn])
+def test_a_model_is_run_on_the_samples_it_names_only(how) -> None:
+    first = Run.float_model(model(), ["y"])
+    some = Run(
+        model=model(3), names=["y"], name="some", samples=frozenset({0, 3}), keep=lambda _, a: a + 1
+    )
+
+    found = [outputs for _, outputs in how([first, some], feeds(5))]
+
+    assert [o[1] is None for o in found] == [False, True, True, False, True]
+    assert firsts(o[1] for o in found if o[1] is not None) == [1, 10]
+    assert firsts(run_model(some, feeds(5))) == [1, 10]
+
+
+def test_what_is_kept_does_not_hold_the_memory_of_the_session() -> None:
+    (found,) = run_model(Run.float_model(model(), ["y"]), feeds(1))
+
+    assert found["y"].base is None
+    assert found["y"].flags.owndata
+
+
+def opened(monkeypatch) -> list[str]:
+    """Return a list that tells of sessions that open and close."""
+    events: list[str] = []
+    real = runner.session
+
+    @contextlib.contextmanager
+    def told(*args, name, **kwargs):
+        events.append(f"open {name}")
+        try:
+            with real(*args, name=name, **kwargs) as running:
+                yield running
+        finally:
+            events.append(f"close {name}")
+
+    monkeypatch.setattr(runner, "session", told)
+    return events
+
+
+def test_in_turn_one_model_is_open_at_a_time_and_values_are_bounded(monkeypatch) -> None:
+    events = opened(monkeypatch)
+    monkeypatch.setattr("lowbit.parallel.cpu_count", lambda: 1)
+    # Room for the values of two samples; one more is read ahead.
+    monkeypatch.setattr(runner, "_MEMORY_FOR_VALUES", 2 * 12)
+    runs = [Run(model=model(), names=["y"], name=name) for name in "ab"]
+
+    found = list(run_models_in_turn(runs, feeds(6)))
+
+    assert firsts(o[1] for _, o in found) == [0, 2, 4, 6, 8, 10]
+    assert events == ["open a", "close a", "open b", "close b"] * 2
+
+
+def test_all_at_once_every_model_is_open(monkeypatch) -> None:
+    events = opened(monkeypatch)
+    runs = [Run(model=model(), names=["y"], name=name) for name in "ab"]
+
+    list(run_models(runs, feeds(3)))
+
+    assert events == ["open a", "open b", "close b", "close a"]
+
+
+def test_who_stops_early_closes_the_sessions(monkeypatch) -> None:
+    events = opened(monkeypatch)
+    results = run_models([Run.float_model(model())], feeds(50))
+
+    next(results)
+    results.close()
+
+    assert events == ["open the float model", "close the float model"]
+
+
+def test_without_samples_nothing_is_opened_in_turn(monkeypatch) -> None:
+    events = opened(monkeypatch)
+
+    assert list(run_models_in_turn([Run.float_model(model())], [])) == []
+    assert events == []
+
+
+def test_reference_samples_are_kept_as_far_as_they_fit() -> None:
+    run, given = Run.float_model(model(), ["y"]), feeds(8)
+
+    assert len(reference_samples(run, given)) == 8
+    assert len(reference_samples(run, given, room=3 * 12)) == 3
+    assert len(reference_samples(run, given, room=0)) == 1
+    (only,) = reference_samples(run, given[3:4])
+    assert only.feed is given[3]
+    assert firsts([only.outputs]) == [6]
+
+
+def test_samples_a_run_skips_are_no_reference() -> None:
+    run = Run(model=model(), names=["y"], name="some", samples=frozenset({2}))
+
+    (sample,) = reference_samples(run, feeds(5))
+
+    assert sample.feed["x"][0, 0] == 2
+
+
+def test_another_model_is_compared_sample_by_sample() -> None:
+    samples = [ReferenceSample(feed, {"y": feed["x"]}) for feed in feeds(4)]
+
+    pairs = list(compared(Run.quantized_model(model(5), ["y"]), samples))
+
+    assert [(firsts([want])[0], firsts([got])[0]) for want, got in pairs] == [
+        (i, 5 * i) for i in range(4)
+    ]
+
+
+def test_an_error_says_which_model_it_is_of() -> None:
+    with pytest.raises(ModelError, match="cannot run the quantized model: it has no input 'X'"):
+        list(run_model(Run.quantized_model(model()), [{"X": np.zeros((1, 3), np.float32)}]))

@@ -1,0 +1,102 @@
+"""The SQNR on held-out samples, and whether it rises by more than it varies."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from lowbit.evaluate import validation as module
+from lowbit.evaluate.validation import Gain, Validation
+from lowbit.graph import io
+
+
+def _model(graph: str):
+    header = '<ir_version: 8, opset_import: ["": 17]>'
+    return io.load(onnx.parser.parse_model(f"{header}\n{graph}"))
+
+
+_SAME = "g (float[1,2,5] x) => (float[1,2,5] y) { y = Identity(x) }"
+_OFF = """g (float[1,2,5] x) => (float[1,2,5] y)
+  <float[1,2,1] e = {0.5, 0.001}> { y = Add(x, e) }"""
+
+
+def _feeds(count: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    scale = np.float32([100, 0.1]).reshape(1, 2, 1)  # boxes in pixels, and scores
+    return [{"x": (rng.normal(size=(1, 2, 5)) * scale).astype(np.float32)} for _ in range(count)]
+
+
+def test_channels_count_alike_whatever_their_scale() -> None:
+    feeds = _feeds(3)
+
+    found = Validation(_model(_SAME), feeds).sqnr(_model(_OFF))
+
+    for feed, decibels in zip(feeds, found, strict=True):
+        power = np.square(feed["x"][0].astype(np.float64)).sum(axis=1)
+        noise = 5 * np.square([0.5, 0.001])
+        assert decibels == pytest.approx(np.mean(10 * np.log10(power / noise)), abs=0.05)
+
+
+def test_equal_outputs_have_the_highest_ratio_and_broken_ones_the_lowest() -> None:
+    broken = "g (float[1,2,5] x) => (float[1,2,5] y) <float z = {0.0}> { y = Div(x, z) }"
+    validation = Validation(_model(_SAME), _feeds(2))
+
+    assert validation.sqnr(_model(_SAME)).tolist() == [120.0, 120.0]
+    assert validation.sqnr(_model(broken)).tolist() == [-20.0, -20.0]
+
+
+def test_outputs_that_are_no_floats_say_nothing() -> None:
+    at = "g (float[1,2,5] x) => (int64[1,5] y) { y = ArgMax<axis=1, keepdims=0>(x) }"
+
+    assert len(Validation(_model(at), _feeds(2)).sqnr(_model(at))) == 0
+
+
+def test_a_channel_of_zeros_is_passed_over() -> None:
+    feeds = [{"x": np.float32([[[3, 0, 0, 0, 4], [0] * 5]])}]
+
+    found = Validation(_model(_SAME), feeds).sqnr(_model(_OFF))
+
+    assert found.tolist() == pytest.approx([10 * math.log10(25 / (5 * 0.25))], abs=1e-4)
+
+
+def test_as_many_samples_are_kept_as_their_outputs_leave_room_for(monkeypatch) -> None:
+    assert len(Validation(_model(_SAME), _feeds(9))) == 9
+    one = _feeds(1)[0]["x"].nbytes
+    monkeypatch.setattr(module, "_MEMORY_FOR_OUTPUTS", 3 * one)
+    assert len(Validation(_model(_SAME), _feeds(9))) == 3
+    # A single sample that is too large is kept: there must be something to measure on.
+    monkeypatch.setattr(module, "_MEMORY_FOR_OUTPUTS", 1)
+    assert len(Validation(_model(_SAME), _feeds(9))) == 1
+
+
+@pytest.mark.parametrize(
+    ("rise", "error", "better"),
+    [
+        # Mean 1, standard deviation 1 (of two, divided by one): error sqrt(2)/sqrt(2).
+        ([0.0, 2.0], math.sqrt(2) / math.sqrt(2), False),
+        ([0.9, 1.1], 0.1, True),
+        ([-1.0, -1.0], 0.0, False),
+        ([0.0, 0.0], 0.0, False),
+        ([3.0], 0.0, True),
+        ([], 0.0, False),
+    ],
+)
+def test_a_gain_must_exceed_its_standard_error(rise, error, better) -> None:
+    before = np.full(len(rise), 20.0)
+
+    gain = Gain.of(before, before + np.array(rise))
+
+    assert gain.mean == pytest.approx(np.mean(rise) if rise else 0.0)
+    assert gain.standard_error == pytest.approx(error)
+    assert gain.is_better is better
+    assert gain.samples == len(rise)
+
+
+def test_a_gain_is_told_with_its_standard_error() -> None:
+    text = Gain(0.657, 0.841, 8).describe()
+
+    assert text == "+0.66 dB (standard error 0.84) on 8 samples"
+    assert Gain(-0.1, 0.0, 1).describe().startswith("-0.10 dB")

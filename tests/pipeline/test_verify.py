@@ -1,0 +1,229 @@
+"""The report of a run: figures, notes, and warnings about numbers that a format hardly holds."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from helpers.small_models import small_cnn, small_feeds
+
+import lowbit
+from lowbit.calibrate.statistics import Stats
+from lowbit.config.presets import find_preset
+from lowbit.errors import VerificationError
+from lowbit.graph import io
+from lowbit.pipeline.verify import check_sqnr, constants_size, verify, with_reused
+from lowbit.report.values import Report, Score, Step
+
+_MODEL = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N,2] x) => (float[N,2] y) <float[2] w = {WEIGHT, 1}> {
+        m = Mul(x, w)
+        s = Abs(m)
+        y = Sqrt(s)
+    }"""
+
+
+def _notes(preset: str, peak: float, weight: float = 2.0) -> tuple[str, ...]:
+    model = onnx.parser.parse_model(_MODEL.replace("WEIGHT", str(weight)))
+    data = [{"x": np.array([[peak, 0.5]], np.float32)}]
+    return lowbit.quantize(model, data=data, preset=preset).report.notes
+
+
+def test_float16_activations_near_65504_are_named_and_scaling_proposed() -> None:
+    (note,) = _notes("FP16", 9e3)
+
+    assert "activation 'm' reaches 1.8e+04 (1 more like it)" in note
+    assert "65504" in note
+    assert "_SCALED" in note
+    assert "so does BF16" in note
+
+
+def test_float16_constants_too() -> None:
+    (note,) = _notes("FP16", 0.1, 2e4)
+
+    assert note.startswith("weight 'w' reaches 2e+04, near")
+
+
+@pytest.mark.parametrize("preset", ["BF16", "FP16_SCALED", "BF16_SCALED", "MXINT8"])
+def test_wide_scaled_and_block_formats_are_not_concerned(preset: str) -> None:
+    assert not any("overflow" in note for note in _notes(preset, 9e3))
+
+
+def test_bfloat16_near_the_end_of_floats_is() -> None:
+    (note,) = (note for note in _notes("BF16", 1.6e38) if "overflow" in note)
+
+    assert "_SCALED" in note
+    assert "so does BF16" not in note
+
+
+# The report
+
+
+def _plain(preset: str = "A8W8", **changes) -> lowbit.QuantConfig:
+    plain = {"refinement": None, "keep_only_if_better": False, "equalization": None}
+    return msgspec.structs.replace(find_preset(preset), **plain, **changes)
+
+
+def _inner(model: onnx.ModelProto, names: list[str], feed) -> dict[str, np.ndarray]:
+    """Return inner tensors of a model that runs as written."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in names
+    )
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(copy.SerializeToString(), options)
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def test_layers_are_measured_as_they_are_read_in_the_quantized_model() -> None:
+    feeds = small_feeds(1)
+    result = lowbit.quantize(small_cnn(), data=feeds, config=_plain())
+
+    layers = {score.tensor: score for score in result.report.layers}
+    want = _inner(small_cnn(), ["r1"], feeds[0])["r1"]
+    read = "r1_DequantizeLinear_Output"
+    got = _inner(result.model, [read], feeds[0])[read]
+    sqnr = 10 * math.log10(np.square(want).sum() / np.square(want - got).sum())
+    assert layers["r1"].sqnr_db == pytest.approx(sqnr, abs=0.01)
+    assert layers["r1"].max_error == pytest.approx(np.abs(want - got).max(), rel=1e-3)
+    # An output is among the outputs.
+    assert "logits" not in layers
+    assert [score.tensor for score in result.report.outputs] == ["logits"]
+
+
+def test_layers_come_in_the_order_of_the_graph_and_weights_are_none() -> None:
+    report = lowbit.quantize(small_cnn(), data=small_feeds(2), config=_plain("U8S8")).report
+
+    order = ["input", "r1", "c2", "a1", "g1", "f1"]
+    found = [score.tensor for score in report.layers]
+    assert found == [name for name in order if name in found]
+    assert {"input", "r1", "a1"} <= set(found)
+
+
+def test_formats_are_counted_and_sizes_told() -> None:
+    result = lowbit.quantize(small_cnn(), data=small_feeds(2), config=_plain())
+
+    report = result.report
+    assert report.quantized == {
+        f"activation {find_preset('A8W8').activation.describe()}": len(result.plan.activations()),
+        f"weight {find_preset('A8W8').weight.describe()}": 3,
+    }
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in small_cnn().graph.initializer}
+    assert report.size_before == sum(array.nbytes for array in stored.values())
+    assert report.size_after == constants_size(result.quantized)
+    written = [onnx.numpy_helper.to_array(t).nbytes for t in result.model.graph.initializer]
+    assert report.size_after == sum(written)
+
+
+def test_steps_and_the_samples_are_told() -> None:
+    result = lowbit.quantize(small_cnn(), data=small_feeds(8), config=_plain(), limit=6, held_out=2)
+    step = Step(name="a step", before=2.0, after=1.0, kept=True)
+
+    report = verify(result.state, result.samples, (step,))
+
+    assert report.steps == (step,)
+    assert (report.calibration_samples, report.verification_samples) == (6, 2)
+    assert report.held_out
+    assert report.notes == result.report.notes == ()
+    assert report.version == lowbit.__version__
+
+
+def test_a_broken_graph_is_no_result() -> None:
+    result = lowbit.quantize(small_cnn(), data=small_feeds(2), config=_plain())
+    node = next(n for n in result.quantized.graph if n.op_type == "Conv")
+    node.op_type = "Convolution"
+
+    with pytest.raises(VerificationError):
+        verify(result.state, result.samples)
+
+
+@pytest.mark.parametrize(
+    ("data", "preset", "words"),
+    [
+        ("random", "A8W8", ["calibrated on random data", "verified on calibration samples"]),
+        ("random", "BF16", ["verified on random data"]),
+        (small_feeds(2), "A8W8", ["verified on calibration samples"]),
+        (small_feeds(2), "BF16", []),
+    ],
+)
+def test_notes_say_how_far_the_figures_can_be_trusted(data, preset, words) -> None:
+    result = lowbit.quantize(
+        small_cnn(),
+        data=data,
+        config=_plain(preset),
+        limit=2 if data == "random" else None,
+        held_out=2 if data != "random" else 0,
+    )
+
+    notes = [note for note in result.report.notes if "on random" in note or "verified" in note]
+    assert len(notes) == len(words)
+    for note, word in zip(notes, words, strict=True):
+        assert note.startswith(word)
+
+
+# Figures that came from elsewhere, and those that are not good enough
+
+
+def _report(*ratios: float, notes: tuple[str, ...] = ()) -> Report:
+    scores = tuple(
+        Score(tensor=f"t{i}", sqnr_db=ratio, cosine=1.0, max_error=0.0)
+        for i, ratio in enumerate(ratios)
+    )
+    return Report(
+        preset="p",
+        target="t",
+        version="0",
+        data="d",
+        calibration_samples=0,
+        verification_samples=4,
+        held_out=False,
+        outputs=scores[-1:],
+        layers=scores,
+        notes=notes,
+    )
+
+
+def test_saved_statistics_are_named_and_what_no_longer_holds_is_not() -> None:
+    notes = ("verified on calibration samples: the data has no others", "another")
+
+    report = with_reused(_report(20.0, notes=notes), Stats({}, 64), transformed=False)
+
+    assert report.calibration_samples == 64
+    assert report.notes == ("calibrated from saved statistics of 64 samples", "another")
+    told = with_reused(_report(20.0), Stats({}, 64), transformed=True).notes[0]
+    assert "fit only if equalization saw the same data" in told
+
+
+@pytest.mark.parametrize("lowest", [None, 20.0, 19.9, -5.0])
+def test_a_ratio_that_is_high_enough_passes(lowest) -> None:
+    check_sqnr(_report(50.0, 20.0), lowest)
+
+
+def test_too_low_a_ratio_names_where_it_falls_and_the_way_out() -> None:
+    report = _report(60.0, 58.0, 30.0, 31.0, 12.34)
+
+    with pytest.raises(
+        VerificationError,
+        match=r"has 12\.3 dB, less than the 20 dB asked for; .* at t2 \(30\.0 dB\), "
+        r"t4 \(12\.3 dB\), t1 \(58\.0 dB\)\. Try --exclude",
+    ):
+        check_sqnr(report, 20)
+
+
+def test_constants_are_counted_as_they_are_stored() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (float[2] x) => (float[2] y) <float[2] a = {1, 2}, int8[3] b = {1, 2, 3}> {
+            z = Mul(x, a)
+            y = Identity(z)
+        }"""
+    )
+
+    assert constants_size(io.load(model)) == 2 * 4 + 3

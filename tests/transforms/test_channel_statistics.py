@@ -1,0 +1,73 @@
+"""Statistics of channels from one pass over the data."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+from helpers.chains import chain, node
+
+from lowbit.ops.channels import ChannelLayout
+from lowbit.transforms.channel_statistics import channel_maxima, reduce_channels
+
+
+def test_maxima_are_over_all_samples_and_positions() -> None:
+    model = chain(node("Neg", "x", "a"), node("Relu", "a", "y"))
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(5)]
+    told = []
+
+    value = next(iter(model.graph)).outputs[0]
+    found = channel_maxima(model, [(value, ChannelLayout(1, 4))], iter(feeds), told.append)
+
+    everything = np.concatenate([feed["x"] for feed in feeds])
+    np.testing.assert_array_equal(found["a"], (-everything).max(axis=(0, 2, 3)))
+    assert told == [1, 2, 3, 4, 5]
+
+
+def test_no_data_gives_no_maxima() -> None:
+    model = chain(node("Neg", "x", "a"), node("Relu", "a", "y"))
+    value = next(iter(model.graph)).outputs[0]
+
+    assert channel_maxima(model, [(value, ChannelLayout(1, 4))], []) == {}
+
+
+def test_neighbours_of_one_channel_are_one() -> None:
+    model = chain(node("Flatten", "x", "f"), node("Neg", "f", "y"))
+    feeds = [{"x": np.arange(192, dtype=np.float32).reshape(1, 3, 8, 8)}]
+    value = next(iter(model.graph)).outputs[0]
+
+    found = channel_maxima(model, [(value, ChannelLayout(1, 2, repeat=64))], feeds)
+
+    np.testing.assert_array_equal(found["f"], [63, 127, 191])
+
+
+def test_arrays_of_several_tensors_are_reduced_and_joined() -> None:
+    model = chain(node("Neg", "x", "a"), node("Abs", "a", "y"))
+    rng = np.random.default_rng(1)
+    feeds = [{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(7)]
+
+    def of(name: str, array: np.ndarray) -> np.ndarray:
+        return np.array([array.sum(dtype=np.float64), name == "a"])
+
+    found = reduce_channels(model, ["a", "y"], feeds, of, np.add)
+
+    everything = np.concatenate([feed["x"] for feed in feeds]).astype(np.float64)
+    np.testing.assert_allclose(found["a"], [-everything.sum(), 7], rtol=1e-6)
+    np.testing.assert_allclose(found["y"], [np.abs(everything).sum(), 0], rtol=1e-6)
+
+
+def test_no_array_is_kept() -> None:
+    """Of each sample only what is reduced stays: the arrays are onnxruntime's."""
+    model = chain(node("Neg", "x", "a"), node("Relu", "a", "y"))
+    seen: list[weakref.ref[np.ndarray]] = []
+
+    def of(_: str, array: np.ndarray) -> np.ndarray:
+        seen.append(weakref.ref(array))
+        return np.zeros(1)
+
+    feeds = ({"x": np.zeros((1, 3, 8, 8), np.float32)} for _ in range(4))
+    reduce_channels(model, ["a"], feeds, of, np.add)
+
+    assert len(seen) == 4
+    assert all(reference() is None for reference in seen)
