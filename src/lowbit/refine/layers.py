@@ -130,7 +130,11 @@ def find_layers(
     known = ir.convenience.create_value_mapping(floats, include_subgraphs=False)
     layers, skipped = [], []
     for node in state.adapted.graph:
-        if node.op_type not in (op_types or LINEAR) or len(node.inputs) < 2 or node.name is None:
+        if (
+            operator_name(node) not in (op_types or LINEAR)
+            or len(node.inputs) < 2
+            or node.name is None
+        ):
             continue
         value = node.inputs[1]
         row = planned.get(str(value.name)) if value is not None else None

@@ -27,7 +27,7 @@ from lowbit.evaluate.runner import (
     reference_samples,
 )
 from lowbit.graph.editing import is_constant
-from lowbit.graph.naming import names_of, tensor_name
+from lowbit.graph.naming import names_of, operator_name, tensor_name
 from lowbit.graph.session import Feed
 from lowbit.numerics.metrics import DISTANCES, Metric
 from lowbit.ops.linear import LAYERS
@@ -212,7 +212,7 @@ class _Search:
 
     def _is_candidate(self, name: str) -> bool:
         config, node = self._config, self._nodes[name]
-        if node.op_type not in (config.op_types or LAYERS):
+        if operator_name(node) not in (config.op_types or LAYERS):
             return False
         if self._is_named(name, config.exclude):
             return False
