@@ -20,6 +20,7 @@ from lowbit.errors import (
     ModelError,
     OutputError,
     PlanError,
+    RuinedError,
     VerificationError,
 )
 from lowbit.version import __version__
@@ -85,6 +86,7 @@ __all__ = [
     "QuantConfig",
     "Report",
     "Result",
+    "RuinedError",
     "Rule",
     "TensorOverride",
     "VerificationError",

@@ -46,6 +46,10 @@ class GateError(VerificationError):
     """A figure is beyond the limit it was held against."""
 
 
+class RuinedError(VerificationError):
+    """The quantized model is too far from float to be of any use."""
+
+
 def did_you_mean(word: str, known: Iterable[str], count: int = 3) -> str:
     """Return "; did you mean 'x'?" for the nearest known names, or "" when none is near."""
     by_lower = {name.lower(): name for name in known}

@@ -36,7 +36,8 @@ examples:
   lowbit evaluate float_results int8_results
 
 `lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
-2 something was wrong (one line on stderr says what), 3 a gate failed, 130 interrupted.
+2 something was wrong (one line on stderr says what), 3 a gate failed,
+4 the model is ruined and not written, 130 interrupted.
 """
 
 
@@ -106,7 +107,27 @@ def _quantize(parser: Parser) -> None:
     files.add_argument(
         "--save-stats", metavar="FILE", help="write statistics (.npz) that serve every method"
     )
+    _add_result(parser)
+
+
+def _add_result(parser: Parser) -> None:
+    """Add the options that say what becomes of the result."""
     out = parser.add_argument_group("result")
+    out.add_argument(
+        "--verify",
+        type=types.count,
+        default=32,
+        metavar="N",
+        help="how many samples to verify on, beyond those calibrated on if there are more (default 32)",
+    )
+    out.add_argument(
+        "--no-promote",
+        action="store_true",
+        help="keep the first plan even if the model is not usable with it",
+    )
+    out.add_argument(
+        "--allow-ruined", action="store_true", help="write the model even if it is of no use"
+    )
     out.add_argument(
         "--min-sqnr",
         type=types.decibels,

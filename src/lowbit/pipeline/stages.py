@@ -11,6 +11,7 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.calibrate.collect import collect
+from lowbit.calibrate.observers import observer_of
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
@@ -164,6 +165,18 @@ def calibrate(
 def with_stats(state: Planned, stats: Stats) -> Calibrated:
     """Return the state with statistics collected before."""
     return extended(state, Calibrated, stats=stats)
+
+
+def lacks_statistics(plan: Plan, stats: Stats) -> bool:
+    """Whether a plan needs more of its tensors than statistics hold."""
+    for tensor in plan.activations():
+        method = tensor.spec.calibration
+        if not tensor.is_calibrated or method is None:
+            continue
+        known = stats.tensors.get(tensor.observe)
+        if known is None or (known.counts is None and observer_of(method).histogram):
+            return True
+    return False
 
 
 def destroys_head(state: Calibrated) -> bool:
