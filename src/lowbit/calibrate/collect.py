@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from lowbit.calibrate.channels import channel_sums
 from lowbit.calibrate.observers import (
     Observer,
     ObserverSpec,
@@ -24,7 +25,7 @@ from lowbit.calibrate.observers import (
     thinned,
 )
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
-from lowbit.calibrate.statistics import ChannelSums, Stats, channel_sums
+from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import OutputMse
 from lowbit.errors import CalibrationError
 from lowbit.graph.naming import tensor_name
@@ -125,9 +126,6 @@ def _floors(graph: ir.Graph) -> dict[str, float]:
     }
 
 
-_Observed = tuple[int, dict[str, ChannelSums]]
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sample:
     """What one run gave, in arrays that the next run of the same ``source`` overwrites."""
@@ -161,25 +159,25 @@ class _Runner:
             run = self._running.repeated(self._outputs)
         return _Sample(dict(zip(self._outputs, run(feed), strict=True)), run)
 
-    def observe(self, sample: _Sample) -> _Observed:
-        """Observe one sample and let go of it; return its size and the sums of its channels."""
-        size, sums = 0, dict[str, ChannelSums]()
+    def observe(self, sample: _Sample) -> int:
+        """Observe one sample and let go of it; return its size."""
+        size = 0
         for name in self._whole:
             array, spec = sample.arrays[name], self._specs[name]
             self.observer.add(name, array)
             size += array.nbytes
             if spec.channel_axis is not None and array.ndim > 1:
-                some = thinned(array)
-                sums[name] = channel_sums(some, spec.channel_axis, squares=spec.variances)
+                sums = channel_sums(thinned(array), spec.channel_axis, squares=spec.variances)
+                self.observer.add_channels(name, sums)
         for name, positions in self._pooled.items():
             highest, mean = (sample.arrays[output] for output in pools_of(name))
             pools = Pools(highest, mean, positions)
             self.observer.add_pools(name, pools)
             size += pools.nbytes
             if self._specs[name].channel_axis is not None:
-                sums[name] = pools.sums()
+                self.observer.add_channels(name, pools.sums())
         self._idle.append(sample.source)
-        return size, sums
+        return size
 
 
 def _run_all(runner: _Runner, data: Iterable[Feed], progress: Progress, *, ordered: bool) -> int:
@@ -189,8 +187,8 @@ def _run_all(runner: _Runner, data: Iterable[Feed], progress: Progress, *, order
     if first is None:
         return 0
     begun = runner.observe(runner.run(first))
-    threads = _thread_count(begun[0])
-    rest: Iterator[_Observed]
+    threads = _thread_count(begun)
+    rest: Iterator[int]
     if ordered:
         # One after the other, while the next is run if there is room for two. To share one sample's
         # tensors out among threads was slower: they wait for each other between short steps.
@@ -199,11 +197,7 @@ def _run_all(runner: _Runner, data: Iterable[Feed], progress: Progress, *, order
     else:
         rest = ordered_map(lambda feed: runner.observe(runner.run(feed)), feeds, threads)
     samples = 0
-    # Float sums are added up here, in the order of the samples: the result must not depend on
-    # which thread was faster.
-    for _, sums in itertools.chain([begun], rest):
-        for name, part in sums.items():
-            runner.observer.add_channels(name, part)
+    for _ in itertools.chain([begun], rest):
         progress(samples := samples + 1)
     return samples
 
