@@ -14,7 +14,6 @@ from lowbit.calibrate.collect import collect
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
-from lowbit.data.split import Replay
 from lowbit.emit.emission import EmitOptions
 from lowbit.emit.emit import emit as emit_model
 from lowbit.graph import io
@@ -86,7 +85,7 @@ def _context(state: Loaded) -> Context:
         return {row.node for row in plan.float_nodes}
 
     return Context(
-        data=None if samples is None else Replay(samples.calibration),
+        data=None if samples is None else samples.calibration(),
         float_nodes=float_nodes,
         levels=_levels(config),
     )

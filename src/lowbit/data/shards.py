@@ -1,0 +1,81 @@
+"""Parts of a dataset that workers read by themselves.
+
+A shard describes its samples: their files, the rows of an archive, a seed. Only what exists nowhere
+else, such as a list in memory, travels with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from lowbit.data.dataset import Data, InputInfo, Notes, Sample, Source
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shard:
+    """Some samples: where they come from, and their numbers in the whole dataset."""
+
+    source: Source
+    inputs: tuple[InputInfo, ...]
+    indices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        first, last = self.indices[0], self.indices[-1]
+        words = f"sample {first}" if first == last else f"samples {first} to {last}"
+        names = self.source.names
+        if not names:
+            return words
+        return f"{words} ({names[0] if first == last else f'{names[0]} to {names[-1]}'})"
+
+    def open(self) -> Data:
+        """Return the samples, numbered from 0."""
+        return Data(self.source, self.inputs, refuses_zeros=False)
+
+    def renumbered(self, notes: Notes) -> Notes:
+        """Return what was noted of the samples under their numbers in the whole dataset."""
+        digests = {self.indices[index]: digest for index, digest in notes.digests.items()}
+        return dataclasses.replace(notes, digests=digests)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Selection:
+    """Samples of a dataset by their numbers; can be gone through any number of times."""
+
+    data: Data
+    indices: Sequence[int]
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples."""
+        if len(self.indices) == len(self.data):
+            return iter(self.data)
+        return self.data.select(self.indices)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.indices)
+
+    def shards(self, size: int) -> Shards:
+        """Return the samples in parts of ``size``."""
+        return Shards(self, size)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shards(Sequence[Shard]):
+    """The parts of a selection, each made when it is asked for."""
+
+    selection: Selection
+    size: int
+
+    def __len__(self) -> int:
+        """Return how many parts there are."""
+        return math.ceil(len(self.selection) / self.size)
+
+    def __getitem__(self, index: int) -> Shard:  # type: ignore[override]
+        """Return one part."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        data = self.selection.data
+        indices = tuple(self.selection.indices[index * self.size :][: self.size])
+        return Shard(data.shard(indices), data.inputs, indices)
