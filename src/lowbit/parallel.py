@@ -65,10 +65,11 @@ def worker_count() -> int | None:
     if joblib is None or _IN_WORKER.get():
         return None
     backend, jobs = joblib.parallel.get_active_backend()
-    if backend.supports_sharedmem or isinstance(backend, joblib.parallel.BACKENDS["sequential"]):
+    backends = joblib.parallel.BACKENDS
+    if isinstance(backend, (backends["threading"], backends["sequential"])):
         return None
     count = int(joblib.effective_n_jobs(jobs))
-    is_default = isinstance(backend, joblib.parallel.BACKENDS["loky"])
+    is_default = isinstance(backend, backends["loky"])
     return None if is_default and count == 1 else count
 
 
@@ -105,7 +106,7 @@ class _Failure:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # by identity: Dask hashes what it calls
 class _Call:
     """One task in a worker. Arrays that are shared are arguments, which engines send once."""
 

@@ -7,12 +7,13 @@ be saved and reused: another method, percentile or bit width then costs no infer
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import pathlib
 import zipfile
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,6 +181,19 @@ class Stats:
 
 def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
     """Write statistics to a ``.npz``: a table of ranges, and the histograms' nonzero part."""
+    arrays = _arrays(stats)
+    with pathlib.Path(path).open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def pack_stats(stats: Stats) -> bytes:
+    """Return the same as bytes, which takes more room and less time."""
+    file = io.BytesIO()
+    np.savez(file, **_arrays(stats))  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
     table: list[dict[str, object]] = []
     arrays: dict[str, NDArray[np.generic]] = {}
     for index, (name, s) in enumerate(stats.tensors.items()):
@@ -199,14 +213,26 @@ def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
     made = {"equalized": stats.equalized, "smoothed": stats.smoothed}
     about = {"samples": stats.samples, **made}
     header = json.dumps({"format": _FORMAT, **about, "tensors": table})
-    with pathlib.Path(path).open("wb") as file:
-        np.savez_compressed(file, header=np.array(header), **arrays)  # type: ignore[arg-type]
+    return {"header": np.array(header), **arrays}
 
 
 def load_stats(path: str | os.PathLike[str]) -> Stats:
     """Read statistics back."""
     try:
-        with pathlib.Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with pathlib.Path(path).open("rb") as raw:
+            return _read(raw, str(path))
+    except OSError as error:
+        raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
+
+
+def unpack_stats(data: bytes) -> Stats:
+    """Return what ``pack_stats`` was given."""
+    return _read(io.BytesIO(data), "given")
+
+
+def _read(raw: BinaryIO, path: str) -> Stats:
+    try:
+        with np.load(raw, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
             if header["format"] != _FORMAT:
                 raise CalibrationError(

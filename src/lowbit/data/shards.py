@@ -63,19 +63,30 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shards(Sequence[Shard]):
-    """The parts of a selection, each made when it is asked for."""
+    """The parts of a selection, from ``first`` to before ``end``; each made when it is asked for."""
 
     selection: Selection
     size: int
+    first: int = 0
+    end: int | None = None
 
     def __len__(self) -> int:
         """Return how many parts there are."""
-        return math.ceil(len(self.selection) / self.size)
+        whole = math.ceil(len(self.selection) / self.size)
+        return max(0, min(whole, whole if self.end is None else self.end) - self.first)
 
     def __getitem__(self, index: int) -> Shard:  # type: ignore[override]
         """Return one part."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        data = self.selection.data
-        indices = tuple(self.selection.indices[index * self.size :][: self.size])
+        data, start = self.selection.data, (self.first + index) * self.size
+        indices = tuple(self.selection.indices[start : start + self.size])
         return Shard(data.shard(indices), data.inputs, indices)
+
+    def part(self, first: int, end: int) -> Shards:
+        """Return some of the parts."""
+        return Shards(self.selection, self.size, self.first + first, self.first + end)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return the parts themselves: the dataset as a whole stays where it is."""
+        return tuple, (list(self),)

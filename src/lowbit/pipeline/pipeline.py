@@ -12,6 +12,7 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.stages import Feeds
 from lowbit.planning.plan import Plan
 from lowbit.state import Calibrated, Normalized, Planned, Quantized, Solved, Transformed, extended
+from lowbit.store import Store
 
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, how much of it is done, and how much there is (if known)."""
@@ -63,11 +64,13 @@ class Pipeline:
         clock: Told of every stage.
         keep_histograms: Whether statistics are to serve every other method as well.
         means: Whether statistics are to hold what bias correction reads, asked for yet or not.
+        store: Where finished results are kept, and found by a later run.
     """
 
     clock: Clock
     keep_histograms: bool = False
     means: bool = False
+    store: Store | None = None
 
     def build(
         self,
@@ -109,6 +112,7 @@ class Pipeline:
                 feeds,
                 everything=self.keep_histograms,
                 means=self.means,
+                store=self.store,
                 progress=lambda done: self.clock.tell("calibrate", done, total),
             )
 

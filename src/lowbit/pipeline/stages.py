@@ -42,6 +42,7 @@ from lowbit.state import (
     Transformed,
     extended,
 )
+from lowbit.store import Store
 from lowbit.transforms import Context, Levels, implementation_of
 from lowbit.transforms.float_reference import WithReference, with_reference
 from lowbit.transforms.requantize import insert_requantization
@@ -137,9 +138,15 @@ def plan(state: Prepared, given: Plan | None = None, *, check: bool = True) -> P
 
 
 def calibrate(
-    state: Planned, feeds: Feeds, *, everything: bool, means: bool, progress: Told
+    state: Planned,
+    feeds: Feeds,
+    *,
+    everything: bool,
+    means: bool,
+    progress: Told,
+    store: Store | None = None,
 ) -> Calibrated:
-    """Collect the statistics that the plan needs."""
+    """Collect the statistics that the plan needs; those of finished shards are kept in ``store``."""
     found = collect(
         state.calibrated_model,
         state.plan,
@@ -148,6 +155,7 @@ def calibrate(
         everything=everything,
         means=means,
         optimize="all" if state.target.calibrate_optimized else "none",
+        store=store,
         progress=progress,
     )
     return with_stats(
