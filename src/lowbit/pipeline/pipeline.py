@@ -11,6 +11,7 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.pipeline import stages
 from lowbit.pipeline.stages import Feeds
 from lowbit.planning.plan import Plan
+from lowbit.scales.solutions import Solutions
 from lowbit.state import Calibrated, Normalized, Planned, Quantized, Solved, Transformed, extended
 from lowbit.store import Store
 
@@ -116,12 +117,12 @@ class Pipeline:
                 progress=lambda done: self.clock.tell("calibrate", done, total),
             )
 
-    def finish(self, state: Calibrated) -> Quantized:
-        """Solve, correct biases if asked to, and emit."""
+    def finish(self, state: Calibrated, known: Solutions | None = None) -> Quantized:
+        """Solve, correct biases if asked to, and emit; ``known``: see ``stages.solve``."""
         with self.clock.stage("solve"):
-            solved = stages.solve(state)
+            solved = stages.solve(state, known)
             if state.config.bias_correction:
-                solved = stages.correct_biases(solved)
+                solved = stages.correct_biases(solved, known)
         return self.emitted(solved)
 
     def emitted(self, state: Solved) -> Quantized:

@@ -28,6 +28,7 @@ from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
 from lowbit.refine.refine import algorithm_of
 from lowbit.refine.refine import refine as refine_layers
 from lowbit.scales.alignment import coarse_averages, scale_conflicts
+from lowbit.scales.solutions import Solutions
 from lowbit.scales.solve import settle_biases
 from lowbit.scales.solve import solve as solve_params
 from lowbit.scales.stored import nearest
@@ -185,20 +186,29 @@ def destroys_head(state: Calibrated) -> bool:
     return any(conflict.node in tail for conflict in found)
 
 
-def solve(state: Calibrated) -> Solved:
-    """Find scales and zero points, and round constants and biases to the nearest."""
-    params = solve_params(state.adapted, state.plan, state.stats, state.target)
-    weights = nearest(state.adapted, state.plan, params)
+def solve(state: Calibrated, known: Solutions | None = None) -> Solved:
+    """Find scales and zero points, and round constants and biases to the nearest.
+
+    ``known`` are solutions of other plans for the same model and statistics.
+    """
+    params = solve_params(state.adapted, state.plan, state.stats, state.target, known)
+    weights = nearest(state.adapted, state.plan, params, known)
     return extended(state, Solved, params=params, weights=weights)
 
 
-def correct_biases(state: Solved) -> Solved:
+def correct_biases(state: Solved, known: Solutions | None = None) -> Solved:
     """Let biases make up for what rounding the weights shifts."""
     values = corrected_biases(
-        state.adapted, state.plan, state.params, state.stats, state.weights, state.float_names
+        state.adapted,
+        state.plan,
+        state.params,
+        state.stats,
+        state.weights,
+        state.float_names,
+        known,
     )
     params = settle_biases(state.adapted, state.plan, state.params, state.target, values)
-    weights = nearest(state.adapted, state.plan, params)
+    weights = nearest(state.adapted, state.plan, params, known)
     return extended(state, Solved, params=params, weights=weights)
 
 
