@@ -172,7 +172,9 @@ def test_what_raises_is_tried_again(tmp_path) -> None:
     assert [task.runs(item) for item in range(3)] == [1, 2, 1]
     (tmp_path / "always").mkdir()
     task = tasks.Recorded(tmp_path / "always", {1: "raise"}, always=True)
-    with pytest.raises(WorkerError, match="test of 1 failed 3 times.*OSError: the network is down"):
+    with pytest.raises(
+        WorkerError, match=r"test of 1 failed 3 times.*OSError: the network is down"
+    ):
         list(distributed_map(task, range(3), name="test"))
     assert task.runs(1) == 3
 

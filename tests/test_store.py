@@ -51,7 +51,7 @@ def test_a_file_that_was_cut_off_counts_as_not_there(tmp_path: Path, keep: int) 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="cannot keep results in .*file.*--state"):
+    with pytest.raises(OutputError, match=r"cannot keep results in .*file.*--state"):
         Store.open(tmp_path / "file" / "inside")
     with pytest.raises(ConfigError, match="cannot open nosuch://x"):
         Store.open("nosuch://x")

@@ -297,7 +297,7 @@ def _ray(stack: contextlib.ExitStack, _: str, address: str, workers: int | None)
         from ray.util.joblib import register_ray
     except ImportError as error:
         raise _missing("ray", error) from error
-    register_ray()
+    register_ray()  # type: ignore[no-untyped-call]
     if not ray.is_initialized():
         is_local = address in ("", _LOCAL)
         try:

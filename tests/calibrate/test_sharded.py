@@ -11,15 +11,18 @@ from pathlib import Path
 
 import distributed
 import joblib
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
+from helpers import tasks
 from joblib.externals.loky import get_reusable_executor
 
 import lowbit
 from lowbit import parallel
 from lowbit.calibrate import sharded
 from lowbit.calibrate.statistics import Stats
+from lowbit.config.presets import find_preset
 from lowbit.errors import DataError
 
 _MODEL = """
@@ -52,8 +55,8 @@ def folder(tmp_path_factory) -> Path:
 
 def _quantized(folder: Path, preset: str = "XINT8", **options) -> tuple[str, list[object]]:
     """Return a hash of the model, and the statistics in full."""
-    data = options.pop("data", folder / "data")
-    result = lowbit.quantize(folder / "model.onnx", data=data, preset=preset, **options)
+    options = {"data": folder / "data", "preset": preset, **options}
+    result = lowbit.quantize(folder / "model.onnx", **options)
     content = result.model.SerializeToString(deterministic=True)
     return hashlib.sha256(content).hexdigest(), _flat(result.stats)
 
@@ -106,16 +109,37 @@ def test_dask_gives_the_same_bits(folder, alone, monkeypatch) -> None:
 
 
 @pytest.mark.slow
+def test_a_dask_worker_that_is_killed_costs_what_it_was_at(tmp_path) -> None:
+    task = tasks.Recorded(tmp_path, {4: "kill"})
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster),
+        joblib.parallel_config(backend="dask"),
+    ):
+        found = list(parallel.distributed_map(task, range(10), name="test"))
+    assert found == [item * item for item in range(10)]
+    assert task.runs(4) == 2
+    # A result that was not fetched yet dies with its worker.
+    assert sum(task.runs(item) for item in range(10)) <= 12
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray warns of its own future
-def test_ray_gives_the_same_bits(folder, alone, monkeypatch) -> None:
+def test_ray_gives_the_same_bits(folder, monkeypatch) -> None:
     import ray
 
+    # One calibration: Ray's joblib backend starts its workers anew for each.
+    config = msgspec.structs.replace(find_preset("XINT8"), keep_only_if_better=False)
+    once = {"preset": None, "config": msgspec.structs.replace(config, equalization=None)}
+    want = _quantized(folder, **once)
     ray.init(address="local", num_cpus=7, include_dashboard=False, log_to_driver=False)
     try:
         for workers, size in ((2, 5), (3, 64), (7, 1)):
             monkeypatch.setattr(sharded, "SHARD_SIZE", size)
             with parallel.engine("ray=local", workers):
-                assert _quantized(folder) == alone, (workers, size)
+                assert _quantized(folder, **once) == want, (workers, size)
     finally:
         ray.shutdown()
 
@@ -153,7 +177,10 @@ def test_a_broken_sample_is_named_by_the_worker(folder, tmp_path) -> None:
 def test_data_of_zeros_alone_is_refused_as_in_one_process(folder, tmp_path) -> None:
     for index in range(20):
         np.save(tmp_path / f"{index:02}.npy", np.zeros((1, 3, 6, 6), np.float32))
-    with parallel.engine("loky", 2), pytest.raises(DataError, match="all values of .* feeds are 0"):
+    with (
+        parallel.engine("loky", 2),
+        pytest.raises(DataError, match=r"all values of .* feeds are 0"),
+    ):
         _quantized(folder, data=tmp_path)
 
 

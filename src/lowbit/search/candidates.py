@@ -1,4 +1,4 @@
-"""Candidates of a search: models that differ from one in a few layers, built and measured.
+"""Candidates of a search: models that differ from one in a few layers, built and run.
 
 What a candidate shares with the base is found once: scales and stored weights of the other layers, and
 the values of all tensors before the first layer that differs. Only the rest of it is run.
@@ -7,37 +7,79 @@ the values of all tensors before the first layer that differs. Only the rest of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+import pickle
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
+from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.evaluate.runner import ReferenceSample
 from lowbit.graph.differences import Advancing, frontier
-from lowbit.graph.session import Array
+from lowbit.graph.session import Array, Feed
 from lowbit.graph.submodels import extracted_session
-from lowbit.numerics.metrics import Metric
+from lowbit.graph.worker_sessions import content_hash, packed
+from lowbit.ops.traits import OPERATORS
+from lowbit.parallel import distributed_map, ordered_map, worker_count
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
 from lowbit.scales.solutions import Solutions
 from lowbit.state import Calibrated, Prepared, Quantized, extended
+from lowbit.store import content_key
+from lowbit.version import __version__
 
 _ROOM_FOR_WEIGHTS = 256 << 20
+_CHUNKS_PER_WORKER = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What candidates are measured on: a value that other processes can have.
-
-    ``output`` is what ``metric`` compares, on the ``samples``.
-    """
+    """What candidates are run on: the base they differ from, the output that is wanted, and feeds."""
 
     base: Calibrated
     output: str
-    samples: Sequence[ReferenceSample]
-    metric: Metric
+    feeds: Sequence[Feed]
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether another process can have it: rows of operators are functions and stay here."""
+        return self.base.operators is OPERATORS
+
+    def packed(self) -> Array:
+        """Return it as bytes for other processes, with nothing that candidates do not read."""
+        model = self.base.adapted
+        unread = dict.fromkeys(("loaded", "normalized", "float_model", "calibrated_model"), model)
+        base = extended(self.base, Calibrated, samples=None, operators={}, **unread)
+        return np.frombuffer(pickle.dumps(dataclasses.replace(self, base=base)), np.uint8)
+
+    def digest(self) -> str | None:
+        """Return a hash of everything that outputs depend on beside the configuration, if there is one."""
+        statistics = _digest(self.base.stats)
+        if statistics is None or not self.is_portable:
+            return None
+        with packed(self.base.adapted) as files:
+            model = content_hash(files)
+        fed = (array.tobytes() for feed in self.feeds for array in feed.values())
+        return content_key(
+            model, statistics, repr(self.base.target), self.output, *fed, __version__
+        )
+
+
+def _digest(stats: Stats) -> str | None:
+    whole = hashlib.sha256()
+    for name, s in stats.tensors.items():
+        if s.custom is not None:
+            return None
+        whole.update(repr((name, s.low, s.high, s.count, s.average)).encode())
+        arrays = [s.counts, *((s.totals.sums, s.totals.squares) if s.totals is not None else ())]
+        for array in arrays:
+            whole.update(b"" if array is None else array.tobytes())
+    return whole.hexdigest()
 
 
 class Candidates:
-    """The candidates of one setting; those measured in the order of their layers cost least."""
+    """The candidates of one setting; those run in the order of their layers cost least."""
 
     def __init__(self, setting: Setting) -> None:
         """Build nothing yet."""
@@ -53,20 +95,87 @@ class Candidates:
         planned = stages.plan(extended(base, Prepared, config=config))
         return self._pipeline.finish(stages.with_stats(planned, base.stats), self._known)
 
-    def score(self, config: QuantConfig) -> float:
-        """Return how far the output of a candidate is from the float reference."""
-        setting, model = self._setting, self.built(config).emitted.model
+    def outputs(self, config: QuantConfig) -> list[Array]:
+        """Return the output of a candidate for each feed."""
+        output, model = self._setting.output, self.built(config).emitted.model
         if self._base is None or self._values is None:
-            self._base = self._pipeline.finish(setting.base, self._known)
-            feeds = (sample.feed for sample in setting.samples)
-            self._values = Advancing(self._base.emitted.model, feeds)
-        names = frontier(self._base.emitted.model, model, [setting.output])
+            self._base = self._pipeline.finish(self._setting.base, self._known)
+            self._values = Advancing(self._base.emitted.model, self._setting.feeds)
+        names = frontier(self._base.emitted.model, model, [output])
         values = self._values.at(names)
-        got: list[list[Array]] = [[row[setting.output]] for row in values if setting.output in row]
-        if setting.output not in names:
-            inputs = {name: array.dtype for name, array in values[0].items()}
-            part = extracted_session(model, inputs, [setting.output], name="a candidate")
-            got = [[part.run([setting.output], row)[0].copy()] for row in values]
-            part.close()
-        want = [[sample.outputs[setting.output]] for sample in setting.samples]
-        return float(setting.metric(want, got))
+        if output in names:
+            return [row[output] for row in values]
+        inputs = {name: values[0][name].dtype for name in names}
+        part = extracted_session(model, inputs, [output], name="a candidate")
+        found = [np.array(part.run([output], row)[0]) for row in values]
+        part.close()
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    """Candidates that one worker runs, one after another."""
+
+    names: tuple[str, ...]
+    configs: tuple[QuantConfig, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """The work on a chunk in another process, which keeps what it knows of the setting."""
+
+    key: str
+
+    def __call__(self, chunk: _Chunk, shared: Mapping[str, Array]) -> list[list[Array]]:
+        with _OPENED.lock:  # threads of one worker take turns: what is kept belongs to one place
+            candidates = _OPENED.get(self.key, shared["setting"])
+            return [candidates.outputs(config) for config in chunk.configs]
+
+
+class _Opened:
+    """The candidates that this process works on."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._key = ""
+        self._candidates: Candidates | None = None
+
+    def get(self, key: str, data: Array) -> Candidates:
+        """Return the candidates of a setting, opened if need be."""
+        if self._candidates is None or self._key != key:
+            setting: Setting = pickle.loads(data.tobytes())  # noqa: S301 - sent by this program
+            base = dataclasses.replace(setting.base, operators=OPERATORS)
+            self._key = key
+            self._candidates = Candidates(dataclasses.replace(setting, base=base))
+        return self._candidates
+
+
+_OPENED = _Opened()
+
+
+def run_candidates(
+    setting: Setting, named: Sequence[tuple[str, QuantConfig]], threads: int = 1
+) -> Iterator[list[Array]]:
+    """Yield the outputs of candidates in order, run by the chosen engine or by threads."""
+    workers = worker_count() if setting.is_portable else None
+    size = max(1, -(-len(named) // ((workers or threads) * _CHUNKS_PER_WORKER)))
+    chunks = [
+        _Chunk(*map(tuple, zip(*named[at : at + size], strict=True)))
+        for at in range(0, len(named), size)
+    ]
+    if workers is not None:
+        data = setting.packed()
+        task = _Task(hashlib.sha256(data.tobytes()).hexdigest())
+        found = distributed_map(task, chunks, name="sensitivity", shared={"setting": data})
+        yield from (outputs for part in found for outputs in part)
+    elif threads == 1:
+        candidates = Candidates(setting)
+        yield from (candidates.outputs(config) for _, config in named)
+    else:
+        parts = ordered_map(
+            lambda chunk: [*map(Candidates(setting).outputs, chunk.configs)], chunks, threads
+        )
+        yield from (outputs for part in parts for outputs in part)
