@@ -113,11 +113,12 @@ class Cluster:
 
 def on_paper(costs: Costs, cluster: Cluster, samples: int, groups: int) -> float:
     """Return how long a calibration takes: serial part, model out, work, results in and merged."""
-    group = samples / groups * costs.sample + 2 * cluster.latency
+    group = samples / groups * costs.sample
     if math.isfinite(cluster.lifetime):
-        # Half a group is lost for each death, and the worker starts again.
-        lost = group / 2 + cluster.restart + costs.start
-        group *= 1 + lost / cluster.lifetime
+        # The expected time of work that starts again at each death.
+        again = cluster.lifetime + cluster.restart + costs.start
+        group = math.expm1(group / cluster.lifetime) * again
+    group += 2 * cluster.latency
     rounds = math.ceil(groups / cluster.workers)
     sent = cluster.workers * costs.model_bytes / cluster.bandwidth
     merged = max(costs.merge, costs.result_bytes / cluster.bandwidth)
