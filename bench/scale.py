@@ -83,7 +83,7 @@ def measure(state, data, workers: int) -> Measured:
     packed = pickle.dumps(stats)
     begun = time.process_time()
     for _ in range(20):
-        pickle.loads(packed) | stats  # noqa: B018, S301 - what merging one result costs
+        _ = pickle.loads(packed) | stats  # noqa: S301 - what merging one result costs
     found.merge = (time.process_time() - begun) / 20
     return found
 
@@ -140,7 +140,9 @@ def simulated(costs: Costs, cluster: Cluster, samples: int, groups: int, seed: i
     while left:
         now = heapq.heappop(free)
         latency = rng.expovariate(1 / cluster.latency) + rng.expovariate(1 / cluster.latency)
-        dies = rng.expovariate(1 / cluster.lifetime) if math.isfinite(cluster.lifetime) else math.inf
+        dies = (
+            rng.expovariate(1 / cluster.lifetime) if math.isfinite(cluster.lifetime) else math.inf
+        )
         if dies < work:
             heapq.heappush(free, now + dies + cluster.restart + costs.start)
             continue
@@ -172,12 +174,18 @@ def main() -> None:
     one = rows[2].driver + total
     for workers, row in rows.items():
         shares = ", ".join(f"{s:.1f}" for s in row.workers.values())
-        print(f"{workers} workers: {one / row.seconds:.2f} times one; driver {row.driver:.2f} s, "
-              f"workers {shares} s of CPU; {row.wall:.1f} s of wall time")
+        print(
+            f"{workers} workers: {one / row.seconds:.2f} times one; driver {row.driver:.2f} s, "
+            f"workers {shares} s of CPU; {row.wall:.1f} s of wall time"
+        )
     base = rows[2]
     costs = Costs(
-        sample=total / args.samples, start=3.0, merge=base.merge, serial=base.driver,
-        result_bytes=base.result_bytes, model_bytes=base.model_bytes,
+        sample=total / args.samples,
+        start=3.0,
+        merge=base.merge,
+        serial=base.driver,
+        result_bytes=base.result_bytes,
+        model_bytes=base.model_bytes,
     )
     print(costs)
     reckon(costs, rows, one)
@@ -193,10 +201,12 @@ def reckon(costs: Costs, rows: dict[int, Measured], one: float) -> None:
             cluster = Cluster(workers, lifetime=lifetime)
             paper = on_paper(costs, cluster, samples, groups)
             made = simulated(costs, cluster, samples, groups)
-            print(f"{workers} workers, lifetime {lifetime} s: paper {paper:.0f} s, simulated "
-                  f"{made:.0f} s, {alone / made:.0f} times one, "
-                  f"{groups * costs.result_bytes / 1e9:.2f} GB in, "
-                  f"{workers * costs.model_bytes / 1e9:.2f} GB out")
+            print(
+                f"{workers} workers, lifetime {lifetime} s: paper {paper:.0f} s, simulated "
+                f"{made:.0f} s, {alone / made:.0f} times one, "
+                f"{groups * costs.result_bytes / 1e9:.2f} GB in, "
+                f"{workers * costs.model_bytes / 1e9:.2f} GB out"
+            )
             if math.isinf(lifetime):
                 points.append((workers, alone / paper, alone / made))
     measured = [(w, one / row.seconds) for w, row in rows.items()]
@@ -205,25 +215,35 @@ def reckon(costs: Costs, rows: dict[int, Measured], one: float) -> None:
 
 def _drawn(points, measured) -> str:
     """Return a drawing of speed against workers, both by powers of ten."""
+
     def at(x: float, y: float) -> tuple[float, float]:
         return 60 + 120 * math.log10(x), 300 - 65 * math.log10(max(y, 1.0))
 
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 620 340" font-family="sans-serif" '
-             'font-size="12"><rect width="620" height="340" fill="white"/>']
+    head = 'viewBox="0 0 620 340" font-family="sans-serif" font-size="12"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {head}>']
+    parts.append('<rect width="620" height="340" fill="white"/>')
     for power in range(5):
         x, y = at(10**power, 10**power)
-        parts.append(f'<path d="M60 {y:.1f}H580M{x:.1f} 300V20" stroke="#ddd"/>'
-                     f'<text x="{x:.1f}" y="318" text-anchor="middle">{10**power}</text>'
-                     f'<text x="52" y="{y + 4:.1f}" text-anchor="end">{10**power}</text>')
+        parts.append(
+            f'<path d="M60 {y:.1f}H580M{x:.1f} 300V20" stroke="#ddd"/>'
+            f'<text x="{x:.1f}" y="318" text-anchor="middle">{10**power}</text>'
+            f'<text x="52" y="{y + 4:.1f}" text-anchor="end">{10**power}</text>'
+        )
     line = " ".join("{:.1f},{:.1f}".format(*at(w, p)) for w, p, _ in points)
     parts.append(f'<polyline points="{line}" fill="none" stroke="#1565c0" stroke-width="2"/>')
-    parts += ['<circle cx="{:.1f}" cy="{:.1f}" r="4" fill="none" stroke="#c62828"/>'.format(*at(w, s))
-              for w, _, s in points]
-    parts += ['<circle cx="{:.1f}" cy="{:.1f}" r="3" fill="black"/>'.format(*at(w, s))
-              for w, s in measured]
-    parts.append('<text x="320" y="335" text-anchor="middle">workers</text>'
-                 '<text x="70" y="34">times one worker: line on paper, circles simulated (a million '
-                 'samples), dots measured here</text></svg>')
+    parts += [
+        '<circle cx="{:.1f}" cy="{:.1f}" r="4" fill="none" stroke="#c62828"/>'.format(*at(w, s))
+        for w, _, s in points
+    ]
+    parts += [
+        '<circle cx="{:.1f}" cy="{:.1f}" r="3" fill="black"/>'.format(*at(w, s))
+        for w, s in measured
+    ]
+    parts.append(
+        '<text x="320" y="335" text-anchor="middle">workers</text>'
+        '<text x="70" y="34">times one worker: line on paper, circles simulated (a million '
+        "samples), dots measured here</text></svg>"
+    )
     return "\n".join(parts) + "\n"
 
 

@@ -250,7 +250,8 @@ def engine(cluster: str | None = None, workers: int | None = None) -> Iterator[N
         return
     kind, _, address = (cluster or "loky").partition("=")
     with contextlib.ExitStack() as stack:
-        options = _ENGINES.get(kind, _joblib_backend)(stack, kind, address, workers)
+        start = _ENGINES[kind] if kind in _ENGINES else _joblib_backend
+        options = start(stack, kind, address, workers)
         import joblib
 
         stack.enter_context(joblib.parallel_config(**options))
@@ -297,7 +298,7 @@ def _ray(stack: contextlib.ExitStack, _: str, address: str, workers: int | None)
         from ray.util.joblib import register_ray
     except ImportError as error:
         raise _missing("ray", error) from error
-    register_ray()  # type: ignore[no-untyped-call]
+    register_ray()
     if not ray.is_initialized():
         is_local = address in ("", _LOCAL)
         try:
