@@ -231,6 +231,8 @@ def _placed(arrays: Sequence[Any], engine: str) -> Sequence[Any]:
 
 
 _LOCAL = "local"
+_Start = Callable[[contextlib.ExitStack, str, str, int | None], dict[str, Any]]
+"""Connects to an engine, or starts one; returns what joblib must know of it."""
 
 
 @contextlib.contextmanager
@@ -250,7 +252,7 @@ def engine(cluster: str | None = None, workers: int | None = None) -> Iterator[N
         return
     kind, _, address = (cluster or "loky").partition("=")
     with contextlib.ExitStack() as stack:
-        start = _ENGINES[kind] if kind in _ENGINES else _joblib_backend
+        start: _Start = _ENGINES.get(kind, _joblib_backend)
         options = start(stack, kind, address, workers)
         import joblib
 
@@ -316,7 +318,7 @@ def _ray(stack: contextlib.ExitStack, _: str, address: str, workers: int | None)
     return {"backend": "ray", "n_jobs": workers or -1}
 
 
-_ENGINES: Mapping[str, Callable[..., dict[str, Any]]] = {"dask": _dask, "ray": _ray}
+_ENGINES: Mapping[str, _Start] = {"dask": _dask, "ray": _ray}
 
 
 def _missing(extra: str, error: ImportError) -> ConfigError:

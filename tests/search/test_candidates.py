@@ -7,17 +7,20 @@ import re
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 from helpers.random_networks import random_network
 from helpers.staged import calibrated
 from helpers.three_layers import config_with, three_layers, three_layers_feeds
 from joblib.externals.loky import get_reusable_executor
+from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
 from lowbit import parallel
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import IntegerSpec, Rule
 from lowbit.evaluate.runner import Run, output_names, run_model
+from lowbit.graph.worker_sessions import packed, unpacked_model
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.linear import LAYERS
 from lowbit.pipeline import stages
@@ -78,14 +81,42 @@ def test_processes_and_threads_give_the_same() -> None:
                 np.testing.assert_array_equal(one, other)
 
 
-def test_a_setting_travels_without_what_nobody_reads() -> None:
-    setting = _setting(three_layers(), three_layers_feeds(3), "A16W8")
+def _deep(depth: int) -> onnx.ModelProto:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["v0"], name="first")]
+    nodes += [
+        helper.make_node("Neg", [f"v{index}"], [f"v{index + 1}"], name=f"n{index}")
+        for index in range(depth)
+    ]
+    nodes.append(helper.make_node("MatMul", [f"v{depth}", "w"], ["y"], name="last"))
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [12, 12]) for n in "xy")
+    weight = numpy_helper.from_array(np.eye(12, dtype=np.float32) * 0.7, "w")
+    graph = helper.make_graph(nodes, "deep", [x], [y], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
-    back = pickle.loads(setting.packed().tobytes())  # noqa: S301 - written in the same line
 
-    assert back.base.samples is None
-    assert back.base.loaded is back.base.adapted
-    assert back.base.plan == setting.base.plan
+def _assert_travels(setting: Setting) -> None:
+    back = pickle.loads(pickle.dumps(setting.without_models()))  # noqa: S301 - our own
+    named = list(_configs(setting))[:2]
+    assert named
+    with packed(setting.base.adapted) as files:
+        sent = {name: np.array(data) for name, data in files.items()}
+        for other in (back.with_model(unpacked_model(some)) for some in (files, sent)):
+            for _, config in named:
+                pair = (Candidates(each).outputs(config) for each in (setting, other))
+                for one, two in zip(*pair, strict=True):
+                    np.testing.assert_array_equal(one, two)
+
+
+def test_settings_of_deep_models_travel() -> None:
+    """Pickle follows a graph from node to node, and gives up after some hundred."""
+    _assert_travels(_setting(_deep(700), three_layers_feeds(2), "A16W8"))
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("preset", ["XINT8", "A8W8"])
+def test_settings_travel_with_what_stages_noted_on_nodes(seed: int, preset: str) -> None:
+    model, feeds = random_network(seed)
+    _assert_travels(_setting(model, feeds[:2], preset))
 
 
 def test_a_digest_depends_on_what_outputs_depend_on() -> None:

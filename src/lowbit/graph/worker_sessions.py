@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import hashlib
 import pathlib
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -59,14 +61,35 @@ def kept_session(key: str, files: Files, *, threads: int, optimize: Optimize, na
 @contextlib.contextmanager
 def _unpacked(files: Files) -> Iterator[pathlib.Path]:
     """Yield the path of a model's files, which are there already or written now."""
-    mapped = getattr(files[_MODEL], "filename", None)
-    if mapped is not None and pathlib.Path(mapped).name == _MODEL:
-        yield pathlib.Path(mapped)
+    mapped = _mapped(files)
+    if mapped is not None:
+        yield mapped
         return
     with tempfile.TemporaryDirectory(prefix="lowbit-", ignore_cleanup_errors=True) as folder:
-        for name, data in files.items():
-            data.tofile(pathlib.Path(folder, name))
+        _write(files, folder)
         yield pathlib.Path(folder, _MODEL)
+
+
+def unpacked_model(files: Files) -> ir.Model:
+    """Return a model that was sent; its weights stay in files as long as this process lives."""
+    mapped = _mapped(files)
+    if mapped is not None:
+        return io.load(mapped)
+    folder = tempfile.mkdtemp(prefix="lowbit-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _write(files, folder)
+    return io.load(pathlib.Path(folder, _MODEL))
+
+
+def _mapped(files: Files) -> pathlib.Path | None:
+    """Return where the files are if they are on this machine."""
+    name = getattr(files[_MODEL], "filename", None)
+    return pathlib.Path(name) if name is not None and pathlib.Path(name).name == _MODEL else None
+
+
+def _write(files: Files, folder: str) -> None:
+    for name, data in files.items():
+        data.tofile(pathlib.Path(folder, name))
 
 
 class _Kept:

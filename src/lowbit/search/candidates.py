@@ -10,16 +10,18 @@ import dataclasses
 import hashlib
 import pickle
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.graph.differences import Advancing, frontier
 from lowbit.graph.session import Array, Feed
 from lowbit.graph.submodels import extracted_session
-from lowbit.graph.worker_sessions import content_hash, packed
+from lowbit.graph.worker_sessions import content_hash, packed, unpacked_model
 from lowbit.ops.traits import OPERATORS
 from lowbit.parallel import distributed_map, ordered_map, worker_count
 from lowbit.pipeline import stages
@@ -31,27 +33,45 @@ from lowbit.version import __version__
 
 _ROOM_FOR_WEIGHTS = 256 << 20
 _CHUNKS_PER_WORKER = 2
+_SETTING = "setting"
+
+
+_MODELS = ("loaded", "normalized", "float_model", "calibrated_model", "adapted")
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What candidates are run on: the base they differ from, the output that is wanted, and feeds."""
+    """What candidates are run on: the base they differ from, the output that is wanted, and feeds.
+
+    ``marks`` are what stages noted on nodes, by name, which files of models do not hold.
+    """
 
     base: Calibrated
     output: str
     feeds: Sequence[Feed]
+    marks: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 
     @property
     def is_portable(self) -> bool:
         """Whether another process can have it: rows of operators are functions and stay here."""
         return self.base.operators is OPERATORS
 
-    def packed(self) -> Array:
-        """Return it as bytes for other processes, with nothing that candidates do not read."""
-        model = self.base.adapted
-        unread = dict.fromkeys(("loaded", "normalized", "float_model", "calibrated_model"), model)
-        base = extended(self.base, Calibrated, samples=None, operators={}, **unread)
-        return np.frombuffer(pickle.dumps(dataclasses.replace(self, base=base)), np.uint8)
+    def without_models(self) -> Setting:
+        """Return it for other processes: models go by their files, and most are not read there."""
+        nodes = self.base.adapted.graph.all_nodes()
+        marks = {str(node.name): dict(node.meta) for node in nodes if node.meta}
+        fields = dict.fromkeys(_MODELS)
+        base = extended(self.base, Calibrated, samples=None, operators={}, **fields)
+        return dataclasses.replace(self, base=base, marks=marks)
+
+    def with_model(self, model: ir.Model) -> Setting:
+        """Return it as candidates can be built from it."""
+        for node in model.graph.all_nodes():
+            node.meta.update(self.marks.get(str(node.name), {}))
+        fields = dict.fromkeys(_MODELS, model)
+        return dataclasses.replace(
+            self, base=extended(self.base, Calibrated, operators=OPERATORS, **fields)
+        )
 
     def digest(self) -> str | None:
         """Return a hash of everything that outputs depend on beside the configuration, if there is one."""
@@ -120,7 +140,7 @@ class _Chunk:
     configs: tuple[QuantConfig, ...]
 
     def __str__(self) -> str:
-        return ", ".join(self.names)
+        return " to ".join(dict.fromkeys((self.names[0], self.names[-1])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +151,7 @@ class _Task:
 
     def __call__(self, chunk: _Chunk, shared: Mapping[str, Array]) -> list[list[Array]]:
         with _OPENED.lock:  # threads of one worker take turns: what is kept belongs to one place
-            candidates = _OPENED.get(self.key, shared["setting"])
+            candidates = _OPENED.get(self.key, shared)
             return [candidates.outputs(config) for config in chunk.configs]
 
 
@@ -143,13 +163,13 @@ class _Opened:
         self._key = ""
         self._candidates: Candidates | None = None
 
-    def get(self, key: str, data: Array) -> Candidates:
+    def get(self, key: str, shared: Mapping[str, Array]) -> Candidates:
         """Return the candidates of a setting, opened if need be."""
         if self._candidates is None or self._key != key:
-            setting: Setting = pickle.loads(data.tobytes())  # noqa: S301 - sent by this program
-            base = dataclasses.replace(setting.base, operators=OPERATORS)
+            files = {name: data for name, data in shared.items() if name != _SETTING}
+            setting: Setting = pickle.loads(shared[_SETTING].tobytes())  # noqa: S301 - our own
             self._key = key
-            self._candidates = Candidates(dataclasses.replace(setting, base=base))
+            self._candidates = Candidates(setting.with_model(unpacked_model(files)))
         return self._candidates
 
 
@@ -167,10 +187,12 @@ def run_candidates(
         for at in range(0, len(named), size)
     ]
     if workers is not None:
-        data = setting.packed()
-        task = _Task(hashlib.sha256(data.tobytes()).hexdigest())
-        found = distributed_map(task, chunks, name="sensitivity", shared={"setting": data})
-        yield from (outputs for part in found for outputs in part)
+        rest = np.frombuffer(pickle.dumps(setting.without_models()), np.uint8)
+        with packed(setting.base.adapted) as files:
+            shared = {_SETTING: rest, **files}
+            task = _Task(uuid.uuid4().hex)
+            found = distributed_map(task, chunks, name="sensitivity", shared=shared)
+            yield from (outputs for part in found for outputs in part)
     elif threads == 1:
         candidates = Candidates(setting)
         yield from (candidates.outputs(config) for _, config in named)
