@@ -34,6 +34,10 @@ class CalibrationError(LowbitError):
     """Statistics are missing, not finite, or not of the kind a method needs."""
 
 
+class WorkerError(LowbitError):
+    """A piece of work failed on every worker that tried it."""
+
+
 class OutputError(LowbitError):
     """The result cannot be written where it was asked for."""
 

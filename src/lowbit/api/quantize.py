@@ -34,6 +34,7 @@ from lowbit.search.promotion import Promoter
 from lowbit.search.sensitivity_file import MixedPrecisionResult
 from lowbit.search.strategies import search_mixed_precision
 from lowbit.state import Loaded, Planned, Quantized, extended
+from lowbit.store import Store
 from lowbit.targets.builtin import find_target
 from lowbit.targets.target import Target
 
@@ -109,12 +110,16 @@ def quantize(
     keep_histograms: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    state_dir: str | os.PathLike[str] | None = None,
     metric: Metric | None = None,
     promote: bool = True,
     allow_ruined: bool = False,
     progress: Progress = ignore_progress,
 ) -> Result:
     """Quantize a float model and verify the result.
+
+    Inside ``joblib.parallel_config(...)`` or ``lowbit.parallel.engine(...)`` samples and candidates are
+    shared out among the workers chosen there; the result has the same bytes.
 
     Args:
         model: A path, the bytes of a file, or a loaded model.
@@ -136,6 +141,8 @@ def quantize(
         checkpoint: A folder for layers that are refined, until all are; ``<output>.refining`` if
             not given.
         resume: Go on with the layers that a run killed before had refined.
+        state_dir: A folder or an fsspec URL for finished shards of calibration and measured layers: a
+            later run with the same does only what is new.
         metric: A distance of the quantized model's outputs from the float one's, of each sample a
             list, instead of the one that ``config.mixed_precision`` names; lower is nearer.
         allow_ruined: Whether a model that is of no use is returned and written all the same.
@@ -164,7 +171,12 @@ def quantize(
             state = extended(state, Loaded, config=as_collected(config, stats))
     with clock.stage("normalize"):
         normalized = stages.normalize(state)
-    pipeline = Pipeline(clock, keep_histograms=keep_histograms, means=config.bias_correction)
+    pipeline = Pipeline(
+        clock,
+        keep_histograms=keep_histograms,
+        means=config.bias_correction,
+        store=None if state_dir is None else Store.open(state_dir),
+    )
     if stats is None and has_optional_steps(config):
         built, steps = keep_what_helps(pipeline, normalized, plan)
     else:

@@ -100,6 +100,7 @@ def _quantize(parser: Parser) -> None:
         metavar="NAME",
         help="operator domain of the Q/DQ nodes: auto, ai.onnx or com.microsoft",
     )
+    _add_engine(parser)
     files = parser.add_argument_group("decisions and statistics, kept and reused")
     files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")
     files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, to be edited")
@@ -360,6 +361,26 @@ def _add_exceptions(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="REWRITE",
         help="skip one of the target's graph rewrites (repeatable)",
+    )
+
+
+def _add_engine(parser: Parser) -> None:
+    """Add the options that share the work out."""
+    group = parser.add_argument_group(
+        "workers", "Without these, threads of one process. The result has the same bytes."
+    )
+    group.add_argument(
+        "--workers", type=types.count, metavar="N", help="so many processes on this machine"
+    )
+    group.add_argument(
+        "--cluster",
+        metavar="ENGINE=ADDRESS",
+        help="dask=tcp://host:8786, ray=auto, or the name of a joblib backend",
+    )
+    group.add_argument(
+        "--state",
+        metavar="DIR",
+        help="keep finished shards in this folder or fsspec URL, and find those of earlier runs",
     )
 
 

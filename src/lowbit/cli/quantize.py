@@ -17,6 +17,7 @@ from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing
 from lowbit.cli.saving import Write, check_outputs, writing
 from lowbit.errors import ConfigError
+from lowbit.parallel import engine
 from lowbit.planning.plan import load_plan, save_plan
 from lowbit.report.html import write_report as write_report_page
 from lowbit.report.result import show_result
@@ -43,7 +44,10 @@ def quantize(args: argparse.Namespace) -> None:
     plan = load_plan(args.plan) if args.plan else None
     config = make_config(args, plan)
     stats = load_stats(args.stats) if args.stats else None
-    with show_stages(quiet=args.quiet or args.json) as progress:
+    with (
+        engine(args.cluster, args.workers),
+        show_stages(quiet=args.quiet or args.json) as progress,
+    ):
         result = run(
             args.model,
             data=args.data,
@@ -59,6 +63,7 @@ def quantize(args: argparse.Namespace) -> None:
             keep_histograms=args.save_stats is not None,
             checkpoint=checkpoint_of(args.output),
             resume=args.resume,
+            state_dir=args.state,
             progress=progress,
         )
         if args.report and args.report.endswith(".html"):

@@ -17,9 +17,12 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
@@ -210,6 +213,14 @@ Report: TypeAlias = Callable[[str, int, int | None], None]
 """Told the stage, how much of it is done, and how much there is (if known)."""
 
 
+class _Rate(ProgressColumn):
+    """How many are done in a second."""
+
+    def render(self, task: Task) -> Text:
+        """Return the rate, or nothing before there is one."""
+        return Text("" if task.speed is None else f"{task.speed:.3g}/s")
+
+
 @contextlib.contextmanager
 def show_stages(*, quiet: bool, console: Console | None = None) -> Iterator[Report]:
     """Yield a function to be told about progress; it shows a bar unless quiet or piped."""
@@ -221,12 +232,17 @@ def show_stages(*, quiet: bool, console: Console | None = None) -> Iterator[Repo
         TextColumn("{task.description:<10}"),
         BarColumn(),
         MofNCompleteColumn(),
+        _Rate(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console or stderr(), transient=True) as bar:
         task = bar.add_task("start", total=None)
 
         def tell(stage: str, done: int, total: int | None) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
+            if bar.tasks[0].description != stage:
+                # The rate is that of this stage.
+                bar.reset(task, description=stage)
+            bar.update(task, completed=done, total=total)
 
         yield tell
