@@ -39,7 +39,7 @@ class Validation:
         """Return the mean SQNR of each sample; no sample if nothing can be measured."""
         run = Run.quantized_model(quantized, self._names)
         found = [
-            _ratios([(want[name], got[name]) for name in self._names])
+            _ratios([(array, got[name]) for name, array in want.items() if name in got])
             for want, got in compared(run, self._samples)
         ]
         return np.array([float(np.mean(ratios)) for ratios in found if len(ratios)])
