@@ -58,7 +58,7 @@ class FeedSpool(Spool):
         }
 
     def _array(self, index: int, position: int, info: InputInfo) -> NDArray[Any]:
-        array = np.load(self._path(index, position))
+        array: NDArray[Any] = np.load(self._path(index, position))
         # The .npy format forgets the types of ml_dtypes, so the type is put back.
         return array if info.is_text else array.view(info.dtype)
 

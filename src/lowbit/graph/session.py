@@ -260,10 +260,10 @@ def input_dtype(value: ir.Value) -> np.dtype[Any]:
 
 def _words(kind: Any) -> str:
     """Return a type as ONNX writes it: ``seq(tensor(float))``."""
-    outer = {ir.SequenceType: "seq", ir.OptionalType: "optional", ir.SparseTensorType: "sparse"}
-    word = outer.get(type(kind), "tensor")
     if isinstance(kind, ir.SequenceType | ir.OptionalType):
+        word = "seq" if isinstance(kind, ir.SequenceType) else "optional"
         return f"{word}({_words(kind.elem_type)})"
+    word = "tensor" if isinstance(kind, ir.TensorType) else "sparse_tensor"
     return f"{word}({kind.dtype.name.lower()})"
 
 
