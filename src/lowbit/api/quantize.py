@@ -18,6 +18,7 @@ from lowbit.data.split import Split, split
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
+from lowbit.normalize.inputs import free_sizes, settle_inputs
 from lowbit.normalize.normalize import refuse_quantized
 from lowbit.numerics.metrics import Metric
 from lowbit.ops.traits import OPERATORS, Operators
@@ -227,6 +228,8 @@ def _load(
 ) -> Loaded:
     loaded = io.load(model)
     refuse_quantized(loaded)
+    free_sizes(loaded)
+    settle_inputs(loaded, config)
     target = target or find_target(config.target)
     return Loaded(loaded=loaded, samples=None, config=config, target=target, operators=operators)
 

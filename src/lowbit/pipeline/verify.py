@@ -16,6 +16,7 @@ from lowbit.graph import io
 from lowbit.graph.editing import constant
 from lowbit.graph.onnx_passes import check_file
 from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.planning.unquantized import layers_in_subgraphs
 from lowbit.report.values import Report, Step, count_formats, scores
 from lowbit.state import Quantized
 from lowbit.version import __version__
@@ -86,6 +87,7 @@ def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Re
             *state.rotation_notes,
             *state.transform_notes,
             *overflows,
+            *(note for note in (layers_in_subgraphs(state.adapted),) if note),
             *_notes(samples, calibrated=bool(plan.observed())),
         ),
         size_before=constants_size(state.loaded),
