@@ -37,6 +37,7 @@ from lowbit.evaluate.runner import Outputs
 from lowbit.graph import io
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.session import model_inputs
+from lowbit.normalize.inputs import settle_like
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.metrics import decibels
 from lowbit.pipeline.pipeline import Clock, Progress, ignore_progress
@@ -97,6 +98,7 @@ def compare(
     """
     clock = Clock(progress)
     float_model, other = io.load(reference), io.load(quantized)
+    settle_like(float_model, other)
     samples = open_data(data, model_inputs(float_model), preprocessing=preprocessing, limit=limit)
     scorer = _scorer(known := _labels(labels, samples), metric)
     fused = bool(find_quantizers(other))
@@ -348,4 +350,7 @@ def _changed(model: ir.Model, line: str) -> QuantConfig:
         change,
         tensors=(*config.tensors, *change.tensors),
         exclude=tuple(dict.fromkeys((*config.exclude, *change.exclude))),
+        # The float model has them fixed already.
+        fix_inputs={},
+        input_shapes={},
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
@@ -103,6 +105,8 @@ def quantize(
     stats: Stats | None = None,
     limit: int | None = None,
     preprocessing: Preprocessing | str | None = None,
+    fix_inputs: Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     min_sqnr: float | None = None,
     held_out: int = 4,
     keep_histograms: bool = False,
@@ -126,6 +130,8 @@ def quantize(
         stats: Statistics collected before, instead of running the data again.
         limit: How many samples to calibrate on; all of them if not given.
         preprocessing: How images become inputs.
+        fix_inputs: Inputs that become constants, with their values (``{"sr": 16000}``).
+        input_shapes: Shapes of inputs, instead of those in the file.
         min_sqnr: Raise if the worst output has a lower SQNR, in decibels.
         held_out: How many samples to verify on, none of which was calibrated on where the data
             has more than ``limit``.
@@ -141,7 +147,7 @@ def quantize(
         io.check_writable(output)
     if limit is not None and limit < 1:
         raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
-    config = _choose_config(preset, config)
+    config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
     check_refinement(config)
     if plan is not None and config.mixed_precision is not None:
         raise ConfigError(
@@ -157,6 +163,7 @@ def quantize(
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
+        stages.check_float_model(state)
     with clock.stage("normalize"):
         normalized = stages.normalize(state)
     pipeline = Pipeline(clock, keep_histograms=keep_histograms, means=config.bias_correction)
@@ -191,6 +198,8 @@ def plan(
     config: QuantConfig | None = None,
     target: Target | None = None,
     operators: Operators = OPERATORS,
+    fix_inputs: Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
 ) -> Plan:
     """Return what would be quantized to what, and what stays in float and why, without any data.
 
@@ -200,8 +209,11 @@ def plan(
         config: A configuration, instead of a preset.
         target: A target that is none of the built-in ones, instead of the configuration's.
         operators: What is known of operators: ``lowbit.ops.traits.OPERATORS`` with rows of your own.
+        fix_inputs: Inputs that become constants, with their values.
+        input_shapes: Shapes of inputs, instead of those in the file.
     """
-    return planned_state(model, preset, config, target, operators).plan
+    config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
+    return planned_state(model, None, config, target, operators).plan
 
 
 def planned_state(
@@ -229,7 +241,7 @@ def _load(
     loaded = io.load(model)
     refuse_quantized(loaded)
     free_sizes(loaded)
-    settle_inputs(loaded, config)
+    settle_inputs(loaded, config.fix_inputs, config.input_shapes)
     target = target or find_target(config.target)
     return Loaded(loaded=loaded, samples=None, config=config, target=target, operators=operators)
 
@@ -238,6 +250,21 @@ def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfi
     if preset is not None and config is not None:
         raise ConfigError("give a preset or a config, not both")
     return config if config is not None else find_preset(preset or DEFAULT_PRESET)
+
+
+def _with_inputs(
+    config: QuantConfig,
+    fixed: Mapping[str, Any] | None,
+    shapes: Mapping[str, Sequence[int | str | None]] | None,
+) -> QuantConfig:
+    """Return the configuration with inputs fixed and reshaped as well."""
+    values = {name: np.asarray(value).tolist() for name, value in (fixed or {}).items()}
+    sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    return msgspec.structs.replace(
+        config,
+        fix_inputs={**config.fix_inputs, **values},
+        input_shapes={**config.input_shapes, **sizes},
+    )
 
 
 def _refined(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -289,4 +290,6 @@ def _size(dim: int | ir.SymbolicDim) -> int | str | None:
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
+    # Where the model was put for onnxruntime to read is nobody's business.
+    text = re.sub(r"Load model from \S+ failed: ?", "", text)
     return text.split(" : ", 3)[-1][:600]

@@ -6,26 +6,40 @@ that chooses its branch by a sampling rate becomes the model of one rate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.config.config import FixedValue, QuantConfig, SizeOrName
+from lowbit.config.config import FixedValue, SizeOrName
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.graph.session import input_dtype
 
 
-def settle_inputs(model: ir.Model, config: QuantConfig) -> None:
-    """Fix inputs and set shapes as the configuration says. Changes ``model``."""
-    for name, value in config.fix_inputs.items():
+def settle_inputs(
+    model: ir.Model, fixed: Mapping[str, FixedValue], shapes: Mapping[str, Sequence[SizeOrName]]
+) -> None:
+    """Fix inputs to values and set shapes of others. Changes ``model``."""
+    for name, value in fixed.items():
         _fix(model.graph, name, value)
-    for name, shape in config.input_shapes.items():
+    for name, shape in shapes.items():
         _reshape(_input(model.graph, name, "input_shapes"), shape)
-    if config.fix_inputs or config.input_shapes:
+    if fixed or shapes:
         _forget_shapes(model.graph)
+
+
+def settle_like(model: ir.Model, quantized: ir.Model) -> None:
+    """Fix in a float model the inputs that were fixed when it was quantized. Changes ``model``."""
+    stored = msgspec.json.decode(quantized.metadata_props.get("lowbit.config", "{}"))
+    have = {value.name for value in model.graph.inputs}
+    settle_inputs(
+        model,
+        {name: value for name, value in stored.get("fix_inputs", {}).items() if name in have},
+        {name: shape for name, shape in stored.get("input_shapes", {}).items() if name in have},
+    )
 
 
 def _fix(graph: ir.Graph, name: str, value: FixedValue) -> None:

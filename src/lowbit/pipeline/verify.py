@@ -12,9 +12,8 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.data.split import Split
 from lowbit.errors import VerificationError
 from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
-from lowbit.graph import io
 from lowbit.graph.editing import constant
-from lowbit.graph.onnx_passes import check_file
+from lowbit.graph.onnx_passes import check_like
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.planning.unquantized import layers_in_subgraphs
 from lowbit.report.values import Report, Step, count_formats, scores
@@ -63,8 +62,7 @@ def _largest(model: ir.Model, name: str) -> float:
 def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Report:
     """Check the file, run it on held-out samples against the model as loaded, and report."""
     plan, quantized = state.plan, state.emitted.model
-    with io.as_file(quantized) as path:
-        check_file(path)
+    invalid = check_like(quantized, state.loaded)
     references = [output_reference(state.loaded, quantized), _layer_reference(state)]
     outputs, layers = compare_tensors(references, quantized, samples.verification())
     largest = {name: row.largest for name, row in {**outputs, **layers}.items()}
@@ -87,12 +85,23 @@ def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Re
             *state.rotation_notes,
             *state.transform_notes,
             *overflows,
-            *(note for note in (layers_in_subgraphs(state.adapted),) if note),
+            *_model_notes(state, invalid),
             *_notes(samples, calibrated=bool(plan.observed())),
         ),
         size_before=constants_size(state.loaded),
         size_after=constants_size(quantized),
     )
+
+
+def _model_notes(state: Quantized, invalid: str) -> tuple[str, ...]:
+    """Return what is to be said of the model itself."""
+    notes = [layers_in_subgraphs(state.adapted)]
+    if invalid:
+        notes.append(
+            f"onnx.checker refuses the float model, and so the quantized one ({invalid}); "
+            "onnxruntime runs both"
+        )
+    return tuple(note for note in notes if note)
 
 
 def _layer_reference(state: Quantized) -> Reference:
