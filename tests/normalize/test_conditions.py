@@ -92,3 +92,20 @@ def test_a_branch_that_gives_an_outer_value_is_followed(parse, floats, assert_sa
 
     assert "If" not in ops(normal)
     assert_same(original, normal, {"x": np.abs(floats(2, 3))})
+
+
+def test_a_range_that_becomes_one_of_a_known_row_still_loads(parse, floats, assert_same) -> None:
+    graph = """g (float[3] x) => (float[3] y) {
+        c = Less(two, three)
+        n = If(c) <
+            then_branch = t () => (int64 p) { p = Identity(row) },
+            else_branch = e () => (int64 q) { q = Identity(three) }>
+        r = Range(zero, n, one) f = Cast<to=1>(r) y = Add(x, f) }"""
+    original = parse(graph, NUMBERS | {"row": np.array([3]), "one": np.array(1)})
+    for attribute in original.graph.node[1].attribute:
+        attribute.g.output[0].ClearField("type")
+
+    normal = normalize(io.load(original))
+
+    assert "If" not in ops(normal)
+    assert_same(original, normal, {"x": floats(3)})

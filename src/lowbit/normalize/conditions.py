@@ -16,6 +16,7 @@ from lowbit.normalize.simplify import drop_identities, fold_constants
 
 def fold_conditions(model: ir.Model) -> None:
     """Replace every If of a constant condition by its branch, branches in branches too. Changes ``model``."""
+    inlined = False
     while _ifs(model.graph):
         if any(not is_constant(node.inputs[0]) for node in _ifs(model.graph)):
             infer_types(model)
@@ -25,9 +26,25 @@ def fold_conditions(model: ir.Model) -> None:
         for node in chosen:
             _inline(model.graph, node)
         if not chosen:
-            return
+            break
+        inlined = True
         drop_identities(model)
         fold_constants(model)
+    if inlined:
+        infer_types(model)
+        _scalar_ranges(model.graph)
+
+
+def _scalar_ranges(graph: ir.Graph) -> None:
+    """Let every Range read scalars: it runs on [1], but refuses to be loaded where [1] is known."""
+    for node in tuple(graph):
+        for index, value in enumerate(node.inputs if node.op_type == "Range" else ()):
+            if value is not None and value.shape is not None and len(value.shape) == 1:
+                scalar = ir.node("Squeeze", [value], name=f"{node.name}_scalar_{index}")
+                scalar.outputs[0].name = f"{node.name}_scalar_{index}"
+                scalar.outputs[0].type, scalar.outputs[0].shape = value.type, ir.Shape([])
+                graph.insert_before(node, scalar)
+                node.replace_input_with(index, scalar.outputs[0])
 
 
 def _ifs(graph: ir.Graph) -> list[ir.Node]:

@@ -13,7 +13,14 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.config.specs import IntegerSpec, Spec
-from lowbit.graph.editing import ARITHMETIC, REQUANTIZED, constant, is_constant, only_consumer
+from lowbit.graph.editing import (
+    ARITHMETIC,
+    REQUANTIZED,
+    constant,
+    is_constant,
+    is_float_tensor,
+    only_consumer,
+)
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import (
@@ -160,14 +167,14 @@ def data_inputs(node: ir.Node, traits: OpTraits) -> list[ir.Value]:
     """Return the float inputs that carry data, constants included."""
     indices = range(len(node.inputs)) if traits.data is None else traits.data
     values = [node.inputs[i] for i in indices if i < len(node.inputs)]
-    return [v for v in values if v is not None and v.dtype == ir.DataType.FLOAT]
+    return [v for v in values if v is not None and is_float_tensor(v)]
 
 
 def data_outputs(node: ir.Node, traits: OpTraits) -> list[ir.Value]:
     """Return the float outputs that are quantized, device arithmetic included."""
     outputs = [effective_output(node), *node.outputs[1:]][: traits.outputs]
     used = [v for v in outputs if v.uses() or v.is_graph_output()]
-    return [v for v in used if v.dtype == ir.DataType.FLOAT]
+    return [v for v in used if is_float_tensor(v)]
 
 
 def _place_node(
@@ -296,7 +303,7 @@ def _is_infinite(value: ir.Value | None) -> bool:
 def _touches_floats(node: ir.Node) -> bool:
     values = [*node.inputs, *node.outputs]
     return any(
-        v is not None and v.dtype == ir.DataType.FLOAT and not is_constant(v) for v in values
+        v is not None and is_float_tensor(v) and not is_constant(v) for v in values
     )
 
 
