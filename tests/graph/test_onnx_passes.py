@@ -402,3 +402,12 @@ def test_a_model_is_as_valid_as_the_one_it_was_made_from(parse) -> None:
     with pytest.raises(VerificationError, match="the quantized model") as raised:
         check_like(broken, broken)
     assert "lowbit-" not in str(raised.value)
+
+
+def test_a_scan_that_meant_something_else_is_refused(parse) -> None:
+    graph = """g (float[1,3,2] x) => (float[1,3,2] y) {
+        y = Scan<num_scan_inputs=1, body = b (float[2] i) => (float[2] o) { o = Relu(i) }>("", x) }"""
+    model = io.load(parse(graph, opset=8, ir_version=4))
+
+    with pytest.raises(ModelError, match="has a Scan, which meant something else before 9"):
+        require_opset(model, 13)

@@ -133,6 +133,9 @@ def _brief(error: Exception) -> str:
 
 OLDEST = 7
 
+# Before this operator set Scan had a batch axis, which the converter drops without a word.
+_NEW_SCAN = 9
+
 
 def require_opset(model: ir.Model, lowest: int) -> ir.Model:
     """Return ``model`` at operator set ``lowest`` or later; itself if it is there already."""
@@ -143,6 +146,11 @@ def require_opset(model: ir.Model, lowest: int) -> ir.Model:
         raise ModelError(
             f"the model is at operator set {version}; {OLDEST} is the oldest that can be "
             "converted. Export it again with a newer exporter"
+        )
+    if version < _NEW_SCAN and any(node.op_type == "Scan" for node in model.graph.all_nodes()):
+        raise ModelError(
+            f"the model is at operator set {version} and has a Scan, which meant something else "
+            f"before {_NEW_SCAN}; export it again at {max(lowest, _NEW_SCAN)} or later"
         )
     try:
         converted = _convert(model, lowest)
