@@ -395,7 +395,9 @@ def test_a_model_is_as_valid_as_the_one_it_was_made_from(parse) -> None:
 
     assert check_like(valid, valid) == ""
     assert "'shape'" in check_like(shapeless, shapeless)
-    with pytest.raises(VerificationError, match=r"the quantized model is not valid ONNX: .*'shape'"):
+    with pytest.raises(
+        VerificationError, match=r"the quantized model is not valid ONNX: .*'shape'"
+    ):
         check_like(shapeless, valid)
     broken = valid.clone()
     broken.graph[0].op_type = "NoSuchOperator"
