@@ -302,9 +302,7 @@ def _is_infinite(value: ir.Value | None) -> bool:
 
 def _touches_floats(node: ir.Node) -> bool:
     values = [*node.inputs, *node.outputs]
-    return any(
-        v is not None and is_float_tensor(v) and not is_constant(v) for v in values
-    )
+    return any(v is not None and is_float_tensor(v) and not is_constant(v) for v in values)
 
 
 def _shape_values(graph: ir.Graph) -> set[ir.Value]:
