@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx.parser
 import pytest
 
 from lowbit.errors import VerificationError
@@ -14,12 +15,14 @@ from lowbit.evaluate.same_outputs import (
     finite_pair,
     is_float,
     is_number,
+    outputs_sized_by_data,
 )
+from lowbit.graph import io
 
 ROW = np.array([1, 2, 3], np.float32)
 
 
-def check(want: object, got: object, **how: bool) -> None:
+def check(want: object, got: object, **how: object) -> None:
     check_same_outputs(dict(arrays_of("y", want)), dict(arrays_of("y", got)), **how)
 
 
@@ -50,7 +53,7 @@ def test_every_value_equals_itself(value: object) -> None:
         (ROW, ROW.astype(np.int64), "type float32"),
         (ROW, np.array([1, np.nan, 3], np.float32), "1 of 3 values are NaN or Inf"),
         (ROW, np.array([1, np.inf, 3], np.float32), "1 of 3 values are NaN or Inf"),
-        (np.array([1, -np.inf], np.float32), ROW[:2], "1 infinite values"),
+        (np.array([1, -np.inf], np.float32), ROW[:2], "minus infinity at 1 places"),
         ([ROW, ROW], [ROW], "sequence of another length"),
         ([], [ROW], "sequence of another length"),
         ([ROW], [ROW[:1]], "shape"),
@@ -81,6 +84,34 @@ def test_where_float_has_no_number_anything_may_be() -> None:
     want, got = finite_pair(broken, np.array([1, 7], np.float32))
     np.testing.assert_array_equal(want, [1])
     np.testing.assert_array_equal(got, [1])
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ("g (float[4] x) => (float[4] y) { y = Relu(x) }", False),
+        ("g (float[4] x) => (int64[1,n] y) { y = NonZero(x) }", True),
+        ("g (float[4] x) => (float[n] y) { m = Greater(x, x) y = Compress(x, m) }", True),
+        ("g (float[4] x) => (int64[1] y) { s = Shape(x) y = Cast<to=7>(s) }", False),
+        ("g (float[4] x) => (float[n] y) { i = Cast<to=7>(x) y = ConstantOfShape(i) }", True),
+    ],
+)
+def test_shapes_that_follow_from_numbers_are_known(graph: str, *, expected: bool) -> None:
+    header = '<ir_version: 8, opset_import: ["": 17]>'
+    model = io.load(onnx.parser.parse_model(f"{header}\n{graph}"))
+
+    assert outputs_sized_by_data(model) == (frozenset({"y"}) if expected else frozenset())
+
+
+def test_outputs_sized_by_data_may_have_other_sizes_but_no_other_rank() -> None:
+    free = frozenset({"y"})
+
+    check(ROW, ROW[:2], sized_by_data=free)
+    check([ROW], [ROW, ROW], sized_by_data=free)
+    with pytest.raises(VerificationError, match="shape"):
+        check(ROW, ROW[None], sized_by_data=free)
+    with pytest.raises(VerificationError, match="NaN"):
+        check(ROW, ROW * np.nan, sized_by_data=free)
 
 
 def test_narrow_types_are_numbers() -> None:

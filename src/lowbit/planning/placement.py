@@ -29,6 +29,7 @@ from lowbit.ops.traits import (
     Operators,
     OpTraits,
     clip_bounds,
+    is_data_movement,
     moves_exactly,
     traits_of,
 )
@@ -115,6 +116,28 @@ def drop_fused(graph: ir.Graph, placement: Placement, target: Target) -> None:
             continue
         if any(_fuses(pair, node, consumer) for pair in target.fuse):
             del placement.activations[tensor_name(value)]
+
+
+# They take numbers near zero to very large ones, and zero to infinity.
+_POLE_AT_ZERO = ("Log", "Reciprocal")
+
+
+def drop_before_poles(graph: ir.Graph, placement: Placement, operators: Operators) -> None:
+    """Take back integers before operators with a pole at zero: small numbers would become zero.
+
+    So it is with all that only moves numbers on the way there. Changes ``placement``.
+    """
+    for node in graph:
+        pending = [node] if node.domain == "" and node.op_type in _POLE_AT_ZERO else []
+        while pending:
+            for value in pending.pop().inputs[:1]:
+                request = placement.activations.get(str(value.name)) if value is not None else None
+                if value is None or request is None or not request.spec.is_integer:
+                    continue
+                del placement.activations[tensor_name(value)]
+                producer = value.producer()
+                if producer is not None and is_data_movement(producer, operators):
+                    pending.append(producer)
 
 
 def effective_output(node: ir.Node) -> ir.Value:
