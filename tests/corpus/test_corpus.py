@@ -26,7 +26,7 @@ LOWEST_DB = 10.0
 REFUSED = re.compile(
     "values are NaN or Inf|only tensors can be fed|is already quantized|nothing would be quantized"
     "|the model has no input|oldest that can be|is a sparse tensor|imports no standard operator set"
-    "|all values of . feeds are 0|has no element type"
+    "|all values of . feeds are 0|has no element type|has a Scan, which meant something else"
 )
 
 

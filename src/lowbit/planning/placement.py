@@ -17,6 +17,7 @@ from lowbit.graph.editing import (
     ARITHMETIC,
     REQUANTIZED,
     constant,
+    constant_shape,
     is_constant,
     is_float_tensor,
     only_consumer,
@@ -29,7 +30,6 @@ from lowbit.ops.traits import (
     Operators,
     OpTraits,
     clip_bounds,
-    is_data_movement,
     moves_exactly,
     traits_of,
 )
@@ -38,6 +38,9 @@ from lowbit.targets.target import FusedPair, Target
 
 # They read what tensors look like, not their numbers.
 _NO_NUMBERS = ("Shape", "Size")
+
+# Trees and the like compare numbers with thresholds, which rounding crosses.
+_CLASSICAL = "ai.onnx.ml"
 
 
 @dataclasses.dataclass(slots=True)
@@ -118,28 +121,6 @@ def drop_fused(graph: ir.Graph, placement: Placement, target: Target) -> None:
             del placement.activations[tensor_name(value)]
 
 
-# They take numbers near zero to very large ones, and zero to infinity.
-_POLE_AT_ZERO = ("Log", "Reciprocal")
-
-
-def drop_before_poles(graph: ir.Graph, placement: Placement, operators: Operators) -> None:
-    """Take back integers before operators with a pole at zero: small numbers would become zero.
-
-    So it is with all that only moves numbers on the way there. Changes ``placement``.
-    """
-    for node in graph:
-        pending = [node] if node.domain == "" and node.op_type in _POLE_AT_ZERO else []
-        while pending:
-            for value in pending.pop().inputs[:1]:
-                request = placement.activations.get(str(value.name)) if value is not None else None
-                if value is None or request is None or not request.spec.is_integer:
-                    continue
-                del placement.activations[tensor_name(value)]
-                producer = value.producer()
-                if producer is not None and is_data_movement(producer, operators):
-                    pending.append(producer)
-
-
 def effective_output(node: ir.Node) -> ir.Value:
     """Return what the node writes, a device's own arithmetic after it included."""
     value = node.outputs[0]
@@ -154,7 +135,7 @@ def _traits(node: ir.Node, target: Target, operators: Operators) -> OpTraits | N
     traits = traits_of(node, operators)
     if traits is None and target.every_operator and node.op_type not in _NO_NUMBERS:
         subgraphs = any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
-        return None if subgraphs else OpTraits()
+        return None if subgraphs or node.domain == _CLASSICAL else OpTraits()
     return traits
 
 
@@ -229,7 +210,7 @@ def _place_constants(
         if value is None or not is_constant(value) or value.dtype != ir.DataType.FLOAT:
             continue
         name = tensor_name(value)
-        if name in placement.weights:
+        if name in placement.weights or 0 in (constant_shape(value) or ()):
             continue
         spec = scheme.weight
         if value is not weight and value in inputs:
@@ -312,15 +293,21 @@ def _stays_float(
     if node.op_type == "Resize" and not moves_exactly(node) and "Resize" in target.shares:
         return None
     if any(_is_infinite(v) for v in node.inputs):
-        return "one of its constants is infinite"
+        return "one of its constants is infinite, or as large as masks are"
     return None
+
+
+# float32's lowest number stands for minus infinity in masks, and a scale for it leaves nothing else.
+_AS_GOOD_AS_INFINITE = 1e30
 
 
 def _is_infinite(value: ir.Value | None) -> bool:
     if value is None or not is_constant(value) or value.dtype != ir.DataType.FLOAT:
         return False
     data = constant(value)
-    return data is not None and data.size <= 1 << 16 and bool(np.isinf(data).any())
+    if data is None or data.size > 1 << 16:
+        return False
+    return bool((np.abs(data) >= _AS_GOOD_AS_INFINITE).any())
 
 
 def _touches_floats(node: ir.Node) -> bool:

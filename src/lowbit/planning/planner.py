@@ -25,11 +25,11 @@ from lowbit.planning.head import Head, find_head
 from lowbit.planning.placement import (
     Placement,
     Request,
-    drop_before_poles,
     drop_fused,
     place,
 )
 from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
+from lowbit.planning.poles import drop_before_poles
 from lowbit.planning.rules import Scheme, choose_schemes
 from lowbit.planning.sharing import find_groups, find_leaders, find_observed
 from lowbit.targets.target import Target
