@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench bench-regress clean
+.PHONY: demo test corpus check bench bench-regress clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,11 @@ demo: $(VENV)/.installed  ## quantize the bundled example with XINT8, print accu
 
 test: $(VENV)/.test  ## run every test, one process for each core
 	$(BIN)/python -m pytest -n auto
+
+CORPUS ?= A16W8,BF16,XINT8,A8W8,U8S8_PERCHANNEL
+
+corpus: $(VENV)/.test  ## quantize every model of the onnx package's tests, with the presets of CORPUS
+	LOWBIT_CORPUS=$(CORPUS) $(BIN)/python -m pytest tests/corpus -n auto
 
 check: $(VENV)/.check  ## formatting, lints, types, layers
 	$(BIN)/ruff format --check src tests bench

@@ -54,11 +54,15 @@ class FeedSpool(Spool):
 
     def load(self, index: int) -> dict[str, NDArray[Any]]:
         """Return a feed that was kept before."""
-        # The .npy format forgets the types of ml_dtypes, so the type is put back.
         return {
-            info.name: np.load(self._path(index, position)).view(info.dtype)
+            info.name: self._array(index, position, info)
             for position, info in enumerate(self._inputs)
         }
+
+    def _array(self, index: int, position: int, info: InputInfo) -> NDArray[Any]:
+        array: NDArray[Any] = np.load(self._path(index, position))
+        # The .npy format forgets the types of ml_dtypes, so the type is put back.
+        return array if info.is_text else array.view(info.dtype)
 
     def _path(self, index: int, position: int) -> Path:
         return self.folder / f"{index}-{position}.npy"
@@ -373,6 +377,11 @@ class RandomSource(IndexedSource):
 
 
 def _shape(info: InputInfo) -> tuple[int, ...]:
+    if info.is_text:
+        raise DataError(
+            f"input {info.name!r} takes strings, of which none can be made up: give real samples, "
+            "or cut the text processing off the model"
+        )
     if info.shape is None:
         raise DataError(
             f"random data needs the shape of input {info.name!r}, which is not known: give real "
