@@ -52,7 +52,9 @@ class Network:
             inverse = self.add("Reciprocal", self.add("Sqrt", mean))
             return self.add("Mul", gamma, self.add("Mul", x, inverse))
         if kind == "rms by power":
-            return self.add("Mul", self.add("Mul", x, self.add("Pow", mean, self.constant(-0.5))), gamma)
+            return self.add(
+                "Mul", self.add("Mul", x, self.add("Pow", mean, self.constant(-0.5))), gamma
+            )
         return self.add("Mul", self.add("Div", x, self.add("Sqrt", mean)), gamma)
 
     def gelu(self, x: str, kind: str) -> str:

@@ -29,9 +29,7 @@ def test_a_gelu_is_one_operator(kind: str) -> None:
     assert found == [("GELU", inside)]
 
 
-@pytest.mark.parametrize(
-    "kind", ["layer written out", "rms", "rms by reciprocal", "rms by power"]
-)
+@pytest.mark.parametrize("kind", ["layer written out", "rms", "rms by reciprocal", "rms by power"])
 def test_a_normalization_is_one_operator_over_the_last_axis(kind: str) -> None:
     net = Network()
     x = net.linear(net.input("x", ["batch", 16]))

@@ -100,12 +100,10 @@ def _gelu(node: ir.Node, order: Order) -> Composite | None:
     """Return a GELU around its error function, its tanh, or its sigmoid of a multiple."""
     if node.op_type not in _CURVES:
         return None
-    # Without a factor it is SiLU, which targets know: x * sigmoid(x).
     before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if before is None or not _is_part(before) or not any(is_constant(v) for v in before.inputs):
-        return None
     inner = _around(node, order)
-    if inner is None:
+    # Without a factor it is SiLU, which targets know: x * sigmoid(x).
+    if inner is None or before not in inner:
         return None
     last = max(inner, key=order.__getitem__)
     half = only_consumer(last.outputs[0])

@@ -95,7 +95,9 @@ def _context(state: Loaded) -> Context:
 
 
 def _own_inputs(model: ir.Model, plan: Plan) -> dict[str, bool]:
-    weights = {node.name: tensor_name(node.inputs[1]) for node in model.graph if has_constant_weight(node)}
+    weights = {
+        node.name: tensor_name(node.inputs[1]) for node in model.graph if has_constant_weight(node)
+    }
     tensors = plan.by_name()
     return {
         row.name: all(

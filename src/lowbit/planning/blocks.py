@@ -88,7 +88,9 @@ def _find_blocks(graph: ir.Graph) -> FloatParts:
         for part in parts:
             if not part.beside_conv and reasons[id(part)] is None:
                 reasons[id(part)] = "between matrix layers of an attention network"
-    nodes: dict[ir.Node, str] = {n: f"part of a {c.name} in several nodes" for n, c in inner.items()}
+    nodes: dict[ir.Node, str] = {
+        n: f"part of a {c.name} in several nodes" for n, c in inner.items()
+    }
     tensors = _inner_tensors(composites)
     for part in parts:
         why = reasons[id(part)]

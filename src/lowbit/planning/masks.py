@@ -113,7 +113,8 @@ def _meets(node: ir.Node, computed: set[ir.Value]) -> bool:
     if not any(value in computed for value in values):
         return False
     others = [v for v in values if v is not None and v not in computed]
-    return any(not is_constant(v) or _is_matrix(v) for v in others)
+    chosen = node.op_type == "Where"
+    return any(chosen or not is_constant(v) or _is_matrix(v) for v in others)
 
 
 def _is_matrix(value: ir.Value) -> bool:

@@ -27,7 +27,10 @@ from lowbit.transforms.implementation import Context, Levels, TransformedModel
 from lowbit.transforms.layers import WeightedLayer, input_ranges, multiply_inputs
 from lowbit.transforms.smooth_sites import Produced, Site, find_sites, is_matrix
 
-ALPHAS = tuple(round(0.1 * k, 1) for k in range(11))
+# With more, every channel reaches to the end of the scale, and the first larger value is cut off:
+# better on the samples that were seen, and worse on all others.
+_LARGEST_ALPHA = 0.8
+ALPHAS = tuple(a for k in range(11) if (a := round(0.1 * k, 1)) <= _LARGEST_ALPHA)
 
 # Beyond this, a channel that the data hardly shows would decide how others are rounded.
 _LARGEST = 1024.0
