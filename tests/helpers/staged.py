@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -47,6 +49,14 @@ def calibrated(
 def solved(model: onnx.ModelProto | ir.Model, config: QuantConfig, feeds: Iterable[Feed]) -> Solved:
     """Return the state with quantization parameters and the nearest integers."""
     return stages.solve(calibrated(model, config, feeds))
+
+
+def everything_in_integers(folder: pathlib.Path) -> str:
+    """Return the path of a target that computes all of an attention network in integers."""
+    target = msgspec.structs.replace(find_target("onnxruntime"), float_parts=("masks",))
+    path = folder / "target.json"
+    path.write_bytes(msgspec.json.encode(target))
+    return str(path)
 
 
 def quantized(

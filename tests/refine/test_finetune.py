@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 from helpers.chain_models import chain, smooth
 from helpers.small_models import small_cnn, small_feeds
+from helpers.staged import everything_in_integers
 from helpers.transformer_models import tokens, transformer
 
 import lowbit
@@ -323,13 +324,13 @@ def test_the_loop_goes_as_the_configuration_says():
 
 
 @pytest.mark.parametrize("kind", [AdaRound, AdaQuant])
-def test_normalizations_are_tuned_unless_others_are_asked_for(kind):
+def test_normalizations_are_tuned_unless_others_are_asked_for(kind, tmp_path):
     def stored(**fields):
         config = msgspec.structs.replace(
             find_preset("A16W8"),
             smooth_quant=None,
             equalization=None,
-            target="onnxruntime",
+            target=everything_in_integers(tmp_path),
             refinement=kind(num_iterations=3, **fields),
         )
         result = lowbit.quantize(transformer(), data=tokens(2), config=config)

@@ -271,3 +271,34 @@ def test_held_out_samples_decide(state) -> None:
             )
     result = better_rounding(state, 0.125, lambda _, grid, **__: grid.lowest, layer, spoiled)
     assert not np.array_equal(result.stored, stored_integers(layer, grid.lowest))
+
+
+def test_relative_errors_count_a_position_by_its_own_size() -> None:
+    random = np.random.default_rng(4)
+    weight = random.normal(size=(1, 3, 6)).astype(np.float32)
+    patches = random.normal(size=(1, 6, 40)).astype(np.float32)
+    patches[:, :, 0] *= 1000
+    targets = weight @ patches
+    sample = SampleInMemory(patches, targets, patches.sum(axis=2), targets.sum(axis=2), 40)
+
+    data = LayerData.of([sample], relative=True)
+
+    sizes = np.sqrt(np.square(targets[0] * data.importance).mean(axis=0))
+    np.testing.assert_allclose(sizes[1:], sizes[1], rtol=1e-4)
+    off = weight * np.float32(1.01)
+    absolute, relative = error_of(off, None, LayerData.of([sample])), error_of(off, None, data)
+    assert relative == pytest.approx(1e-4 * float(sizes[1]) ** 2, rel=0.05)
+    assert absolute > 1000 * relative
+
+
+def test_relative_moments_are_about_the_means_of_all_positions() -> None:
+    random = np.random.default_rng(5)
+    patches = random.normal(2, 1, size=(1, 4, 30)).astype(np.float32)
+    targets = random.normal(1, 1, size=(1, 2, 30)).astype(np.float32)
+    sample = SampleInMemory(patches, targets, patches.sum(axis=2), targets.sum(axis=2), 30)
+    data = LayerData.of([sample], relative=True)
+
+    found, _ = data.weighted(centred=True)
+
+    centred = patches - patches.mean(axis=2, keepdims=True)
+    np.testing.assert_allclose(found, centred * data.importance, rtol=1e-5)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from helpers.chain_models import chain, smooth
-from helpers.staged import quantized
+from helpers.staged import everything_in_integers, quantized
 from helpers.transformer_models import tokens, transformer
 from onnx import numpy_helper
 
@@ -198,10 +198,11 @@ def _raised():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_gradient_methods_tune_normalizations_as_well(refinement, norms) -> None:
+def test_gradient_methods_tune_normalizations_as_well(refinement, norms, tmp_path) -> None:
     """Reconstruction and GPTQ round the weights of linear layers alone."""
     model, feeds = transformer(), tokens(2)
-    config = msgspec.structs.replace(_CONFIG, smooth_quant=None, target="onnxruntime")
+    target = everything_in_integers(tmp_path)
+    config = msgspec.structs.replace(_CONFIG, smooth_quant=None, target=target)
     state = quantized(model, config, feeds)
 
     found = refine(state, refinement, lambda: feeds)

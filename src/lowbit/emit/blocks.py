@@ -39,7 +39,7 @@ class BlockNodes:
         """Let all consumers of an activation read it in blocks."""
         value = self._editor.values[tensor.name]
         node = self._rounding(tensor, value)
-        self._editor.put_after(value, [node])
+        self._editor.put_after(value, [node], tensor.consumers)
         return EmittedTensor(None, tensor_name(node.outputs[0]))
 
     def weight(self, tensor: TensorPlan, make: Callable[[], FloatArray]) -> EmittedTensor:

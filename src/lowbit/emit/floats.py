@@ -54,7 +54,7 @@ class FloatNodes:
         value = self._editor.values[tensor.name]
         down = self._conversion.down(tensor, spec, value)
         up = self._conversion.up(tensor, spec, down[-1].outputs[0])
-        self._editor.put_after(value, [*down, *up])
+        self._editor.put_after(value, [*down, *up], tensor.consumers)
         return EmittedTensor(tensor_name(down[-1].outputs[0]), tensor_name(up[-1].outputs[0]))
 
     def weight(self, tensor: TensorPlan, make: Callable[[], FloatArray]) -> EmittedTensor:

@@ -46,7 +46,7 @@ class IntegerNodes:
         dequantizer = self._node(
             "DequantizeLinear", [quantizer.outputs[0], scale, zero_point], name, params, domain
         )
-        self._editor.put_after(value, [quantizer, dequantizer])
+        self._editor.put_after(value, [quantizer, dequantizer], tensor.consumers)
         names = (tensor_name(node.outputs[0]) for node in (quantizer, dequantizer))
         return EmittedTensor(*names)
 

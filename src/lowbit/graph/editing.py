@@ -5,7 +5,7 @@ A graph output keeps its name whatever is put before it, taken out or replaced: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -305,11 +305,22 @@ class GraphEditor:
             name=name,
         )
 
-    def put_after(self, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
-        """Let all consumers of an activation read the last of ``nodes``, whose first one reads it."""
+    def put_after(
+        self,
+        value: ir.Value,
+        nodes: Sequence[ir.Node],
+        consumers: Collection[str] | None = None,
+    ) -> None:
+        """Let all consumers of an activation read the last of ``nodes``, whose first one reads it.
+
+        With ``consumers`` only nodes of these names do, and an output of the graph does not.
+        """
         uses = tuple(use for use in value.uses() if use[0] not in nodes)
         # An input that is an output as well stays what it is: both have the same name.
         is_output = value.is_graph_output() and value.producer() is not None
+        if consumers is not None:
+            uses = tuple(use for use in uses if use[0].name in consumers)
+            is_output = False
         result = nodes[-1].outputs[0]
         result.type, result.shape = value.type, value.shape
         producer = value.producer()

@@ -22,6 +22,7 @@ from lowbit.graph import io
 from lowbit.graph.onnx_passes import require_opset
 from lowbit.graph.session import Array, Feed
 from lowbit.normalize.normalize import normalize as normalize_model
+from lowbit.ops.linear import has_constant_weight
 from lowbit.planning.head import find_head
 from lowbit.planning.plan import Plan, check_fit
 from lowbit.planning.planner import make_plan
@@ -91,16 +92,33 @@ def transform(state: Normalized) -> Transformed:
 def _context(state: Loaded) -> Context:
     config, samples = state.config, state.samples
 
-    def float_nodes(model: ir.Model) -> set[str]:
+    def planned(model: ir.Model) -> Plan:
         # A clone, because only that one knows for certain which of its values are inputs.
-        plan = make_plan(model.clone(), config, state.target, state.operators)
-        return {row.node for row in plan.float_nodes}
+        return make_plan(model.clone(), config, state.target, state.operators)
 
     return Context(
         data=None if samples is None else samples.calibration(),
-        float_nodes=float_nodes,
+        float_nodes=lambda model: {row.node for row in planned(model).float_nodes},
+        own_inputs=lambda model: _own_inputs(model, planned(model)),
         levels=_levels(config),
     )
+
+
+def _own_inputs(model: ir.Model, plan: Plan) -> dict[str, bool]:
+    weights = {
+        node.name: str(weight.name)
+        for node in model.graph
+        if has_constant_weight(node) and (weight := node.inputs[1]) is not None
+    }
+    tensors = plan.by_name()
+    return {
+        row.name: all(
+            name in weights and getattr(tensors.get(weights[name]), "axis", None) is not None
+            for name in row.consumers
+        )
+        for row in plan.activations()
+        if row.consumers is not None
+    }
 
 
 def _levels(config: QuantConfig) -> Levels:

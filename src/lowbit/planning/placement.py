@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from lowbit.graph.editing import (
     only_consumer,
 )
 from lowbit.graph.naming import operator_name, tensor_name
-from lowbit.ops.linear import linear_operator
+from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.traits import (
     OPERATORS,
     Kind,
@@ -33,8 +34,11 @@ from lowbit.ops.traits import (
     moves_exactly,
     traits_of,
 )
+from lowbit.planning.blocks import FloatParts, find_float_parts
 from lowbit.planning.rules import Scheme
 from lowbit.targets.target import FusedPair, Target
+
+Role: TypeAlias = Literal["input", "output"]
 
 # They read what tensors look like, not their numbers.
 _NO_NUMBERS = ("Shape", "Size")
@@ -50,6 +54,8 @@ class Request:
     spec: Spec
     priority: int
     why: str
+    consumers: tuple[str, ...] | None = None
+    """The nodes that read it quantized; ``None``: all."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,15 +67,27 @@ class Placement:
     channel_axis: dict[str, int] = dataclasses.field(default_factory=dict)
     active: dict[ir.Node, OpTraits] = dataclasses.field(default_factory=dict)
     float_why: dict[ir.Node, str] = dataclasses.field(default_factory=dict)
+    parts: FloatParts = dataclasses.field(default_factory=FloatParts)
 
-    def request(self, value: ir.Value, scheme: Scheme, why: str) -> None:
+    def request(self, value: ir.Value, scheme: Scheme, node: ir.Node, role: Role) -> None:
         """Ask for an activation to be quantized; a later rule overrides an earlier one."""
-        name, spec = tensor_name(value), scheme.activation
-        if spec is None or _is_lone(value, spec):
+        spec, inside = scheme.activation, value in self.parts.tensors
+        if spec is None or _is_lone(value, spec) or value in self.parts.masks:
             return
-        known = self.activations.get(name)
-        if known is None or scheme.priority > known.priority:
-            self.activations[name] = Request(spec, scheme.priority, why)
+        if inside and not (role == "input" if has_constant_weight(node) else scheme.priority > 0):
+            return
+        why = f"{role} of {node.op_type} {node.name}"
+        if node.meta.get(REQUANTIZED):
+            why = "output of the graph"
+        # Where all else is in float, a layer quantizes for itself alone.
+        request = Request(spec, scheme.priority, why, (node.name or "",) if inside else None)
+        known = self.activations.setdefault(tensor_name(value), request)
+        if known.consumers is None or request.consumers is None:
+            known.consumers = None
+        else:
+            known.consumers = tuple(dict.fromkeys((*known.consumers, *request.consumers)))
+        if scheme.priority > known.priority:
+            known.spec, known.priority, known.why = spec, scheme.priority, why
 
 
 def _is_lone(value: ir.Value, spec: Spec) -> bool:
@@ -84,29 +102,25 @@ def place(
     operators: Operators = OPERATORS,
 ) -> Placement:
     """Return what every operator of the graph requests, before fusing and sharing."""
-    placement = Placement()
+    placement = Placement(parts=find_float_parts(graph, target.float_parts))
     shapes = _shape_values(graph)
     waiting: list[tuple[ir.Node, OpTraits]] = []
     for node in graph:
         if node.meta.get(REQUANTIZED) and node.outputs[0].is_graph_output():
-            placement.request(node.outputs[0], schemes[node], "output of the graph")
+            placement.request(node.outputs[0], schemes[node], node, "output")
         if node.meta.get(ARITHMETIC) or node.meta.get(REQUANTIZED) or not _touches_floats(node):
             continue
         traits = _traits(node, target, operators)
         reason = _stays_float(node, traits, schemes[node], target, shapes)
+        if schemes[node].priority == 0:  # where a rule speaks of the node, that holds
+            reason = reason or placement.parts.nodes.get(node)
         if reason is not None or traits is None:
             placement.float_why[node] = reason or "no rule for this operator"
         elif _is_conditional(traits, target):
             waiting.append((node, traits))
         else:
-            _place_node(
-                placement,
-                node,
-                traits,
-                schemes[node],
-                after=target.data_movement == "after_quantized",
-            )
-    _place_beside(placement, waiting, schemes)
+            _place_node(placement, node, traits, schemes[node], target)
+    _place_beside(placement, waiting, schemes, target)
     return placement
 
 
@@ -149,6 +163,7 @@ def _place_beside(
     placement: Placement,
     waiting: list[tuple[ir.Node, OpTraits]],
     schemes: Mapping[ir.Node, Scheme],
+    target: Target,
 ) -> None:
     """Quantize data movement that has a quantized neighbour, until no more is found."""
     while True:
@@ -156,7 +171,7 @@ def _place_beside(
         if not near:
             break
         for node, traits in near:
-            _place_node(placement, node, traits, schemes[node])
+            _place_node(placement, node, traits, schemes[node], target)
         waiting = [pair for pair in waiting if pair not in near]
     for node, _ in waiting:
         placement.float_why[node] = "moves data between float operators"
@@ -182,9 +197,10 @@ def data_outputs(node: ir.Node, traits: OpTraits) -> list[ir.Value]:
 
 
 def _place_node(
-    placement: Placement, node: ir.Node, traits: OpTraits, scheme: Scheme, *, after: bool = False
+    placement: Placement, node: ir.Node, traits: OpTraits, scheme: Scheme, target: Target
 ) -> None:
     inputs = data_inputs(node, traits)
+    after = target.data_movement == "after_quantized"
     waits = traits.kind is Kind.CLAMPS or (after and traits.kind is Kind.MOVES)
     if waits and inputs and inputs[0].name not in placement.activations:
         placement.float_why[node] = "its input is not quantized"
@@ -192,19 +208,22 @@ def _place_node(
     placement.active[node] = traits
     for value in inputs:
         if not is_constant(value):
-            placement.request(value, scheme, f"input of {node.op_type} {node.name}")
+            placement.request(value, scheme, node, "input")
     for value in data_outputs(node, traits):
-        placement.request(value, scheme, f"output of {node.op_type} {node.name}")
-    _place_constants(placement, node, traits, scheme, inputs)
+        placement.request(value, scheme, node, "output")
+    _place_constants(placement, node, traits, scheme, target)
     _place_bias(placement, node, traits, scheme)
 
 
 def _place_constants(
-    placement: Placement, node: ir.Node, traits: OpTraits, scheme: Scheme, inputs: list[ir.Value]
+    placement: Placement, node: ir.Node, traits: OpTraits, scheme: Scheme, target: Target
 ) -> None:
+    inputs = data_inputs(node, traits)
     if scheme.weight is None:
         return
     weight = _input(node, traits.weight)
+    # What is written in float is scaled in float, where a scale per channel costs nothing.
+    free = target.per_channel and all(v in placement.parts.tensors for v in node.outputs)
     extra = [_input(node, index) for index in traits.constants]
     for value in [*inputs, weight, *extra]:
         if value is None or not is_constant(value) or value.dtype != ir.DataType.FLOAT:
@@ -217,6 +236,8 @@ def _place_constants(
             spec = _beside_activations(scheme, spec)
         if _is_lone(value, spec):
             continue
+        if value is weight and free and isinstance(spec, IntegerSpec) and scheme.priority == 0:
+            spec = msgspec.structs.replace(spec, per_channel=True)
         spec, axis = _granularity(node, traits, value, spec)
         role = "weight" if value is weight else "constant"
         placement.weights[name] = Request(

@@ -38,6 +38,7 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
         leader: The tensor whose parameters it uses; itself if it has its own.
         observe: The tensor whose statistics its range comes from.
         range: A range fixed beforehand, instead of statistics.
+        consumers: The nodes that read an activation quantized; ``None``: all that read it.
         why: The reason, for people.
     """
 
@@ -48,6 +49,7 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
     leader: str
     observe: str
     range: tuple[float, float] | None = None
+    consumers: tuple[str, ...] | None = None
     why: str
 
     @property
@@ -172,6 +174,7 @@ def check_fit(plan: Plan, model: ir.Model) -> None:
     """Raise if the plan names what the model does not have, or contradicts itself."""
     values = ir.convenience.create_value_mapping(model.graph)
     planned = plan.by_name()
+    nodes = {node.name for node in model.graph}
     if not plan.tensors:
         raise PlanError(why_nothing(model, (row.why for row in plan.float_nodes)))
     if len(planned) != len(plan.tensors):
@@ -184,6 +187,12 @@ def check_fit(plan: Plan, model: ir.Model) -> None:
             )
         if tensor.role == "weight" and tensor.name not in model.graph.initializers:
             raise PlanError(f"the plan lists {tensor.name!r} as a weight, but it is computed")
+        for name in tensor.consumers or ():
+            if name not in nodes:
+                raise PlanError(
+                    f"the plan lists node {name!r} as a consumer of {tensor.name!r}, but the model "
+                    f"has no such node{did_you_mean(name, [n for n in nodes if n])}"
+                )
         leader = planned.get(tensor.leader)
         if leader is None or leader.leader != leader.name:
             raise PlanError(

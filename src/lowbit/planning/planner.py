@@ -180,6 +180,7 @@ def _activations(
                 leader=leader[name],
                 observe=observed.get(name, name),
                 range=fixed.get(name),
+                consumers=request.consumers,
                 why=why,
             )
         )

@@ -30,7 +30,9 @@ def gptq(
     """Return GPTQ's rounding of one layer, or the nearest where it is no better."""
 
     def rounded(data: LayerData, grid: Grid, *, centred: bool) -> FloatArray:
-        return round_in_turn(second_moments(data.patches, centred=centred), grid, config)
+        patches, _ = data.weighted(centred=centred)
+        centred = centred and data.importance is None
+        return round_in_turn(second_moments(patches, centred=centred), grid, config)
 
     return better_rounding(state, config.held_out, rounded, layer, samples)
 

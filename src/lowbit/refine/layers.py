@@ -59,6 +59,8 @@ class RefinedLayer:
         bias: The plan's row of its bias.
         activation: What follows with no rounding before it; ``quantizer``: the rounding after that.
         scale: The scale of weights in 16-bit floats.
+        relative: Whether each position counts relative to its own output: what is normalized next
+            sees no more of a token that is a hundred times as large as others than of these.
         fixed_bias: A bias that is not stored as integers, and stays as it is.
     """
 
@@ -75,6 +77,7 @@ class RefinedLayer:
     activation: Activation = NONE
     quantizer: Quantizer | None = None
     scale: float = 1.0
+    relative: bool = False
     fixed_bias: FloatArray | None = None
 
     @property
@@ -173,6 +176,7 @@ def _refined_layer(
         bias=bias,
         fixed_bias=None if bias is not None else _fixed_bias(node, geometry),
         scale=state.params.scales.get(row.name, 1.0),
+        relative=_is_own_input(state, node.inputs[0]),
         activation=activation,
         quantizer=quantizer,
     )
@@ -193,6 +197,12 @@ def _layer_input(state: Quantized, value: ir.Value | None) -> LayerInput:
     if params is None or emitted.stored is None or params.scale.size != 1:
         return LayerInput(emitted.read)
     return LayerInput(emitted.stored, params)
+
+
+def _is_own_input(state: Quantized, value: ir.Value | None) -> bool:
+    """Whether linear layers alone read a tensor quantized, as in the float parts of a graph."""
+    row = None if value is None else state.plan.by_name().get(tensor_name(value))
+    return row is not None and row.consumers is not None
 
 
 def _fixed_bias(node: ir.Node, geometry: LinearLayer) -> FloatArray | None:

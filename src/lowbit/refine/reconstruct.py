@@ -29,24 +29,54 @@ class LayerData:
     targets: FloatArray
     patch_mean: FloatArray
     target_mean: FloatArray
+    importance: FloatArray | None = None
+    """What the error at each position is multiplied by; ``None``: all count alike."""
 
     @classmethod
-    def of(cls, samples: Sequence[LayerSample], bias: FloatArray | None = None) -> LayerData:
+    def of(
+        cls,
+        samples: Sequence[LayerSample],
+        bias: FloatArray | None = None,
+        *,
+        relative: bool = False,
+    ) -> LayerData:
         """Put the samples together, a bias that stays taken off the targets."""
         patch_mean, target_mean = means_of(samples)
         offset = np.zeros_like(target_mean) if bias is None else bias.reshape(target_mean.shape)
+        targets = np.concatenate([s.targets for s in samples], axis=2)
         return cls(
             np.concatenate([s.patches for s in samples], axis=2),
-            np.concatenate([s.targets for s in samples], axis=2) - offset[:, :, None],
+            targets - offset[:, :, None],
             patch_mean,
             target_mean - offset,
+            _inverse_sizes(targets) if relative else None,
         )
+
+    def weighted(self, *, centred: bool) -> tuple[FloatArray, FloatArray]:
+        """Return patches and targets, about their means if asked for, as far as positions count."""
+        patches, targets = self.patches, self.targets
+        if self.importance is None:
+            return patches, targets
+        if centred:
+            patches = patches - patches.mean(axis=2, keepdims=True)
+            targets = targets - targets.mean(axis=2, keepdims=True)
+        return patches * self.importance, targets * self.importance
 
     def part(self, columns: slice) -> LayerData:
         """Return some of the columns, with the means of all."""
         return dataclasses.replace(
-            self, patches=self.patches[:, :, columns], targets=self.targets[:, :, columns]
+            self,
+            patches=self.patches[:, :, columns],
+            targets=self.targets[:, :, columns],
+            importance=None if self.importance is None else self.importance[columns],
         )
+
+
+def _inverse_sizes(targets: FloatArray) -> FloatArray:
+    """Return one over the size of the output at each position; one on average."""
+    sizes = np.sqrt(np.square(targets, dtype=np.float64).mean(axis=(0, 1)))
+    inverse = 1 / np.maximum(sizes, 1e-3 * sizes.mean() + 1e-30)
+    return np.asarray(inverse / inverse.mean(), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +136,9 @@ def reconstruct(
 
     def rounded(data: LayerData, grid: Grid, *, centred: bool) -> FloatArray:
         put = device.put
-        moments = moments_of(put(data.patches), put(data.targets), centred=centred)
+        patches, targets = data.weighted(centred=centred)
+        centred = centred and data.importance is None
+        moments = moments_of(put(patches), put(targets), centred=centred)
         codes = descend(
             moments.held_to(put(grid.weight), config.ridge),
             put(grid.nearest),
@@ -132,7 +164,7 @@ def better_rounding(
     what the quantized model has, are the other candidates.
     """
     train, held = held_out_split(samples, held_out)
-    everything = LayerData.of([*train, *held], layer.fixed_bias)
+    everything = LayerData.of([*train, *held], layer.fixed_bias, relative=layer.relative)
     columns = sum(s.patches.shape[2] for s in train)
     data = everything.part(slice(columns))
     check = everything.part(slice(columns, None)) if held else data
@@ -178,6 +210,8 @@ def error_of(weight: FloatArray, bias: FloatArray | None, data: LayerData) -> fl
     """Return the mean squared error of a layer's output before its activation."""
     offset = 0.0 if bias is None else bias.reshape(*weight.shape[:2], 1)
     difference = np.matmul(weight, data.patches) + offset - data.targets
+    if data.importance is not None:
+        difference *= data.importance
     return float(np.square(difference, dtype=np.float64).mean())
 
 

@@ -89,6 +89,7 @@ RYZEN_AI_FLOAT = Target(
     blocks=True,
     shares=DATA_MOVEMENT,
     data_movement="always",
+    float_parts=("masks",),
     fuse=NPU_FUSED,
 )
 
@@ -123,6 +124,7 @@ VINT8 = Target(
     per_channel=False,
     shares=("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Resize", "MaxPool", "Gather"),
     data_movement="always",
+    float_parts=("masks",),
     transforms=("batchnorm_to_conv", "split_to_slice"),
     arithmetic=("clip_to_relu",),
     calibrate_arithmetic=False,

@@ -24,6 +24,7 @@ power-of-two scales. ``output`` / ``input``: the output's (input's) own, copied 
 """
 
 DataMovement: TypeAlias = Literal["beside_quantized", "after_quantized", "always"]
+FloatPart: TypeAlias = Literal["masks", "blocks"]
 BlockAxes: TypeAlias = Literal["contracted", "channels"]
 
 
@@ -92,6 +93,9 @@ class Target(_Data, frozen=True, kw_only=True):
         block_axes: How the axis of blocks is chosen (``lowbit.planning.block_axes``).
         data_movement: Where data movement is quantized: ``beside_quantized`` next to something
             quantized, ``after_quantized`` where what it reads is, or ``always``.
+        float_parts: What is left in float wherever it is found: ``masks``, all that lies between an
+            attention mask and its Softmax; ``blocks``, what attention networks compute between
+            their linear layers, and normalizations and GELUs that are written out.
         align: Further operators whose tensors must agree, in the order they are applied.
         fuse: Pairs with no Q/DQ between.
         limits: Bounds of a fixed-point datapath, if it has one.
@@ -117,6 +121,7 @@ class Target(_Data, frozen=True, kw_only=True):
     per_channel: bool = True
     shares: tuple[str, ...] = ()
     data_movement: DataMovement = "beside_quantized"
+    float_parts: tuple[FloatPart, ...] = ("masks", "blocks")
     align: tuple[Alignment, ...] = ()
     fuse: tuple[FusedPair, ...] = ()
     limits: ShiftLimits | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Protocol
 
 import onnx_ir as ir
@@ -27,12 +27,15 @@ class Context:
     Attributes:
         data: Samples that show how far activations go; ``None``: there are none.
         float_nodes: Gives the names of the nodes of a model that will not be quantized.
+        own_inputs: Gives the names of the tensors of a model that only linear layers read quantized,
+            each with whether these have a scale per channel. A product before them costs little.
         levels: How finely tensors will be rounded.
         progress: Told after each sample how many are done.
     """
 
     data: Iterable[Feed] | None = None
     float_nodes: Callable[[ir.Model], Container[str]] = lambda _: ()
+    own_inputs: Callable[[ir.Model], Mapping[str, bool]] = lambda _: {}
     levels: Levels = Levels()
     progress: Callable[[int], None] = lambda _: None
 

@@ -25,9 +25,12 @@ from lowbit.numerics.formats import DoubleArray
 from lowbit.transforms.channel_statistics import reduce_channels
 from lowbit.transforms.implementation import Context, Levels, TransformedModel
 from lowbit.transforms.layers import WeightedLayer, input_ranges, multiply_inputs
-from lowbit.transforms.smooth_sites import Produced, Site, find_sites
+from lowbit.transforms.smooth_sites import Produced, Site, find_sites, is_matrix
 
-ALPHAS = tuple(round(0.1 * k, 1) for k in range(11))
+# With more, every channel reaches to the end of the scale, and the first larger value is cut off:
+# better on the samples that were seen, and worse on all others.
+_LARGEST_ALPHA = 0.8
+ALPHAS = tuple(a for k in range(11) if (a := round(0.1 * k, 1)) <= _LARGEST_ALPHA)
 
 # Beyond this, a channel that the data hardly shows would decide how others are rounded.
 _LARGEST = 1024.0
@@ -116,19 +119,26 @@ class Smooth:
 
     def applies(self, model: ir.Model, config: SmoothQuant) -> bool:
         """Whether there is anything to smooth."""
-        return bool(find_sites(model.graph, insert=config.insert))
+        found = find_sites(model.graph, insert=config.insert)
+        # What a plan would let a Mul be put before shows only later; one layer alone is a classifier.
+        return bool(found) or sum(is_matrix(node) for node in model.graph) > 1
 
     def apply(self, model: ir.Model, config: SmoothQuant, context: Context) -> TransformedModel:
         """Return the model with the inputs of its MatMul and Gemm smoothed; without data as it is."""
         if context.data is None or not self.applies(model, config):
             return TransformedModel(model)
         model = model.clone()
-        sites = find_sites(model.graph, insert=config.insert)
+        own = context.own_inputs(model)
+        sites = find_sites(model.graph, insert=config.insert, own_inputs=own)
         names = list(dict.fromkeys(layer.source for site in sites for layer in site.consumers))
         seen = reduce_channels(model, names, context.data, _measure, _join, context.progress)
-        if not seen:
+        if not seen or not sites:
             return TransformedModel(model)
-        alphas = [_smooth_site(model.graph, site, config, seen, context.levels) for site in sites]
+        alphas = []
+        for site in sites:
+            fine = [own.get(layer.source, context.levels.per_channel) for layer in site.consumers]
+            levels = dataclasses.replace(context.levels, per_channel=all(fine))
+            alphas.append(_smooth_site(model.graph, site, config, seen, levels))
         for layer in {id(layer): layer for site in sites for layer in _layers(site)}.values():
             layer.write(model.graph)
         return TransformedModel(model, (_summary(alphas, sites),))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,7 @@ from lowbit.graph.editing import constant, constant_shape, is_constant, replace_
 from lowbit.numerics.formats import DoubleArray
 from lowbit.ops.activations import FUSED_ACTIVATIONS
 from lowbit.ops.channels import ChannelLayout, propagate
+from lowbit.ops.composites import Composite, find_composites
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import clip_bounds
 from lowbit.transforms.layers import WeightedLayer, find_layer, output_ranges
@@ -103,28 +104,39 @@ class Site:
         return Produced(ranges, np.square(ranges))
 
 
-def find_sites(graph: ir.Graph, *, insert: bool = False) -> list[Site]:
-    """Return the sites of a graph in order; with ``insert`` those also whose factor no producer takes."""
-    if not any(_is_matrix(node) for node in graph):
+def find_sites(
+    graph: ir.Graph, *, insert: bool = False, own_inputs: Collection[str] = ()
+) -> list[Site]:
+    """Return the sites of a graph in order.
+
+    With ``insert`` those also whose factor no producer takes; without it only where tensors are read
+    that are among ``own_inputs``.
+    """
+    if not any(is_matrix(node) for node in graph):
         return []
-    search = _Search(graph)
+    search = _Search(graph, find_composites(graph) if own_inputs else ())
     found = [site for node in graph for site in search.from_producer(node)]
-    if insert:
+    if insert or own_inputs:
         served = {id(layer.node) for site in found for layer in site.consumers}
-        found += search.without_producer(served)
+        more = search.without_producer(served)
+        found += [s for s in more if insert or s.consumers[0].source in own_inputs]
     return found
 
 
 class _Search:
     """Follows channels from what could take a factor to the layers that consume them."""
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, composites: Iterable[Composite]) -> None:
         self._graph = graph
+        # A runtime knows these by their constants, and no longer if one has a number a channel.
+        self._whole = {node for composite in composites for node in composite.nodes}
         self._layers: dict[int, WeightedLayer | None] = {}
 
     def from_producer(self, node: ir.Node) -> Iterator[Site]:
         """Yield the site whose factor a node takes, if it can."""
-        if node.domain != "" or len(node.outputs) < 1 or not self._leads_to_layer(node.outputs[0]):
+        if node.domain != "" or len(node.outputs) < 1 or node in self._whole:
+            return
+        if not self._leads_to_layer(node.outputs[0]):
             return
         site = Site()
         layout = self._take(node, site)
@@ -152,13 +164,13 @@ class _Search:
         return self._layers[id(node)]
 
     def _consumer(self, node: ir.Node) -> WeightedLayer | None:
-        layer = self._layer(node) if _is_matrix(node) else None
+        layer = self._layer(node) if is_matrix(node) else None
         return None if layer is None or layer.has_shared_weight else layer
 
     def _leads_to_layer(self, value: ir.Value) -> bool:
         """Whether following is worth copying weights for."""
         return any(
-            _is_matrix(use.node)
+            is_matrix(use.node)
             or (_may_pass(use.node) and self._leads_to_layer(use.node.outputs[0]))
             for use in value.uses()
         )
@@ -199,7 +211,7 @@ class _Search:
             return False
         if node.op_type == "Shape":
             return True
-        if _is_matrix(node):
+        if is_matrix(node):
             layer = self._consumer(node) if index == 0 else None
             if layer is None or not layer.consumes(layout, layer.inputs):
                 return False
@@ -230,6 +242,7 @@ def _passes(node: ir.Node) -> bool:
     return node.op_type in FUSED_ACTIVATIONS or node.op_type in _MOVING
 
 
-def _is_matrix(node: ir.Node) -> bool:
+def is_matrix(node: ir.Node) -> bool:
+    """Whether a node is a linear layer whose weight is a matrix."""
     row = linear_operator(node)
     return row is not None and row.is_matrix

@@ -35,6 +35,7 @@ QUARK_STANDARD = Target(
     weight_formats=INTEGERS,
     shares=(*_SHARES, "AveragePool", "Split"),
     data_movement="always",
+    float_parts=(),
     fuse=(
         FusedPair(producers=tuple(OPERATORS), consumers=("Relu", "Clip")),
         FusedPair(producers=COMPUTING, consumers=("LeakyRelu", "PRelu")),
@@ -62,6 +63,7 @@ QUARK_EXTENDED = Target(
     block_axes="channels",
     shares=_SHARES,
     data_movement="always",
+    float_parts=(),
     align=(Alignment(operators=("Concat",), rule="output"),),
     fuse=NPU_FUSED,
     transforms=NPU_REWRITES,
@@ -103,6 +105,7 @@ QUARK_NPU_CNN = Target(
     per_channel=False,
     shares=_SHARES,
     data_movement="always",
+    float_parts=(),
     align=(
         Alignment(operators=("Concat",), rule="lowest"),
         Alignment(operators=POOLS, rule="lowest"),

@@ -1,0 +1,187 @@
+"""Find the parts of an attention network that compute in float, between its linear layers.
+
+Cut at its linear layers and at products of activations, a graph falls into parts that are connected
+by float tensors: residual stream with its normalizations, attention scores with mask and Softmax,
+rotary embeddings, activations. What a part is, its structure tells, whoever exported it and however
+much of it is fused. Integers gain nothing in these parts, and lose most of the accuracy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import is_constant
+from lowbit.ops.composites import Composite, find_composites
+from lowbit.ops.linear import has_constant_weight, linear_operator
+from lowbit.planning.masks import find_masks
+from lowbit.targets.target import FloatPart
+
+_NORMS = frozenset(
+    "LayerNormalization RMSNormalization SimplifiedLayerNormalization SkipLayerNormalization "
+    "SkipSimplifiedLayerNormalization EmbedLayerNormalization".split()
+)
+_ATTENTION = frozenset(
+    "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention "
+    "DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention LongformerAttention "
+    "SparseAttention PagedAttention".split()
+)
+_PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FloatParts:
+    """What of a graph computes in float.
+
+    Attributes:
+        nodes: Nodes that do, with the reason.
+        tensors: Tensors that only linear layers quantize, and each for itself alone.
+        masks: Tensors that nothing quantizes.
+    """
+
+    nodes: Mapping[ir.Node, str] = dataclasses.field(default_factory=dict)
+    tensors: frozenset[ir.Value] = frozenset()
+    masks: frozenset[ir.Value] = frozenset()
+
+
+@dataclasses.dataclass(slots=True)
+class _Part:
+    nodes: list[ir.Node] = dataclasses.field(default_factory=list)
+    tensors: set[ir.Value] = dataclasses.field(default_factory=set)
+    has_norm: bool = False
+    has_softmax: bool = False
+    has_attention: bool = False
+    beside_conv: bool = False
+    after_product: bool = False
+    before_product: bool = False
+
+    @property
+    def why(self) -> str | None:
+        """What says by itself that this is part of an attention network."""
+        if self.has_attention or (self.has_softmax and self.after_product and self.before_product):
+            return "attention"
+        return "stream of a normalization" if self.has_norm else None
+
+
+def find_float_parts(graph: ir.Graph, kinds: Collection[FloatPart]) -> FloatParts:
+    """Return what a target that keeps these kinds of parts in float does not quantize."""
+    found = _find_blocks(graph) if "blocks" in kinds else FloatParts()
+    if "masks" not in kinds:
+        return found
+    masks = frozenset(find_masks(graph))
+    nodes = dict(found.nodes)
+    for node in graph:
+        if any(value in masks for value in node.outputs):
+            nodes.setdefault(node, "on the way from a mask to its Softmax")
+    return FloatParts(nodes, found.tensors, masks)
+
+
+def _find_blocks(graph: ir.Graph) -> FloatParts:
+    """Return the parts of attention networks, and operators that are written out."""
+    composites = find_composites(graph)
+    inner = {node: c for c in composites for node in c.nodes}
+    parts = _parts(graph, inner)
+    reasons = {id(part): part.why for part in parts}
+    if any(reasons.values()):
+        for part in parts:
+            if not part.beside_conv and reasons[id(part)] is None:
+                reasons[id(part)] = "between matrix layers of an attention network"
+    nodes: dict[ir.Node, str] = {
+        n: f"part of a {c.name} in several nodes" for n, c in inner.items()
+    }
+    tensors = _inner_tensors(composites)
+    for part in parts:
+        why = reasons[id(part)]
+        if why is not None:
+            nodes.update(dict.fromkeys(part.nodes, why))
+            tensors |= part.tensors
+    return FloatParts(nodes, frozenset(tensors))
+
+
+def _parts(graph: ir.Graph, inner: Mapping[ir.Node, Composite]) -> list[_Part]:
+    """Return the parts that a graph falls into when cut at linear layers and products."""
+    sets = _DisjointSets()
+    cuts = [node for node in graph if _is_cut(node)]
+    cut = set(cuts)
+    kept = [node for node in graph if node not in cut]
+    for node in kept:
+        values = list(_floats((*node.inputs, *node.outputs)))
+        for value in values[1:]:
+            sets.join(values[0], value)
+    parts: dict[ir.Value, _Part] = {}
+    for node in kept:
+        for value in _floats((*node.inputs, *node.outputs)):
+            part = parts.setdefault(sets.root(value), _Part())
+            part.tensors.add(value)
+        first = next(iter(_floats((*node.inputs, *node.outputs))), None)
+        if first is not None:
+            _enter(parts[sets.root(first)], node, inner)
+    for node in cuts:
+        for value in _floats((*node.inputs, *node.outputs)):
+            part = parts.setdefault(sets.root(value), _Part())
+            part.tensors.add(value)
+            _enter_cut(part, node, is_output=value in node.outputs)
+    return list(parts.values())
+
+
+def _enter(part: _Part, node: ir.Node, inner: Mapping[ir.Node, Composite]) -> None:
+    part.nodes.append(node)
+    composite = inner.get(node)
+    part.has_norm |= node.op_type in _NORMS or (composite is not None and composite.last_axis)
+    part.has_softmax |= node.op_type == "Softmax" or (
+        composite is not None and composite.name == "Softmax"
+    )
+    part.has_attention |= node.op_type in _ATTENTION
+
+
+def _enter_cut(part: _Part, node: ir.Node, *, is_output: bool) -> None:
+    row = linear_operator(node) if has_constant_weight(node) else None
+    part.beside_conv |= row is not None and not row.is_matrix
+    if row is None:
+        part.after_product |= is_output
+        part.before_product |= not is_output
+
+
+def _is_cut(node: ir.Node) -> bool:
+    if has_constant_weight(node):
+        return True
+    return node.op_type in _PRODUCTS and sum(1 for _ in _floats(node.inputs)) > 1
+
+
+def _floats(values: Iterable[ir.Value | None]) -> Iterable[ir.Value]:
+    for value in values:
+        if value is not None and value.dtype == ir.DataType.FLOAT and not is_constant(value):
+            yield value
+
+
+def _inner_tensors(composites: Iterable[Composite]) -> set[ir.Value]:
+    """Return the tensors that only the nodes of one operator read."""
+    found: set[ir.Value] = set()
+    for composite in composites:
+        own = set(composite.nodes)
+        for node in composite.nodes:
+            found.update(v for v in node.outputs if v.uses() and own.issuperset(v.consumers()))
+    return found
+
+
+class _DisjointSets:
+    """Sets of values that are joined when something connects them."""
+
+    def __init__(self) -> None:
+        self._above: dict[ir.Value, ir.Value] = {}
+
+    def root(self, value: ir.Value) -> ir.Value:
+        """Return the value that stands for the set a value is in."""
+        path = []
+        while (above := self._above.get(value, value)) is not value:
+            path.append(value)
+            value = above
+        for each in path:
+            self._above[each] = value
+        return value
+
+    def join(self, one: ir.Value, other: ir.Value) -> None:
+        """Make one set of the sets of two values."""
+        self._above[self.root(one)] = self.root(other)
