@@ -25,7 +25,7 @@ from lowbit.errors import (
 from lowbit.version import __version__
 
 if TYPE_CHECKING:
-    from lowbit.api import Result, compare, convert, plan, quantize
+    from lowbit.api import Result, compare, convert, inspect, plan, quantize
     from lowbit.config import presets
     from lowbit.config.config import QuantConfig
     from lowbit.config.files import read_config
@@ -59,6 +59,7 @@ _LAZY = {
     "IntegerSpec": "lowbit.config.specs",
     "convert": "lowbit.api",
     "compare": "lowbit.api",
+    "inspect": "lowbit.api",
     "load_plan": "lowbit.planning.plan",
     "plan": "lowbit.api",
     "quantize": "lowbit.api",
@@ -91,6 +92,7 @@ __all__ = [
     "__version__",
     "compare",
     "convert",
+    "inspect",
     "load_plan",
     "plan",
     "presets",

@@ -10,6 +10,7 @@ from lowbit.api.compare import Effort
 from lowbit.api.convert import FORMATS
 from lowbit.api.quantize import DEFAULT_PRESET
 from lowbit.cli import options
+from lowbit.cli.completion import SHELLS
 from lowbit.config import config, methods
 from lowbit.data import PREPROCESSINGS, preprocessing
 from lowbit.targets.builtin import BUILTIN
@@ -26,6 +27,7 @@ def test_choices_are_those_of_the_library() -> None:
     assert get_args(preprocessing.ChannelOrder) == options.CHANNEL_ORDERS
     assert get_args(Effort) == options.EFFORTS
     assert options.FLOAT_FORMATS == FORMATS
+    assert tuple(SHELLS) == options.SHELLS
     assert options.DEFAULT_PRESET == DEFAULT_PRESET
 
 
@@ -38,6 +40,8 @@ WORDS = {
     "quantize": ["m.onnx", "q.onnx", "--data", "d"],
     "plan": ["m.onnx"],
     "compare": ["m.onnx", "q.onnx", "--data", "d"],
+    "inspect": ["m.onnx"],
+    "bench": ["m.onnx"],
     "infer": ["m.onnx", "--data", "d", "--output", "o"],
     "evaluate": ["a", "b"],
     "convert": ["m.onnx", "q.onnx", "--to", "bf16"],

@@ -14,8 +14,9 @@ from lowbit.cli.configuration import make_preprocessing
 from lowbit.cli.saving import Write, check_outputs, writing
 from lowbit.errors import ConfigError
 from lowbit.report.html import write_report
+from lowbit.report.progress import show_stages
 from lowbit.report.result import show_comparison
-from lowbit.report.tables import show_stages, stdout
+from lowbit.report.tables import stdout
 from lowbit.report.values import Report
 
 

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable
 
 from lowbit.cli import parser as types
+from lowbit.cli.model_options import add_bench, add_inspect
 from lowbit.cli.parser import Parser, one_of
 from lowbit.version import __version__
 
@@ -20,6 +21,7 @@ DOMAINS = ("auto", "ai.onnx", "com.microsoft")
 PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
 LAYOUTS = ("auto", "NCHW", "NHWC")
 CHANNEL_ORDERS = ("RGB", "BGR")
+SHELLS = ("bash", "zsh", "fish")
 EFFORTS = ("none", "quick", "full")
 DEFAULT_PRESET = "A8W8"
 FLOAT_FORMATS = tuple(
@@ -30,10 +32,10 @@ FLOAT_FORMATS = tuple(
 _EPILOG = """\
 examples:
   lowbit quantize model.onnx int8.onnx --preset XINT8 --data images/ --preprocess imagenet
+  lowbit inspect model.onnx                      what it is, and what each target would do
   lowbit plan model.onnx --preset XINT8          what would be quantized, and what not and why
   lowbit compare model.onnx int8.onnx --data images/ --preprocess imagenet
-  lowbit infer model.onnx --data inputs/ --output float_results
-  lowbit evaluate float_results int8_results
+  lowbit bench model.onnx int8.onnx              how long both take
 
 `lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
 2 something was wrong (one line on stderr says what), 3 a gate failed, 130 interrupted.
@@ -49,6 +51,12 @@ def make_parser() -> Parser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"lowbit {__version__}")
+    parser.add_argument(
+        "--completion",
+        type=one_of(SHELLS),
+        metavar="SHELL",
+        help=f"print a completion script for {', '.join(SHELLS)}",
+    )
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", parser_class=Parser
     )
@@ -117,6 +125,9 @@ def _quantize(parser: Parser) -> None:
         "--report", metavar="FILE", help="write the report: a page if it ends in .html, else JSON"
     )
     out.add_argument("--json", action="store_true", help="print the report as JSON, nothing else")
+    out.add_argument(
+        "--verbose", action="store_true", help="print every table, not only a summary of one screen"
+    )
     out.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
@@ -126,7 +137,7 @@ def _plan(parser: Parser) -> None:
     out = parser.add_argument_group("result")
     out.add_argument("--output", metavar="FILE", help="write the plan as JSON, for quantize --plan")
     out.add_argument("--json", action="store_true", help="print the plan as JSON, nothing else")
-    out.add_argument("--all", action="store_true", help="list every node that stays in float")
+    out.add_argument("--all", action="store_true", help="list every tensor and node")
 
 
 def _compare(parser: Parser) -> None:
@@ -249,6 +260,8 @@ _COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
     ("quantize", "quantize a model, verify it and write it", _quantize),
     ("plan", "show what would be quantized to what, without any data", _plan),
     ("compare", "measure how far a quantized model is from its float model", _compare),
+    ("inspect", "show what a model is, and what each target would do with it", add_inspect),
+    ("bench", "measure how long models take here", add_bench),
     ("infer", "run a model and write its outputs, a file for each sample", _infer),
     ("evaluate", "measure how alike two folders of results are", _evaluate),
     ("convert", "convert between float formats, without data", _convert),

@@ -22,7 +22,7 @@ from lowbit.report.tables import (
     show,
     size,
 )
-from lowbit.report.values import Budget, Promotion, Report, Score, Step
+from lowbit.report.values import Budget, Promotion, Report, Score, Step, SuggestedFix
 from lowbit.scales.parameters import Adjustment
 
 _SHOWN = 8
@@ -37,7 +37,22 @@ def show_budget(console: Console, budget: Budget) -> None:
     console.print(Text(_how(budget), style="dim"))
     if budget.promotion is not None:
         console.print(_promotion(budget))
+        _print_json(console, budget.promotion.config)
+    _show_configurations(console, budget)
     console.print()
+
+
+def _print_json(console: Console, line: str) -> None:
+    """Print a line to be copied: never broken, however narrow the terminal."""
+    console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+
+
+def _show_configurations(console: Console, budget: Budget) -> None:
+    """Print how to ask for each suggested fix that helps."""
+    for index, fix in enumerate(_fixes(budget), 1):
+        if fix.gain_db > 0:
+            console.print(f"fix {index}, as --config or as an option:")
+            _print_json(console, fix.config)
 
 
 def _rows(budget: Budget) -> Table:
@@ -56,16 +71,16 @@ def _rows(budget: Budget) -> Table:
 
 def _suggested_fixes(budget: Budget) -> Table:
     table = make_table(
-        "suggested fixes, tried one at a time", "fix, and how to ask for it", "gain dB", figures=1
+        "suggested fixes, tried one at a time", "", "tensor", "fix", "gain dB", figures=1
     )
-    for row in budget.rows[:_SHOWN]:
-        for fix in row.suggested_fixes:
-            what = Name(f"{row.tensor}: {fix.what}")
-            table.add_row(
-                Group(what, Text(f"  {fix.config}", style="dim", overflow="fold")),
-                f"{fix.gain_db:+.2f}",
-            )
+    rows = [(row.tensor, fix) for row in budget.rows[:_SHOWN] for fix in row.suggested_fixes]
+    for index, (tensor, fix) in enumerate(rows, 1):
+        table.add_row(str(index), Name(tensor), fix.what, f"{fix.gain_db:+.2f}")
     return table
+
+
+def _fixes(budget: Budget) -> list[SuggestedFix]:
+    return [fix for row in budget.rows[:_SHOWN] for fix in row.suggested_fixes]
 
 
 def _how(budget: Budget) -> str:
@@ -86,9 +101,8 @@ def _promotion(budget: Budget) -> Text:
     return Text.assemble(
         (f"the {count} promoted to 16 bits, measured together: ", "bold"),
         f"{decibels(budget.sqnr_db)} -> {decibels(promotion.sqnr_db)} dB, "
-        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget)}\n",
+        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget)}",
         _requantized(promotion),
-        (f"  {promotion.config}", "dim"),
     )
 
 
@@ -108,7 +122,7 @@ def _of_known(budget: Budget) -> str:
 def _requantized(promotion: Promotion) -> str:
     if promotion.requantized_sqnr_db is None:
         return ""
-    return f"quantized again with them at 16 bits: {decibels(promotion.requantized_sqnr_db)} dB\n"
+    return f"\nquantized again with them at 16 bits: {decibels(promotion.requantized_sqnr_db)} dB"
 
 
 _FEW = 5
