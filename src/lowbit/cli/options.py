@@ -142,7 +142,9 @@ def _plan(parser: Parser) -> None:
 
 def _compare(parser: Parser) -> None:
     parser.add_argument("reference", metavar="REFERENCE", help="the float model")
-    parser.add_argument("quantized", metavar="QUANTIZED", help="the quantized model")
+    parser.add_argument(
+        "quantized", metavar="QUANTIZED", nargs="+", help="the quantized model, or several of them"
+    )
     _add_data(parser, "compare on")
     _add_images(parser)
     parser.add_argument(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -167,6 +167,19 @@ def show_comparison(console: Console, report: Report) -> None:
     if report.budget is not None:
         show_budget(console, report.budget)
     _show_notes(console, report.notes)
+
+
+def show_models(console: Console, reports: Mapping[str, Report]) -> None:
+    """Print how close several models are to one float model, a row each."""
+    first = next(iter(reports.values()))
+    title = f"compared on {counted(first.verification_samples, 'sample')}"
+    table = make_table(title, "model", "preset", "accuracy", "constants", "SQNR dB", figures=2)
+    for name, report in reports.items():
+        accuracy = ", ".join(f"{r.name} {r.quantized_score:.2f}" for r in report.accuracy)
+        ratio = decibels(report.worst_slice_db)
+        table.add_row(Name(name), report.preset, accuracy, size(report.size_after), ratio)
+    show(console, table)
+    console.print("--report page.html shows them side by side, tensor by tensor.")
 
 
 def _show_scores(console: Console, report: Report) -> None:
