@@ -10,6 +10,7 @@ Everything heavy is imported when it is first used.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import (
@@ -107,6 +108,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("lowbit.config.presets")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    # Packages are reachable after ``import lowbit`` alone, as the documentation prints them.
+    if not name.startswith("_") and importlib.util.find_spec(f"lowbit.{name}") is not None:
+        return importlib.import_module(f"lowbit.{name}")
     raise AttributeError(f"module 'lowbit' has no attribute {name!r}")
 
 

@@ -16,6 +16,7 @@ from lowbit.data.dataset import (
     InputInfo,
     Source,
     conform,
+    separated,
 )
 from lowbit.errors import DataError
 
@@ -379,3 +380,39 @@ def test_names_are_those_of_the_source() -> None:
 
     source.names = ("a.png",)
     assert Data(source, [PAIR]).names == ("a.png",)
+
+
+# What a DataLoader gives
+
+
+def test_inputs_in_order_and_a_label_that_is_not_fed(two_inputs: list[InputInfo]) -> None:
+    a, ids = np.ones((2, 3), np.float32), np.ones((2, 2), np.int64)
+
+    pair = conform((a, ids), two_inputs, "sample 0")
+    labelled = conform([a, ids, np.zeros(2)], two_inputs, "sample 0")
+
+    for found in (pair, labelled):
+        assert list(found) == ["a/b:0", "ids"]
+        np.testing.assert_array_equal(found["a/b:0"], a)
+    np.testing.assert_array_equal(conform((ROW, np.int64(3)), [X], "sample 0")["x"], ROW)
+
+
+def test_a_batch_is_separated_into_what_the_model_takes_at_a_time() -> None:
+    rows = np.arange(24, dtype=np.float32).reshape(6, 4)
+    labels = np.arange(6)
+
+    for fixed in (1, 2, 3):
+        info = InputInfo("x", np.dtype(np.float32), (fixed, 4))
+        parts = [conform(part, [info], "s")["x"] for part in separated((rows, labels), [info])]
+        assert len(parts) == 6 // fixed
+        np.testing.assert_array_equal(np.concatenate(parts), rows)
+
+
+@pytest.mark.parametrize("size", ["batch", 6, 4, 12])
+def test_a_batch_that_fits_or_does_not_divide_is_left_as_it_is(size) -> None:
+    rows = np.zeros((6, 4), np.float32)
+    info = InputInfo("x", np.dtype(np.float32), (size, 4))
+
+    (part,) = separated(rows, [info])
+
+    assert part is rows

@@ -225,5 +225,5 @@ def test_an_infinite_figure_is_null_in_the_page(report) -> None:
 
     page = render_report(msgspec.structs.replace(report, outputs=(exact,)), title="t")
 
-    assert data_of(page)["report"]["outputs"][0]["sqnr_db"] is None
+    assert data_of(page)["reports"][0]["report"]["outputs"][0]["sqnr_db"] is None
     assert not re.search(r"[:,\[](NaN|-?Infinity)[,\]}]", json.dumps(data_of(page)))

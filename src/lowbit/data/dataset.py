@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,12 +102,51 @@ def conform(raw: object, inputs: Sequence[InputInfo], label: str) -> dict[str, N
 def _by_name(raw: object, inputs: Sequence[InputInfo], label: str) -> Mapping[str, object]:
     if isinstance(raw, Mapping):
         return raw
+    if _is_sequence_of_arrays(raw) and len(raw) - len(inputs) in {0, 1}:
+        # What a DataLoader gives: the inputs in order, then perhaps the label, which is not fed.
+        return {info.name: value for info, value in zip(inputs, raw, strict=False)}
     if len(inputs) == 1:
         return {inputs[0].name: raw}
     raise DataError(
         f"{label} is of type {type(raw).__name__}, but the model has {len(inputs)} inputs: "
         f"give a dict with an array for each of {_quoted(inputs)}"
     )
+
+
+def _is_sequence_of_arrays(raw: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(raw, tuple | list) and all(hasattr(item, "__array__") for item in raw)
+
+
+def separated(raw: object, inputs: Sequence[InputInfo]) -> Iterator[object]:
+    """Yield what a model takes at a time of a larger batch, such as a DataLoader gives.
+
+    Only a model that fixes its batch needs this. What does not divide is left as it is, for
+    ``conform`` to name.
+    """
+    fixed = [info.shape[0] if info.shape else None for info in inputs]
+    given = _batch(raw, inputs)
+    if not given or not all(isinstance(size, int) for size in fixed):
+        yield raw
+        return
+    (count, *_), (size, *_) = [len(array) for array in given.values()], fixed
+    parts = count // size if isinstance(size, int) and size and count % size == 0 else 0
+    if parts < 2 or any(len(array) != count for array in given.values()) or len(set(fixed)) > 1:
+        yield raw
+        return
+    for start in range(0, count, count // parts):
+        yield {name: array[start : start + count // parts] for name, array in given.items()}
+
+
+def _batch(raw: object, inputs: Sequence[InputInfo]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of all inputs with a leading axis each; nothing if it is anything else."""
+    try:
+        given = _by_name(raw, inputs, "batch")
+        arrays = {info.name: _as_array(given[info.name], info, "batch") for info in inputs}
+    except (DataError, KeyError):
+        return {}
+    ranks = (len(info.shape) if info.shape is not None else 0 for info in inputs)
+    fits = all(a.ndim == rank > 0 for a, rank in zip(arrays.values(), ranks, strict=True))
+    return arrays if fits else {}
 
 
 def _check_names(given: Mapping[str, object], inputs: Sequence[InputInfo], label: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.data.dataset import IndexedSource, InputInfo, Sample, Source, conform
+from lowbit.data.dataset import IndexedSource, InputInfo, Sample, Source, conform, separated
 from lowbit.errors import DataError, did_you_mean
 
 
@@ -141,7 +141,8 @@ class SpoolingSource(Source):
         """Take anything that can be iterated; nothing is read yet."""
         self._kind = _kind(source)
         self._empty_message = _empty_message(source)
-        self._items = islice(_iterate(source), limit)
+        each = (part for item in _iterate(source) for part in separated(item, inputs))
+        self._items = islice(each, limit)
         self._inputs = tuple(inputs)
         self._spool = FeedSpool(inputs)
         self._is_complete = False

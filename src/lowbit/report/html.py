@@ -85,6 +85,14 @@ def render_report(
     return "".join(parts.get(piece, piece) for piece in pieces)
 
 
+def framed(page: str) -> str:
+    """Return a page as a frame that a notebook shows, apart from all else there."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" '
+        'style="width: 100%; height: 720px; border: 0" title="lowbit report"></iframe>'
+    )
+
+
 def _asset(name: str) -> str:
     return importlib.resources.files("lowbit.report").joinpath("assets", name).read_text("utf-8")
 
@@ -108,4 +116,4 @@ def _peak_memory() -> int:
     return int(peak) * (1 if sys.platform == "darwin" else 1024)
 
 
-__all__ = ["render_report", "write_report"]
+__all__ = ["framed", "render_report", "write_report"]

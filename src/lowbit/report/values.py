@@ -215,6 +215,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorView, ...] = ()
     network: Network | None = None
 
+    def __repr__(self) -> str:
+        """Return one line: all of it is in ``to_json``."""
+        held = "held-out samples" if self.held_out else "samples, also calibrated on"
+        return (
+            f"Report({self.preset} for {self.target}: {self.sqnr_db:.2f} dB on "
+            f"{self.verification_samples} {held}, {self.size_before / 1e6:.1f} -> "
+            f"{self.size_after / 1e6:.1f} MB of constants)"
+        )
+
     @property
     def sqnr_db(self) -> float:
         """The SQNR of the worst output."""
