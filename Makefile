@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench bench-regress clean
+.PHONY: demo test test-oldest check docs bench bench-regress clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,10 @@ $(VENV)/.test: $(VENV)/.installed
 
 $(VENV)/.check: $(VENV)/.installed
 	$(BIN)/pip install --quiet -e '.[check]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e '.[docs]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.installed
@@ -35,6 +39,10 @@ check: $(VENV)/.check  ## formatting, lints, types, layers
 	MYPYPATH=src:drop-in/src $(BIN)/mypy tests/quark/typed_script.py
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.docs  ## write docs/cli.md from the parser, then build/site; a link that leads nowhere is an error
+	$(BIN)/python -m lowbit.cli.manual > docs/cli.md
+	$(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.bench  ## time, memory and accuracy beside rivals, each in an environment of its own
 	$(BIN)/python -m bench
 
@@ -42,4 +50,4 @@ bench-regress: $(VENV)/.installed  ## has it become slower? under a minute, bund
 	$(BIN)/python -m bench.regress
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) .venv-oldest build demo-output

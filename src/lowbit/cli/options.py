@@ -62,7 +62,10 @@ def make_parser() -> Parser:
     )
     for name, summary, add_options in _COMMANDS:
         command = commands.add_parser(
-            name, prog=f"lowbit {name}", help=summary, description=f"{summary.capitalize()}."
+            name,
+            prog=f"lowbit {name}",
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
         )
         add_options(command)
     parser.commands = commands.choices

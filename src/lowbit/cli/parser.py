@@ -121,6 +121,10 @@ class Parser(argparse.ArgumentParser):
         """Return the arguments and options, for what describes them: argparse has no public list."""
         return tuple(self._actions)
 
+    def groups(self) -> Sequence[argparse._ArgumentGroup]:
+        """Return the groups of arguments, in the order of the help."""
+        return tuple(self._action_groups)
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage: ``main`` prints one line."""
         raise ConfigError(f"{message} (see `{self.prog} --help`)")

@@ -226,13 +226,13 @@ PURPOSES = (
     Purpose(
         title="onnxruntime, and every runtime that reads standard Q/DQ",
         targets=("onnxruntime",),
-        advice="Start with U8S8_PERCHANNEL, the fastest on x86 and Arm; "
+        advice="Start with U8S8_PERCHANNEL, the fastest measured on x86; "
         "take U16S8_PERCHANNEL where 8 bits lose too much.",
     ),
     Purpose(
         title="AMD Ryzen AI NPU, 16-bit floats and block formats",
         targets=("ryzen-ai-float",),
-        advice="Start with BF16, nearly exact at half the size; BFP16 is smaller.",
+        advice="Start with BF16, which is nearly exact; block formats take fewer bits.",
     ),
     Purpose(
         title="Other fixed-point devices",
