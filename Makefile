@@ -32,6 +32,13 @@ demo: $(VENV)/.installed  ## quantize the bundled example with XINT8, print accu
 test: $(VENV)/.test  ## run every test, one process for each core
 	$(BIN)/python -m pytest -n auto
 
+test-oldest: OLDEST ?= python3.10
+test-oldest:  ## the tests with the oldest Python and the oldest versions that pyproject.toml names
+	$(OLDEST) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[test]'
+	.venv-oldest/bin/python -m pytest -n auto -m 'not slow'
+
 check: $(VENV)/.check  ## formatting, lints, types, layers
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/ruff check src tests bench
