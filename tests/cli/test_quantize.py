@@ -473,9 +473,10 @@ def test_a_page_holds_what_single_tensors_do(run, model, data) -> None:
 
     assert (ran.code, ran.err) == (0, "")
     (text,) = re.findall(r'id="data">(.*?)</script>', Path("r.html").read_text(), re.DOTALL)
-    page = json.loads(text)
-    assert page["title"] == "int8.onnx"
-    report = page["report"]
+    (entry,) = json.loads(text)["reports"]
+    assert entry["title"] == "int8.onnx"
+    report = entry["report"]
+    assert report["network"]["nodes"]
     assert report["budget"]["rows"]
     assert {"image", "w1"} <= {view["tensor"] for view in report["tensors"]}
     # Of a run it says also what it was calibrated on.
