@@ -1,13 +1,21 @@
-"""Work in threads: in order, bounded, and over at once when nobody waits for the rest."""
+"""Work in threads and on workers: in order, bounded, tried again where a worker dies."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
+import joblib
+import numpy as np
 import pytest
+from helpers import tasks
+from joblib.externals.loky import get_reusable_executor
 
 from lowbit import parallel
-from lowbit.parallel import cpu_count, ordered_map
+from lowbit.errors import ConfigError, DataError, WorkerError
+from lowbit.parallel import cpu_count, distributed_map, engine, ordered_map, worker_count
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -107,3 +115,110 @@ def test_an_unknown_number_of_processors_is_one(monkeypatch) -> None:
     monkeypatch.setattr(parallel.os, "cpu_count", lambda: None)
 
     assert cpu_count() == 1
+
+
+def test_without_an_engine_work_stays_in_this_process() -> None:
+    assert worker_count() is None
+    found = list(distributed_map(tasks.process, range(4), name="test"))
+    assert {process for process, _, _ in found} == {os.getpid()}
+
+
+@pytest.fixture
+def processes():
+    """Two processes, ended afterwards."""
+    with engine(workers=2):
+        yield
+    get_reusable_executor().shutdown(wait=True, kill_workers=True)
+
+
+@pytest.mark.usefixtures("processes")
+def test_processes_give_the_results_in_order() -> None:
+    assert worker_count() == 2
+    assert list(distributed_map(tasks.square, range(9), name="test")) == [x * x for x in range(9)]
+    found = list(distributed_map(tasks.process, range(4), name="test"))
+    assert os.getpid() not in {process for process, _, _ in found}
+    # A worker has one processor, and starts no workers of its own.
+    assert {(processors, workers) for _, processors, workers in found} == {(1, None)}
+
+
+@pytest.mark.usefixtures("processes")
+def test_shared_arrays_reach_every_task() -> None:
+    numbers = {"numbers": np.arange(300_000, dtype=np.float64)}
+    want = float(numbers["numbers"].sum())
+    found = list(distributed_map(tasks.total, range(3), name="test", shared=numbers))
+    assert found == [want, want + 1, want + 2]
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_worker_that_is_killed_costs_what_it_was_at(tmp_path) -> None:
+    task = tasks.Recorded(tmp_path, {5: "kill"})
+    assert list(distributed_map(task, range(12), name="test")) == [x * x for x in range(12)]
+    # loky ends its other workers as well, so what they were at is run again.
+    assert task.runs(5) == 2
+    assert sum(task.runs(item) for item in range(12)) <= 12 + 4
+
+
+@pytest.mark.usefixtures("processes")
+def test_an_item_that_always_kills_its_worker_is_named(tmp_path) -> None:
+    task = tasks.Recorded(tmp_path, {2: "kill"}, always=True)
+    with pytest.raises(WorkerError, match="test of 2 failed 3 times; the last time: the worker"):
+        list(distributed_map(task, range(6), name="test"))
+
+
+@pytest.mark.usefixtures("processes")
+def test_what_raises_is_tried_again(tmp_path) -> None:
+    task = tasks.Recorded(tmp_path, {1: "raise"})
+    assert list(distributed_map(task, range(3), name="test")) == [0, 1, 4]
+    assert [task.runs(item) for item in range(3)] == [1, 2, 1]
+    (tmp_path / "always").mkdir()
+    task = tasks.Recorded(tmp_path / "always", {1: "raise"}, always=True)
+    with pytest.raises(
+        WorkerError, match=r"test of 1 failed 3 times.*OSError: the network is down"
+    ):
+        list(distributed_map(task, range(3), name="test"))
+    assert task.runs(1) == 3
+
+
+@pytest.mark.usefixtures("processes")
+def test_errors_of_this_package_come_as_they_are_and_once(tmp_path) -> None:
+    task = tasks.Recorded(tmp_path, {3: "refuse"}, always=True)
+    with pytest.raises(DataError, match="sample 3 is broken; repair it"):
+        list(distributed_map(task, range(6), name="test"))
+    assert task.runs(3) == 1
+
+
+def test_the_backend_that_the_program_chose_is_used() -> None:
+    with joblib.parallel_config(backend="threading", n_jobs=2):
+        assert worker_count() is None
+    with joblib.parallel_config(backend="loky", n_jobs=3):
+        assert worker_count() == 3
+    with engine("multiprocessing", 2):
+        assert worker_count() == 2
+    assert worker_count() is None
+
+
+@pytest.mark.parametrize(
+    ("cluster", "package"), [("dask=tcp://a:1", "distributed"), ("ray=auto", "ray")]
+)
+def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch, cluster, package) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    extra = cluster.split("=")[0]
+    with pytest.raises(ConfigError, match=rf"pip install 'lowbit\[{extra}\]'"), engine(cluster):
+        pass
+
+
+def test_unknown_engines_and_no_workers_are_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match="'desk' is unknown; did you mean 'dask'"),
+        engine("desk=x"),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="workers is 0"), engine(workers=0):
+        pass
+
+
+def test_nothing_imports_an_engine_that_was_not_asked_for() -> None:
+    code = "import sys, lowbit, lowbit.api.quantize; print([m for m in sys.modules if m in names])"
+    names = "names = {'joblib', 'distributed', 'dask', 'ray', 'fsspec'}; "
+    found = subprocess.run([sys.executable, "-c", names + code], capture_output=True, check=True)
+    assert found.stdout.decode().strip() == "[]"

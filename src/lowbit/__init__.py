@@ -21,6 +21,7 @@ from lowbit.errors import (
     ModelError,
     OutputError,
     PlanError,
+    RuinedError,
     VerificationError,
 )
 from lowbit.version import __version__
@@ -87,6 +88,7 @@ __all__ = [
     "QuantConfig",
     "Report",
     "Result",
+    "RuinedError",
     "Rule",
     "TensorOverride",
     "VerificationError",

@@ -34,6 +34,10 @@ class CalibrationError(LowbitError):
     """Statistics are missing, not finite, or not of the kind a method needs."""
 
 
+class WorkerError(LowbitError):
+    """A piece of work failed on every worker that tried it."""
+
+
 class OutputError(LowbitError):
     """The result cannot be written where it was asked for."""
 
@@ -44,6 +48,10 @@ class VerificationError(LowbitError):
 
 class GateError(VerificationError):
     """A figure is beyond the limit it was held against."""
+
+
+class RuinedError(VerificationError):
+    """The quantized model is too far from float to be of any use."""
 
 
 def did_you_mean(word: str, known: Iterable[str], count: int = 3) -> str:

@@ -144,7 +144,9 @@ def test_an_output_of_boxes_and_scores_is_told_in_slices() -> None:
     feeds = [
         {"x": np.random.default_rng(i).normal(size=(1, 4, 9)).astype(np.float32)} for i in range(3)
     ]
-    quantized = lowbit.quantize(model, data=feeds, preset="U8S8").quantized
+    quantized = lowbit.quantize(
+        model, data=feeds, preset="U8S8", promote=False, allow_ruined=True
+    ).quantized
 
     report = compare_models(model, quantized, feeds)
 
@@ -291,7 +293,7 @@ def test_with_labels_every_sample_runs_fused(quantized) -> None:
 
 
 def test_a_run_is_examined_on_its_verification_samples() -> None:
-    result = lowbit.quantize(small_cnn(), data=small_feeds(8), limit=6, held_out=2, preset="A16W8")
+    result = lowbit.quantize(small_cnn(), data=small_feeds(8), limit=6, verify=2, preset="A16W8")
 
     report = examine(small_cnn(), result)
 
@@ -303,7 +305,7 @@ def test_a_run_is_examined_on_its_verification_samples() -> None:
 
 
 def test_what_a_run_knows_of_itself_stays_in_its_examination() -> None:
-    result = lowbit.quantize(small_cnn(), data=small_feeds(8), limit=6, held_out=2)
+    result = lowbit.quantize(small_cnn(), data=small_feeds(8), limit=6, verify=2)
 
     report = examine(small_cnn(), result, budget="none")
 

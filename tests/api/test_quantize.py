@@ -61,7 +61,7 @@ def test_the_report_measures_the_written_model_against_the_loaded_one(
     model, feeds = small_cnn(), small_feeds(12)
 
     result = lowbit.quantize(
-        model, tmp_path / "q.onnx", data=feeds, preset="A8W8", limit=8, held_out=4
+        model, tmp_path / "q.onnx", data=feeds, preset="A8W8", limit=8, verify=4
     )
 
     written, reference = _exact(onnx.load(tmp_path / "q.onnx"), "ORT_DISABLE_ALL"), _exact(model)

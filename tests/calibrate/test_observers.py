@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lowbit.calibrate.channels import channel_sums
 from lowbit.calibrate.observers import (
     Observer,
     ObserverSpec,
@@ -16,7 +17,7 @@ from lowbit.calibrate.observers import (
     thinned,
 )
 from lowbit.calibrate.pooled import Pools
-from lowbit.calibrate.statistics import TensorStats, channel_sums
+from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -166,7 +167,7 @@ def test_means_and_variances_of_channels_are_numpys() -> None:
     found, everything = observer.result()["t"], np.concatenate(samples).astype(np.float64)
     np.testing.assert_allclose(found.channels, everything.mean(axis=(0, 2)), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found.variances, everything.var(axis=(0, 2)), rtol=1e-4)
-    assert found.positions == everything.size // 3
+    assert found.totals.positions == everything.size // 3
 
 
 def test_pools_are_taken_over_with_the_known_floor() -> None:

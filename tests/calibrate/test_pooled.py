@@ -63,7 +63,7 @@ def test_pooled_statistics_are_those_of_the_whole_map(batches: tuple[int, ...]) 
     whole = _relu_of(model, feeds)
     assert (found.low, found.high) == (0.0, float(whole.max()))
     assert (found.count, found.not_finite) == (whole.size, 0)
-    assert found.positions == whole.size // 2
+    assert found.totals.positions == whole.size // 2
     np.testing.assert_allclose(found.channels, whole.mean(axis=(0, 2, 3)), rtol=1e-6)
 
 

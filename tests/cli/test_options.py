@@ -65,7 +65,9 @@ def test_options_that_are_not_given_change_nothing() -> None:
     args = options.make_parser().parse(["quantize", *WORDS["quantize"]])
 
     given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
-    assert given == {"command": "quantize", "model": "m.onnx", "output": "q.onnx", "data": "d"}
+    assert given == {"command": "quantize", "model": "m.onnx", "output": "q.onnx", "data": "d"} | {
+        "verify": 32
+    }
 
 
 def test_options_that_may_be_repeated_add_up() -> None:

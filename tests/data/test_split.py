@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lowbit.data import Data, InputInfo, Sample, open_data
-from lowbit.data.split import Replay, Split, split
+from lowbit.data.split import Split, split
 
 INPUTS = [InputInfo("x", np.dtype(np.float32), (1, 2))]
 
@@ -114,6 +114,6 @@ def test_the_first_sample_is_read_alone() -> None:
 
 def test_samples_can_be_replayed() -> None:
     parts = split(_data(3), None, 1)
-    replay = Replay(parts.calibration)
+    replay = parts.calibration()
 
     assert _values(replay) == _values(replay) == [1, 2, 3]

@@ -217,7 +217,7 @@ def test_some_samples_are_spread_evenly(total, count, expected) -> None:
 
 
 def test_a_run_of_quantize_and_a_comparison_tell_the_same() -> None:
-    result = lowbit.quantize(small_cnn(), data=small_feeds(6), held_out=3)
+    result = lowbit.quantize(small_cnn(), data=small_feeds(6), verify=3)
     reference = output_reference(io.load(small_cnn()), result.quantized)
 
     (outputs,) = compare_tensors([reference], result.quantized, result.samples.verification())

@@ -123,7 +123,7 @@ def test_formats_are_counted_and_sizes_told() -> None:
 
 
 def test_steps_and_the_samples_are_told() -> None:
-    result = lowbit.quantize(small_cnn(), data=small_feeds(8), config=_plain(), limit=6, held_out=2)
+    result = lowbit.quantize(small_cnn(), data=small_feeds(8), config=_plain(), limit=6, verify=2)
     step = Step(name="a step", before=2.0, after=1.0, kept=True)
 
     report = verify(result.state, result.samples, (step,))
@@ -159,7 +159,7 @@ def test_notes_say_how_far_the_figures_can_be_trusted(data, preset, words) -> No
         data=data,
         config=_plain(preset),
         limit=2 if data == "random" else None,
-        held_out=2 if data != "random" else 0,
+        verify=2 if data != "random" else 0,
     )
 
     notes = [note for note in result.report.notes if "on random" in note or "verified" in note]

@@ -49,6 +49,9 @@ from lowbit.quark.onnx import (
 from lowbit.quark.onnx.algorithm import cle_transforms
 from lowbit.quark.onnx.quantization.config import DefaultConfigMapping
 
+# The goldens are of a tiny network on few samples, which some formats do not suit.
+pytestmark = pytest.mark.filterwarnings("ignore:the quantized model is")
+
 _QUIET = {"PrintSummary": False}
 _POF2 = QuantizationConfig(
     calibrate_method=PowerOfTwoMethod.MinMSE,

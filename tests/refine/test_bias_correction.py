@@ -14,11 +14,13 @@ from helpers.staged import solved
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
+from lowbit.calibrate.channels import ChannelTotals
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.config import QuantConfig
 from lowbit.config.specs import BLOCKS, AccumulatorBias, FloatSpec, IntegerSpec, Spec
 from lowbit.graph.session import session
 from lowbit.numerics.affine import dequantize
+from lowbit.numerics.exact_sums import exact_sums
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.refine.bias_correction import corrected_biases
 from lowbit.scales.stored import Weights
@@ -149,7 +151,7 @@ def test_a_float_counterpart_is_what_the_mean_output_is_to_be_that_of() -> None:
 
 
 def _with_channels(stats: TensorStats, channels: np.ndarray) -> TensorStats:
-    return dataclasses.replace(stats, channels=channels)
+    return dataclasses.replace(stats, totals=ChannelTotals(exact_sums(channels), None, 1))
 
 
 def test_a_layer_makes_up_for_what_the_device_computes_otherwise() -> None:

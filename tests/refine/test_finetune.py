@@ -28,7 +28,9 @@ QUICK = {"num_iterations": 60, "batch_size": 2}
 
 def _run(refinement, count=8, preset="A16W8"):
     config = msgspec.structs.replace(find_preset(preset), refinement=refinement, equalization=None)
-    return lowbit.quantize(chain(2), data=smooth(count), config=config)
+    return lowbit.quantize(
+        chain(2), data=smooth(count), config=config, promote=False, allow_ruined=True
+    )
 
 
 def _stored(result):

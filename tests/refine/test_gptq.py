@@ -132,7 +132,7 @@ def _distance(model, result, feeds):
 )
 def test_a_model_comes_nearer_to_float_on_data_it_has_not_seen(weight):
     model, feeds, unseen = matrices(), rows(16), rows(8, seed=9)
-    plain = lowbit.quantize(model, data=feeds, config=_weights_only(None, **weight))
+    plain = lowbit.quantize(model, data=feeds, config=_weights_only(None, **weight), promote=False)
     better = lowbit.quantize(model, data=feeds, config=_weights_only(Gptq(), **weight))
     assert _distance(model, better, unseen) < 0.7 * _distance(model, plain, unseen)
     onnx.checker.check_model(better.model, full_check=True)
@@ -151,7 +151,12 @@ def test_convolutions_and_quantized_activations_take_it_as_well():
     distances = [
         _distance(
             model,
-            lowbit.quantize(model, data=feeds, config=msgspec.structs.replace(start, refinement=r)),
+            lowbit.quantize(
+                model,
+                data=feeds,
+                config=msgspec.structs.replace(start, refinement=r),
+                promote=False,
+            ),
             unseen,
         )
         for r in (None, Gptq())
@@ -177,7 +182,7 @@ def test_scales_stay():
 
 def test_it_sees_as_many_samples_and_positions_as_it_is_asked_to():
     def weights(feeds, config):
-        run = lowbit.quantize(matrices(), data=feeds, config=_weights_only(config))
+        run = lowbit.quantize(matrices(), data=feeds, config=_weights_only(config), promote=False)
         return {c.name: c.SerializeToString() for c in run.model.graph.initializer}
 
     few = weights(rows(8), Gptq(data_size=3))
@@ -191,7 +196,7 @@ def test_floats_have_no_integers_to_choose_from():
         activation=None, weight=FloatSpec(format=FloatFormat.BFLOAT16), refinement=Gptq()
     )
     with pytest.raises(ConfigError, match="Gptq chooses which integer"):
-        lowbit.quantize(matrices(), data=rows(2), config=config)
+        lowbit.quantize(matrices(), data=rows(2), config=config, promote=False)
 
 
 def test_centred_moments_are_those_about_the_mean():

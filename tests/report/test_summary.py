@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from lowbit.evaluate.verdict import OutputVerdict, Verdict
 from lowbit.planning.plan import FloatNode
 from lowbit.report.summary import MOST_LINES, show_summary
 from lowbit.report.values import Report, Score, Step
@@ -90,12 +89,10 @@ def test_notes_that_find_no_room_are_counted(console) -> None:
 
 @pytest.mark.parametrize("level", ["good", "ruined"])
 def test_a_verdict_comes_on_top(console, level) -> None:
-    value = report()
-    fields = {name: getattr(value, name) for name in value.__struct_fields__}
-    judged = types.SimpleNamespace(
-        **fields,
-        verdict=types.SimpleNamespace(level=level, text="because"),
-        steepest_drops=value.steepest_drops,
-    )
+    figures = {"value": 20.0, "standard_error": 0.5, "sqnr_db": 20.0, "margin_db": 5.0}
+    row = OutputVerdict(output="y", kind="values", figure="SQNR", unit="dB", level=level, **figures)
+    verdict = Verdict(level=level, outputs=(row,), samples=4)
 
-    assert shown(judged, console(80)).startswith(f"{level}: because")
+    text = shown(report(verdict=verdict), console(100))
+
+    assert text.startswith(f"verdict: {level} (")

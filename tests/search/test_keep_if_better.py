@@ -202,7 +202,7 @@ def test_statistics_of_an_unsmoothed_model_leave_it_unsmoothed() -> None:
     assert again.config.smooth_quant is None
 
 
-def test_without_a_float_output_steps_are_taken_as_asked() -> None:
+def test_a_chosen_class_is_measured_by_what_it_is_chosen_from() -> None:
     model = small_cnn()
     last = model.graph.output[0].name
     model.graph.node.append(onnx.helper.make_node("ArgMax", [last], ["class"], "class", axis=1))
@@ -212,9 +212,9 @@ def test_without_a_float_output_steps_are_taken_as_asked() -> None:
 
     result = lowbit.quantize(model, data=_FEEDS, config=_config("A8W8"))
 
-    assert not result.report.steps
-    assert result.config.bias_correction
-    assert result.stats.samples == len(_FEEDS)
+    steps = {step.name: step for step in result.report.steps}
+    assert steps["bias correction"].after < steps["bias correction"].before
+    assert result.report.verdict.worst.output == "class (before its selection)"
 
 
 # Which steps are optional

@@ -23,16 +23,19 @@ from lowbit.numerics.metrics import Metric
 from lowbit.ops.traits import OPERATORS, Operators
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
-from lowbit.pipeline.verify import check_sqnr, verify, with_reused
+from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
+from lowbit.pipeline.verify import verify as verify_model
 from lowbit.planning.plan import Plan
 from lowbit.refine.refine import check_refinement
 from lowbit.report.html import framed, render_report
-from lowbit.report.values import Report
+from lowbit.report.values import Report, Step
 from lowbit.scales.parameters import Params
 from lowbit.search.keep_if_better import as_collected, has_optional_steps, keep_what_helps
+from lowbit.search.promotion import Promoter
 from lowbit.search.sensitivity_file import MixedPrecisionResult
 from lowbit.search.strategies import search_mixed_precision
 from lowbit.state import Loaded, Planned, Quantized, extended
+from lowbit.store import Store
 from lowbit.targets.builtin import find_target
 from lowbit.targets.target import Target
 
@@ -113,14 +116,20 @@ def quantize(
     limit: int | None = None,
     preprocessing: Preprocessing | str | None = None,
     min_sqnr: float | None = None,
-    held_out: int = 4,
+    verify: int = 32,
     keep_histograms: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    state_dir: str | os.PathLike[str] | None = None,
     metric: Metric | None = None,
+    promote: bool = True,
+    allow_ruined: bool = False,
     progress: Progress = ignore_progress,
 ) -> Result:
     """Quantize a float model and verify the result.
+
+    Inside ``joblib.parallel_config(...)`` or ``lowbit.parallel.engine(...)`` samples and candidates are
+    shared out among the workers chosen there; the result has the same bytes.
 
     Args:
         model: A path, the bytes of a file, or a loaded model.
@@ -136,14 +145,18 @@ def quantize(
         limit: How many samples to calibrate on; all of them if not given.
         preprocessing: How images become inputs.
         min_sqnr: Raise if the worst output has a lower SQNR, in decibels.
-        held_out: How many samples to verify on, none of which was calibrated on where the data
+        verify: How many samples to verify on, none of which was calibrated on where the data
             has more than ``limit``.
         keep_histograms: Keep statistics that serve every other method as well.
         checkpoint: A folder for layers that are refined, until all are; ``<output>.refining`` if
             not given.
         resume: Go on with the layers that a run killed before had refined.
+        state_dir: A folder or an fsspec URL for finished shards of calibration and measured layers: a
+            later run with the same does only what is new.
         metric: A distance of the quantized model's outputs from the float one's, of each sample a
             list, instead of the one that ``config.mixed_precision`` names; lower is nearer.
+        allow_ruined: Whether a model that is of no use is returned and written all the same.
+        promote: Whether a model that would not be usable gets wider formats where it needs them.
         progress: Called with stage, done and total.
     """
     if output is not None:
@@ -159,16 +172,21 @@ def quantize(
     clock = Clock(progress)
     with clock.stage("load"):
         state = _load(model, config, target, operators)
-        kept = None if limit is None else limit + held_out + _validated_on(config, stats, limit)
+        kept = None if limit is None else limit + verify + _validated_on(config, stats, limit)
         inputs = model_inputs(state.loaded)
         opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
-        samples = split(opened, limit, held_out)
+        samples = split(opened, limit, verify)
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
     with clock.stage("normalize"):
         normalized = stages.normalize(state)
-    pipeline = Pipeline(clock, keep_histograms=keep_histograms, means=config.bias_correction)
+    pipeline = Pipeline(
+        clock,
+        keep_histograms=keep_histograms,
+        means=config.bias_correction,
+        store=None if state_dir is None else Store.open(state_dir),
+    )
     if stats is None and has_optional_steps(config):
         built, steps = keep_what_helps(pipeline, normalized, plan)
     else:
@@ -178,14 +196,16 @@ def quantize(
     if config.mixed_precision is not None:
         built, mixed = search_mixed_precision(pipeline, built, config.mixed_precision, metric)
     folder = checkpoint if checkpoint is not None or output is None else checkpoint_of(output)
-    built, notes = _refined(pipeline, built, folder, resume=resume)
-    stages.sign(built)
-    with clock.stage("verify"):
-        report = verify(built, samples, steps)
+    finisher = _Finisher(pipeline, folder, steps, resume=resume)
+    if promote and plan is None and mixed is None and not samples.data.is_random:
+        built, report, notes = finisher.promoted(built)
+    else:
+        built, report, notes = finisher.finished(built)
     if stats is not None:
         report = with_reused(report, stats, transformed=_is_transformed(built.config))
     told = (*report.notes, *(() if mixed is None else (mixed.describe(),)), *notes)
     check_sqnr(report, min_sqnr)
+    check_verdict(report, allow_ruined=allow_ruined or samples.data.is_random)
     if output is not None:
         with clock.stage("save"):
             io.save(built.emitted.model, output)
@@ -246,6 +266,42 @@ def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfi
     if preset is not None and config is not None:
         raise ConfigError("give a preset or a config, not both")
     return config if config is not None else find_preset(preset or DEFAULT_PRESET)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Finisher:
+    """Refines, signs and verifies a model, and promotes parts of it if it is not usable."""
+
+    pipeline: Pipeline
+    folder: str | os.PathLike[str] | None
+    steps: tuple[Step, ...]
+    resume: bool
+
+    def finished(self, state: Quantized) -> tuple[Quantized, Report, tuple[str, ...]]:
+        """Return the refined model and how good it is."""
+        state, notes = _refined(self.pipeline, state, self.folder, resume=self.resume)
+        stages.sign(state)
+        if state.samples is None:
+            raise ValueError("a model is verified on samples")
+        with self.pipeline.clock.stage("verify"):
+            return state, verify_model(state, state.samples, self.steps), notes
+
+    def promoted(self, state: Quantized) -> tuple[Quantized, Report, tuple[str, ...]]:
+        """Return the same, with parts promoted and refined once more if it is not usable."""
+        found = self.finished(state)
+        verdict = found[1].verdict
+        if verdict is None or verdict.is_usable:
+            return found
+        with self.pipeline.clock.charge("promote"):
+            result = Promoter(self.pipeline, state, found[0]).promote()
+        if not result.regions:
+            return found[0], found[1], (*found[2], result.describe())
+        again = self.finished(result.state)
+        better = again[1].verdict
+        if better is None or better.margin_db <= verdict.margin_db:
+            return found
+        report = msgspec.structs.replace(again[1], promoted=result.regions)
+        return again[0], report, (*again[2], result.describe())
 
 
 def _refined(

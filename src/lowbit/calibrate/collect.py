@@ -7,32 +7,27 @@ that computed it. Peak memory is that of ``threads`` samples, however many there
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import onnx_ir as ir
 
-from lowbit.calibrate.observers import (
-    Observer,
-    ObserverSpec,
-    OrderedObserver,
-    observer_of,
-    thinned,
-)
-from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
-from lowbit.calibrate.statistics import ChannelSums, Stats, channel_sums
+from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
+from lowbit.calibrate.pooled import add_pools, poolable
+from lowbit.calibrate.sampling import SampleRunner
+from lowbit.calibrate.sharded import Observed, collect_shards
+from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import OutputMse
+from lowbit.data.shards import Selection
 from lowbit.errors import CalibrationError
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Array, Feed, Optimize, Session, opened, with_outputs
-from lowbit.numerics.formats import FloatArray
+from lowbit.graph.session import Feed, Optimize, opened, with_outputs
 from lowbit.ops.traits import clip_bounds
-from lowbit.parallel import ordered_map
+from lowbit.parallel import cpu_count, ordered_map, worker_count
 from lowbit.planning.plan import Plan
+from lowbit.store import Store
 
 Progress = Callable[[int], None]
 
@@ -50,6 +45,7 @@ def collect(
     float_names: Mapping[str, str] = MappingProxyType({}),
     threads_per_sample: int = 1,
     optimize: Optimize = "none",
+    store: Store | None = None,
     progress: Progress = lambda _: None,
 ) -> Stats:
     """Return the statistics that ``plan`` asks for of the activations of ``model``.
@@ -60,6 +56,10 @@ def collect(
     many are done. The number of threads
     that share one sample changes float sums in their last bit, and so ranges; leave it at one
     for speed.
+
+    Where an engine was chosen (``lowbit.parallel``) or there is a ``store`` for what is finished, the
+    samples are shared out in shards; the statistics have the same bits. What depends on the order of
+    samples is collected here.
     """
     specs = _observer_specs(plan, float_names, everything=everything, means=means or everything)
     if not specs:
@@ -70,15 +70,15 @@ def collect(
     pooled = {n: positions[n] for n, spec in specs.items() if spec.pools and n in positions}
     probe = with_outputs(model, [n for n in specs if n not in pooled])
     add_pools(probe.graph, pooled)
+    ordered = any(spec.ordered for spec in specs.values())
+    if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
+        observed = Observed(specs, pooled, threads_per_sample, optimize)
+        return collect_shards(probe, observed, data, store, progress)
     with opened(
-        probe,
-        threads=threads_per_sample,
-        optimize=optimize,
-        name="the model for calibration",
+        probe, threads=threads_per_sample, optimize=optimize, name="the model for calibration"
     ) as running:
-        ordered = any(spec.ordered for spec in specs.values())
         observer = OrderedObserver(specs) if ordered else Observer(specs)
-        runner = _Runner(running, specs, pooled, observer)
+        runner = SampleRunner(running, specs, pooled, observer)
         samples = _run_all(runner, data, progress, ordered=ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
@@ -125,72 +125,17 @@ def _floors(graph: ir.Graph) -> dict[str, float]:
     }
 
 
-_Observed = tuple[int, dict[str, ChannelSums]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Sample:
-    """What one run gave, in arrays that the next run of the same ``source`` overwrites."""
-
-    arrays: Mapping[str, FloatArray]
-    source: Callable[[Feed], list[Array]]
-
-
-class _Runner:
-    """Runs samples and observes their tensors."""
-
-    def __init__(
-        self,
-        running: Session,
-        specs: Mapping[str, ObserverSpec],
-        pooled: Mapping[str, int],
-        observer: Observer,
-    ) -> None:
-        self._running, self._specs, self._pooled = running, specs, pooled
-        self.observer = observer
-        self._whole = [name for name in specs if name not in pooled]
-        self._outputs = [*self._whole, *(out for name in pooled for out in pools_of(name))]
-        # Each holds the tensors of a sample, so there are only as many as run at once.
-        self._idle = collections.deque[Callable[[Feed], list[Array]]]()
-
-    def run(self, feed: Feed) -> _Sample:
-        """Run one sample; any number of threads may."""
-        try:
-            run = self._idle.pop()
-        except IndexError:
-            run = self._running.repeated(self._outputs)
-        return _Sample(dict(zip(self._outputs, run(feed), strict=True)), run)
-
-    def observe(self, sample: _Sample) -> _Observed:
-        """Observe one sample and let go of it; return its size and the sums of its channels."""
-        size, sums = 0, dict[str, ChannelSums]()
-        for name in self._whole:
-            array, spec = sample.arrays[name], self._specs[name]
-            self.observer.add(name, array)
-            size += array.nbytes
-            if spec.channel_axis is not None and array.ndim > 1:
-                some = thinned(array)
-                sums[name] = channel_sums(some, spec.channel_axis, squares=spec.variances)
-        for name, positions in self._pooled.items():
-            highest, mean = (sample.arrays[output] for output in pools_of(name))
-            pools = Pools(highest, mean, positions)
-            self.observer.add_pools(name, pools)
-            size += pools.nbytes
-            if self._specs[name].channel_axis is not None:
-                sums[name] = pools.sums()
-        self._idle.append(sample.source)
-        return size, sums
-
-
-def _run_all(runner: _Runner, data: Iterable[Feed], progress: Progress, *, ordered: bool) -> int:
+def _run_all(
+    runner: SampleRunner, data: Iterable[Feed], progress: Progress, *, ordered: bool
+) -> int:
     """Run every sample and observe it; return how many there were."""
     feeds = iter(data)
     first = next(feeds, None)
     if first is None:
         return 0
     begun = runner.observe(runner.run(first))
-    threads = _thread_count(begun[0])
-    rest: Iterator[_Observed]
+    threads = _thread_count(begun)
+    rest: Iterator[int]
     if ordered:
         # One after the other, while the next is run if there is room for two. To share one sample's
         # tensors out among threads was slower: they wait for each other between short steps.
@@ -199,15 +144,11 @@ def _run_all(runner: _Runner, data: Iterable[Feed], progress: Progress, *, order
     else:
         rest = ordered_map(lambda feed: runner.observe(runner.run(feed)), feeds, threads)
     samples = 0
-    # Float sums are added up here, in the order of the samples: the result must not depend on
-    # which thread was faster.
-    for _, sums in itertools.chain([begun], rest):
-        for name, part in sums.items():
-            runner.observer.add_channels(name, part)
+    for _ in itertools.chain([begun], rest):
         progress(samples := samples + 1)
     return samples
 
 
 def _thread_count(bytes_per_sample: int) -> int:
     fitting = _MEMORY_FOR_TENSORS // max(1, bytes_per_sample)
-    return int(max(1, min(os.cpu_count() or 1, fitting)))
+    return int(max(1, min(cpu_count(), fitting)))

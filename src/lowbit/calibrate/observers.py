@@ -11,8 +11,9 @@ from typing import Literal, Protocol
 import numpy as np
 
 from lowbit.calibrate import log_histogram
+from lowbit.calibrate.channels import ChannelSums, ChannelTotals
 from lowbit.calibrate.pooled import Pools
-from lowbit.calibrate.statistics import ChannelSums, CustomStatistics, TensorStats
+from lowbit.calibrate.statistics import CustomStatistics, TensorStats
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -109,7 +110,7 @@ class Observer:
         self._specs = specs
         self._stats: dict[str, TensorStats] = {}
         self._counters = {n: log_histogram.Counter() for n, spec in specs.items() if spec.histogram}
-        self._channels: dict[str, ChannelSums] = {}
+        self._channels: dict[str, ChannelTotals] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, x: FloatArray) -> None:
@@ -131,30 +132,18 @@ class Observer:
     def result(self) -> dict[str, TensorStats]:
         """Return the statistics of all samples so far."""
         return {
-            name: self._with_counts(name).with_channels(self._means(name)) for name in self._specs
+            name: dataclasses.replace(self._with_counts(name), totals=self._channels.get(name))
+            for name in self._specs
         }
 
     def add_channels(self, name: str, part: ChannelSums) -> None:
-        """Add the channel sums of one sample; to be called from one thread."""
-        total, squares, positions = part
-        if not np.isfinite(total).all():
+        """Add the channel sums of one sample, unless they are not finite."""
+        new = ChannelTotals.of(part)
+        if new is None:
             return
-        nothing = np.zeros(total.shape), None if squares is None else np.zeros(total.shape), 0
-        known, known_squares, before = self._channels.get(name, nothing)
-        if squares is not None and known_squares is not None:
-            np.add(known_squares, squares, out=known_squares)
-        np.add(known, total, out=known)
-        self._channels[name] = (known, known_squares, before + positions)
-
-    def _means(self, name: str) -> TensorStats:
-        total, squares, positions = self._channels.get(name, (None, None, 0))
-        if total is None or positions == 0:
-            return _NOTHING
-        mean = total / positions
-        spread = None
-        if squares is not None:
-            spread = np.maximum(squares / positions - mean * mean, 0.0)
-        return TensorStats(0.0, 0.0, 0, channels=mean, positions=positions, variances=spread)
+        with self._lock:
+            old = self._channels.get(name)
+            self._channels[name] = new if old is None else old | new
 
     def _with_counts(self, name: str) -> TensorStats:
         counts = self._counters[name].counts() if name in self._counters else None

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.statistics import ChannelSums, TensorStats
+from lowbit.calibrate.channels import ChannelSums
+from lowbit.calibrate.statistics import TensorStats
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import FloatArray
 

@@ -7,21 +7,23 @@ be saved and reused: another method, percentile or bit width then costs no infer
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import pathlib
 import zipfile
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.calibrate import log_histogram
+from lowbit.calibrate.channels import ChannelTotals
 from lowbit.errors import CalibrationError
-from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.formats import DoubleArray, FloatArray
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class CustomStatistics(Protocol):
@@ -41,8 +43,7 @@ class TensorStats:
         counts: The log histogram, or ``None`` if only the range was asked for.
         custom: Statistics of a method's own, for the methods that read them.
         average: Range by moving average, for the methods that read one.
-        channels: Mean of each channel, for bias correction; ``positions`` is what each is over.
-        variances: Variance of each channel, where a weight's scale is to be chosen by it.
+        totals: Sums of the channels, whose means bias correction reads.
     """
 
     low: float
@@ -52,9 +53,17 @@ class TensorStats:
     counts: NDArray[np.int64] | None = None
     custom: CustomStatistics | None = None
     average: tuple[float, float] | None = None
-    channels: NDArray[np.float64] | None = None
-    positions: int = 0
-    variances: NDArray[np.float64] | None = None
+    totals: ChannelTotals | None = None
+
+    @property
+    def channels(self) -> DoubleArray | None:
+        """The mean of each channel, if asked for."""
+        return None if self.totals is None else self.totals.means
+
+    @property
+    def variances(self) -> DoubleArray | None:
+        """The variance of each channel, where a weight's scale is to be chosen by it."""
+        return None if self.totals is None else self.totals.variances
 
     @classmethod
     def of(cls, x: FloatArray, *, histogram: bool, floor: float | None = None) -> TensorStats:
@@ -100,37 +109,36 @@ class TensorStats:
         return merged.with_channels(self).with_channels(other)
 
     def with_channels(self, other: TensorStats) -> TensorStats:
-        """Return these statistics with the channel means of ``other`` averaged in."""
-        if other.channels is None:
+        """Return these statistics with the channel sums of ``other`` added."""
+        if other.totals is None:
             return self
-        if self.channels is None:
-            return dataclasses.replace(
-                self,
-                channels=other.channels,
-                positions=other.positions,
-                variances=other.variances,
-            )
-        total = self.positions + other.positions
-        mine, theirs = self.positions / total, other.positions / total
-        mean = self.channels * mine + other.channels * theirs
-        variances = None
-        if self.variances is not None and other.variances is not None:
-            between = mine * theirs * np.square(self.channels - other.channels)
-            variances = self.variances * mine + other.variances * theirs + between
-        return dataclasses.replace(self, channels=mean, positions=total, variances=variances)
+        totals = other.totals if self.totals is None else self.totals | other.totals
+        return dataclasses.replace(self, totals=totals)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how to make it again from what is not zero: most bins of a histogram are empty."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        counts = fields.pop("counts")
+        return _from_bins, (fields, None if counts is None else _bins(counts))
 
 
-ChannelSums = tuple[NDArray[np.floating], NDArray[np.floating] | None, int]
-"""The sum of each channel, that of its squares if asked for, and over how many positions."""
+_Bins = tuple[NDArray[np.uint16], NDArray[np.int64]]
 
 
-def channel_sums(x: FloatArray, axis: int, *, squares: bool = False) -> ChannelSums:
-    """Return the sum of each channel along ``axis``, and of its squares if asked for."""
-    axis %= x.ndim
-    # einsum is several times faster at this than sum or mean.
-    letters = "abcdefghij"[: x.ndim]
-    both = np.einsum(f"{letters},{letters}->{letters[axis]}", x, x) if squares else None
-    return np.einsum(f"{letters}->{letters[axis]}", x), both, x.size // max(x.shape[axis], 1)
+def _bins(counts: NDArray[np.int64]) -> _Bins:
+    """Return the bins of a histogram that hold anything, and how much."""
+    at = np.flatnonzero(counts)
+    return at.astype(np.uint16), counts[at]
+
+
+def _counts(bins: _Bins) -> NDArray[np.int64]:
+    counts = np.zeros(2 * log_histogram.BINS + 1, np.int64)
+    counts[bins[0]] = bins[1]
+    return counts
+
+
+def _from_bins(fields: dict[str, Any], bins: _Bins | None) -> TensorStats:
+    return TensorStats(**fields, counts=None if bins is None else _counts(bins))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,6 +181,19 @@ class Stats:
 
 def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
     """Write statistics to a ``.npz``: a table of ranges, and the histograms' nonzero part."""
+    arrays = _arrays(stats)
+    with pathlib.Path(path).open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def pack_stats(stats: Stats) -> bytes:
+    """Return the same as bytes, which takes more room and less time."""
+    file = io.BytesIO()
+    np.savez(file, **_arrays(stats))  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
     table: list[dict[str, object]] = []
     arrays: dict[str, NDArray[np.generic]] = {}
     for index, (name, s) in enumerate(stats.tensors.items()):
@@ -182,44 +203,57 @@ def save_stats(stats: Stats, path: str | os.PathLike[str]) -> None:
             )
         row: dict[str, object] = {"name": name, "low": s.low, "high": s.high, "count": s.count}
         row |= {"not_finite": s.not_finite, "histogram": s.counts is not None}
-        table.append({**row, "positions": s.positions})
+        table.append({**row, "positions": 0 if s.totals is None else s.totals.positions})
         if s.counts is not None:
-            at = np.flatnonzero(s.counts)
-            arrays[f"{index}_at"], arrays[f"{index}_n"] = at.astype(np.int64), s.counts[at]
-        if s.channels is not None:
-            arrays[f"{index}_channels"] = s.channels
-        if s.variances is not None:
-            arrays[f"{index}_variances"] = s.variances
+            arrays[f"{index}_at"], arrays[f"{index}_n"] = _bins(s.counts)
+        if s.totals is not None:
+            arrays[f"{index}_sums"] = s.totals.sums
+            if s.totals.squares is not None:
+                arrays[f"{index}_squares"] = s.totals.squares
     made = {"equalized": stats.equalized, "smoothed": stats.smoothed}
     about = {"samples": stats.samples, **made}
     header = json.dumps({"format": _FORMAT, **about, "tensors": table})
-    with pathlib.Path(path).open("wb") as file:
-        np.savez_compressed(file, header=np.array(header), **arrays)  # type: ignore[arg-type]
+    return {"header": np.array(header), **arrays}
 
 
 def load_stats(path: str | os.PathLike[str]) -> Stats:
     """Read statistics back."""
     try:
-        with pathlib.Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with pathlib.Path(path).open("rb") as raw:
+            return _read(raw, str(path))
+    except OSError as error:
+        raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
+
+
+def unpack_stats(data: bytes) -> Stats:
+    """Return what ``pack_stats`` was given."""
+    return _read(io.BytesIO(data), "given")
+
+
+def _read(raw: BinaryIO, path: str) -> Stats:
+    try:
+        with np.load(raw, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
             if header["format"] != _FORMAT:
-                raise CalibrationError(f"statistics {path} are of another format")
-            tensors = {}
-            for index, row in enumerate(header["tensors"]):
-                counts = None
-                if row["histogram"]:
-                    counts = np.zeros(2 * log_histogram.BINS + 1, np.int64)
-                    counts[file[f"{index}_at"]] = file[f"{index}_n"]
-                tensors[row["name"]] = TensorStats(
-                    row["low"],
-                    row["high"],
-                    row["count"],
-                    row["not_finite"],
-                    counts,
-                    channels=file[f"{index}_channels"] if row["positions"] else None,
-                    positions=row["positions"],
-                    variances=file[at] if (at := f"{index}_variances") in file else None,
+                raise CalibrationError(
+                    f"statistics {path} are of format {header['format']}, another version's "
+                    f"(expected {_FORMAT}): collect them again with --save-stats"
                 )
+            tensors = {
+                row["name"]: _read_row(file, index, row)
+                for index, row in enumerate(header["tensors"])
+            }
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
     return Stats(tensors, header["samples"], header["equalized"], header["smoothed"])
+
+
+def _read_row(file: Mapping[str, NDArray[Any]], index: int, row: Mapping[str, Any]) -> TensorStats:
+    totals = None
+    if row["positions"]:
+        squares = file[at] if (at := f"{index}_squares") in file else None
+        totals = ChannelTotals(file[f"{index}_sums"], squares, row["positions"])
+    counts = _counts((file[f"{index}_at"], file[f"{index}_n"])) if row["histogram"] else None
+    return TensorStats(
+        row["low"], row["high"], row["count"], row["not_finite"], counts, totals=totals
+    )

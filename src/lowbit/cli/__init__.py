@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 
 from lowbit.cli.options import make_parser
-from lowbit.errors import GateError, LowbitError
+from lowbit.errors import GateError, LowbitError, RuinedError
 
 WRONG = 2
 GATE_FAILED = 3
+RUINED = 4
 INTERRUPTED = 130
 PIPE_CLOSED = 1
 
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except LowbitError as error:
         _say(f"error: {error}")
+        if isinstance(error, RuinedError):
+            return RUINED
         return GATE_FAILED if isinstance(error, GateError) else WRONG
     except KeyboardInterrupt:
         _say("interrupted; nothing was written")

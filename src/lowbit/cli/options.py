@@ -38,7 +38,8 @@ examples:
   lowbit bench model.onnx int8.onnx              how long both take
 
 `lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
-2 something was wrong (one line on stderr says what), 3 a gate failed, 130 interrupted.
+2 something was wrong (one line on stderr says what), 3 a gate failed,
+4 the model is ruined and not written, 130 interrupted.
 """
 
 
@@ -110,6 +111,7 @@ def _quantize(parser: Parser) -> None:
         metavar="NAME",
         help="operator domain of the Q/DQ nodes: auto, ai.onnx or com.microsoft",
     )
+    _add_engine(parser)
     files = parser.add_argument_group("decisions and statistics, kept and reused")
     files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")
     files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, to be edited")
@@ -117,7 +119,27 @@ def _quantize(parser: Parser) -> None:
     files.add_argument(
         "--save-stats", metavar="FILE", help="write statistics (.npz) that serve every method"
     )
+    _add_result(parser)
+
+
+def _add_result(parser: Parser) -> None:
+    """Add the options that say what becomes of the result."""
     out = parser.add_argument_group("result")
+    out.add_argument(
+        "--verify",
+        type=types.count,
+        default=32,
+        metavar="N",
+        help="how many samples to verify on, beyond those calibrated on if there are more (default 32)",
+    )
+    out.add_argument(
+        "--no-promote",
+        action="store_true",
+        help="keep the first plan even if the model is not usable with it",
+    )
+    out.add_argument(
+        "--allow-ruined", action="store_true", help="write the model even if it is of no use"
+    )
     out.add_argument(
         "--min-sqnr",
         type=types.decibels,
@@ -357,6 +379,26 @@ def _add_exceptions(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="REWRITE",
         help="skip one of the target's graph rewrites (repeatable)",
+    )
+
+
+def _add_engine(parser: Parser) -> None:
+    """Add the options that share the work out."""
+    group = parser.add_argument_group(
+        "workers", "Without these, threads of one process. The result has the same bytes."
+    )
+    group.add_argument(
+        "--workers", type=types.count, metavar="N", help="so many processes on this machine"
+    )
+    group.add_argument(
+        "--cluster",
+        metavar="ENGINE=ADDRESS",
+        help="dask=tcp://host:8786, ray=auto, or the name of a joblib backend",
+    )
+    group.add_argument(
+        "--state",
+        metavar="DIR",
+        help="keep finished shards in this folder or fsspec URL, and find those of earlier runs",
     )
 
 

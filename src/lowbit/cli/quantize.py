@@ -18,6 +18,7 @@ from lowbit.cli.configuration import make_config, make_preprocessing
 from lowbit.cli.saving import Write, check_outputs, writing
 from lowbit.config.config import QuantConfig
 from lowbit.errors import ConfigError
+from lowbit.parallel import engine
 from lowbit.planning.plan import load_plan, save_plan
 from lowbit.report.html import write_report as write_report_page
 from lowbit.report.progress import TYPICAL, show_stages
@@ -47,7 +48,10 @@ def quantize(args: argparse.Namespace) -> None:
     plan = load_plan(args.plan) if args.plan else None
     config = make_config(args, plan)
     stats = load_stats(args.stats) if args.stats else None
-    with show_stages(quiet=args.quiet or args.json, stages=_stages(config, args)) as progress:
+    with (
+        engine(args.cluster, args.workers),
+        show_stages(quiet=args.quiet or args.json, stages=_stages(config, args)) as progress,
+    ):
         result = run(
             args.model,
             data=args.data,
@@ -57,9 +61,13 @@ def quantize(args: argparse.Namespace) -> None:
             limit=args.limit,
             preprocessing=preprocessing,
             min_sqnr=args.min_sqnr,
+            verify=args.verify,
+            promote=not args.no_promote,
+            allow_ruined=args.allow_ruined,
             keep_histograms=args.save_stats is not None,
             checkpoint=checkpoint_of(args.output),
             resume=args.resume,
+            state_dir=args.state,
             progress=progress,
         )
         if _wants_page(args):
@@ -82,6 +90,7 @@ def _stages(config: QuantConfig, args: argparse.Namespace) -> set[str]:
     needed = {
         "refine": config.refinement is not None,
         "search": config.mixed_precision is not None,
+        "promote": False,  # only where a model turns out not to be usable
         "validate": has_optional_steps(config) and not args.stats,
         "calibrate": not args.stats,
         "compare": _wants_page(args),

@@ -221,17 +221,22 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     A node matches when all given fields do. ``name`` is a glob (``*``, ``?``, ``[...]``) on node
     names or output tensor names, or a regular expression after ``re:``. ``start`` and ``end`` name
-    the first and last nodes of a subgraph. Fields of the scheme that are not given keep the former value.
+    the first and last nodes of a subgraph; ``nodes`` are exact names. Fields of the scheme that are not
+    given keep the former value. ``why`` is what the plan says of excluded nodes. An ``optional`` rule may
+    match nothing.
     """
 
     op_type: str | None = None
     name: str | None = None
+    nodes: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
     exclude: bool = False
     activation: Spec | None = None
     weight: Spec | None = None
     bias: BiasSpec | None = None
+    why: str = ""
+    optional: bool = False
 
 
 class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

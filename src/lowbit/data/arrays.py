@@ -6,6 +6,8 @@ mapped into memory.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import shutil
 import zipfile
 import zlib
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.data.dataset import IndexedSource, InputInfo
+from lowbit.data.dataset import IndexedSource, InputInfo, Renumbered, Source
 from lowbit.data.sources import Spool
 from lowbit.errors import DataError, did_you_mean
 
@@ -30,11 +32,30 @@ class Table:
         arrays: One array an input, in the order of the inputs.
         origin: Where they come from.
         spool: Folder that must live as long as the arrays are used.
+        file: The file they are of, and the inputs they are for.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     origin: str
     spool: Spool | None = None
+    file: tuple[Path, tuple[InputInfo, ...]] | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how another process opens the file by itself; arrays of no file travel along."""
+        if self.file is None:
+            return _table, (dict(self.arrays), self.origin)
+        return _reopened, (*self.file, self.origin)
+
+
+def _table(arrays: Mapping[str, NDArray[Any]], origin: str) -> Table:
+    return Table(arrays=arrays, origin=origin)
+
+
+# A worker has many shards of one archive and unpacks it once.
+@functools.lru_cache(maxsize=1)
+def _reopened(path: Path, inputs: tuple[InputInfo, ...], origin: str) -> Table:
+    read = read_npz if path.suffix.lower() == ".npz" else read_npy
+    return dataclasses.replace(read(path, inputs), origin=origin)
 
 
 def read_npz(path: Path, inputs: Sequence[InputInfo]) -> Table:
@@ -54,13 +75,15 @@ def read_npz(path: Path, inputs: Sequence[InputInfo]) -> Table:
         raise DataError(
             f"{path} is not a sound .npz ({error}): write it with numpy.savez"
         ) from error
-    return Table(arrays=arrays, origin=str(path), spool=spool)
+    file = (path.absolute(), tuple(inputs))
+    return Table(arrays=arrays, origin=str(path), spool=spool, file=file)
 
 
 def read_npy(path: Path, inputs: Sequence[InputInfo]) -> Table:
     """Return the array of a ``.npy`` as the rows of the only input."""
     _check_single(str(path), inputs)
-    return Table(arrays={inputs[0].name: _map(path, str(path))}, origin=str(path))
+    arrays = {inputs[0].name: _map(path, str(path))}
+    return Table(arrays=arrays, origin=str(path), file=(path.absolute(), tuple(inputs)))
 
 
 def take_array(array: NDArray[Any], inputs: Sequence[InputInfo]) -> Table:
@@ -98,6 +121,12 @@ class RowSource(IndexedSource):
                     for name, array in self._table.arrays.items()
                 },
             )
+
+    def shard(self, indices: Sequence[int]) -> Source:
+        """Return the numbers of rows of a file; rows of no file travel along."""
+        if self._table.file is None:
+            return super().shard(indices)
+        return Renumbered(self, tuple(indices))
 
     def count(self) -> int:
         """Return the number of feeds."""

@@ -75,6 +75,17 @@ class Source(ABC):
         wanted = set(indices)
         return (pair for index, pair in enumerate(self) if index in wanted)
 
+    def shard(self, indices: Sequence[int]) -> Source:
+        """Return the feeds of these numbers as a source that another process can read.
+
+        What nothing describes is read now, and travels along.
+        """
+        return Shipped(tuple(self.read(indices)))
+
+    def digest(self, index: int) -> bytes | None:  # noqa: ARG002 - most have to make the feed
+        """Return a hash of what a feed is made of, if that is cheaper than to make it."""
+        return None
+
 
 class IndexedSource(Source):
     """A source whose feeds can be read one by one, so that a few of many cost no more than these."""
@@ -90,6 +101,45 @@ class IndexedSource(Source):
     def __iter__(self) -> Iterator[tuple[str, object]]:
         """Yield all feeds in order."""
         return self.read(range(self.count()))
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped(IndexedSource):
+    """Feeds that travel with their source."""
+
+    pairs: tuple[tuple[str, object], ...]
+
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers."""
+        return (self.pairs[index] for index in indices)
+
+    def count(self) -> int:
+        """Return the number of feeds."""
+        return len(self.pairs)
+
+    def describe(self) -> str:
+        """Return how many there are."""
+        return f"{len(self.pairs)} feeds"
+
+
+@dataclass(frozen=True, slots=True)
+class Renumbered(IndexedSource):
+    """Some feeds of a source that describes itself, numbered from 0."""
+
+    source: IndexedSource
+    indices: tuple[int, ...]
+
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers."""
+        return self.source.read([self.indices[index] for index in indices])
+
+    def count(self) -> int:
+        """Return the number of feeds."""
+        return len(self.indices)
+
+    def describe(self) -> str:
+        """Return how many feeds of what."""
+        return f"{len(self.indices)} of {self.source.describe()}"
 
 
 def conform(raw: object, inputs: Sequence[InputInfo], label: str) -> dict[str, NDArray[Any]]:
@@ -247,6 +297,14 @@ ZERO_FEEDS_TOLERATED = 16
 """So many feeds may be all zero at the start before the data is refused."""
 
 
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What was noted of feeds when they were read: a hash of each, and whether all are zero."""
+
+    digests: Mapping[int, bytes]
+    is_all_zero: bool
+
+
 class Data:
     """Feeds that can be gone through any number of times, always the same, in flat memory.
 
@@ -255,12 +313,22 @@ class Data:
     """
 
     def __init__(
-        self, source: Source, inputs: Sequence[InputInfo], *, is_random: bool = False
+        self,
+        source: Source,
+        inputs: Sequence[InputInfo],
+        *,
+        is_random: bool = False,
+        refuses_zeros: bool = True,
     ) -> None:
-        """Take a source; ``is_random``: no accuracy figure follows from its values."""
+        """Take a source.
+
+        ``is_random``: no accuracy figure follows from its values. ``refuses_zeros``: whether feeds that
+        are all zero are refused, which a part of a dataset cannot decide.
+        """
         self._source = source
         self._inputs = tuple(inputs)
         self.is_random = is_random
+        self._refuses_zeros = refuses_zeros
         self._count: int | None = None
         self._digests: dict[int, bytes] = {}
         # Token ids may well be 0; only data that has real numbers can be degenerate this way.
@@ -286,6 +354,36 @@ class Data:
             deque(self, maxlen=0)
             count = self._count
         return count or 0
+
+    @property
+    def inputs(self) -> tuple[InputInfo, ...]:
+        """What the feeds are checked against."""
+        return self._inputs
+
+    def shard(self, indices: Sequence[int]) -> Source:
+        """Return the feeds of these numbers as a source that another process can read."""
+        return self._source.shard(indices)
+
+    @property
+    def notes(self) -> Notes:
+        """What was noted of the feeds read so far."""
+        return Notes(dict(self._digests), self._is_all_zero)
+
+    def add(self, notes: Notes) -> None:
+        """Take over what another process noted of feeds."""
+        self._digests |= notes.digests
+        self._is_all_zero &= notes.is_all_zero
+        if len(self._digests) >= ZERO_FEEDS_TOLERATED:
+            self._refuse_zeros()
+
+    def digest(self, index: int) -> bytes:
+        """Return a hash of one feed, or of what it is made of."""
+        found = self._source.digest(index)
+        if found is None:
+            if index not in self._digests:
+                deque(self.select([index]), maxlen=0)
+            found = self._digests[index]
+        return found
 
     @property
     def description(self) -> str:
@@ -318,7 +416,7 @@ class Data:
         return feed
 
     def _refuse_zeros(self) -> None:
-        if self._is_all_zero and self._digests:
+        if self._refuses_zeros and self._is_all_zero and self._digests:
             raise DataError(
                 f"all values of {len(self._digests)} feeds are 0 ({self.description}): nothing can "
                 "be calibrated on that; give real samples"

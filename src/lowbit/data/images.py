@@ -1,17 +1,13 @@
-"""Images as a source of samples: from a folder, or from rows of pixels.
+"""How an image becomes the values of one model input: decided once, from the model and the preprocessing.
 
-How an image becomes the values of one model input is decided once, from the model and the
-preprocessing. Decoding runs a few images ahead in threads, in order and in bounded memory. Imports
-Pillow, so that only those who have images wait for it.
+Imports Pillow, so that only those who have images wait for it.
 """
 
 from __future__ import annotations
 
-import itertools
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lowbit.data.arrays import Table
-from lowbit.data.dataset import IndexedSource, InputInfo
+from lowbit.data.dataset import InputInfo
 from lowbit.data.preprocessing import (
     Framing,
     Layout,
@@ -31,7 +26,6 @@ from lowbit.data.preprocessing import (
     resolve_framing,
 )
 from lowbit.errors import DataError
-from lowbit.parallel import cpu_count, ordered_map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,105 +248,3 @@ def _normalize(pixels: NDArray[np.uint8], plan: ImagePlan) -> NDArray[np.float32
     if wish.std is not None:
         values /= np.asarray(wish.std, np.float32)
     return values
-
-
-AHEAD = 4
-"""Images that are decoded before they are asked for."""
-
-
-class ImageSource(IndexedSource):
-    """Images by number, made into feeds of as many as the model takes at a time."""
-
-    def __init__(
-        self,
-        *,
-        plan: ImagePlan,
-        labels: Sequence[str],
-        load: Callable[[int], NDArray[Any]],
-        origin: str,
-        names: Sequence[str] = (),
-    ) -> None:
-        """Take what loads image ``i``, what it is called, and where all of them are from.
-
-        ``names`` are the images' files, where they are files.
-        """
-        self.names = tuple(names) if plan.batch == 1 else ()
-        self._plan = plan
-        self._labels = labels
-        self._load = load
-        self._origin = origin
-        if len(labels) < plan.batch:
-            raise DataError(
-                f"{origin}: {len(labels)} images, but the model fixes the batch at "
-                f"{plan.batch}: give at least as many"
-            )
-
-    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
-        """Yield the feeds of these numbers, a few images of them decoded ahead."""
-        batch = self._plan.batch
-        wanted = [index * batch + k for index in indices for k in range(batch)]
-        with closing(ordered_map(self._load, wanted, min(AHEAD, cpu_count()))) as images:
-            for start in (index * batch for index in indices):
-                label = self._labels[start]
-                if batch > 1:
-                    label += f" to {self._labels[start + batch - 1]}"
-                yield label, self._feed(list(itertools.islice(images, batch)), label)
-
-    def count(self) -> int:
-        """Return the number of feeds."""
-        return len(self._labels) // self._plan.batch
-
-    def describe(self) -> str:
-        """Return how many images from where, and what is done to them."""
-        return f"{self.count() * self._plan.batch} {self._origin}, {self._plan}"
-
-    def _feed(self, group: list[NDArray[Any]], label: str) -> NDArray[Any]:
-        if not self._plan.has_batch_axis:
-            return group[0]
-        if len({values.shape for values in group}) > 1:
-            raise DataError(
-                f"{label}: images of different sizes cannot be fed together, and the model "
-                f"fixes the batch at {self._plan.batch}: give a --crop"
-            )
-        return np.stack(group)
-
-
-def open_image_folder(
-    folder: Path, paths: Sequence[Path], plan: ImagePlan, limit: int | None
-) -> ImageSource:
-    """Return the images of a folder; a limit takes them evenly spaced.
-
-    The names of class folders sort by class, so the first few would all be of one class.
-    """
-    chosen = paths
-    origin = f"images from folder {folder}"
-    if limit is not None and limit * plan.batch < len(paths):
-        wanted = limit * plan.batch
-        chosen = [paths[index * len(paths) // wanted] for index in range(wanted)]
-        origin += f" (evenly spaced over {len(paths)})"
-    return ImageSource(
-        plan=plan,
-        labels=[f"image {path.relative_to(folder)}" for path in chosen],
-        names=[path.relative_to(folder).as_posix() for path in chosen],
-        load=lambda index: render_file(chosen[index], plan),
-        origin=origin,
-    )
-
-
-def open_pixel_rows(table: Table, plan: ImagePlan, limit: int | None) -> ImageSource:
-    """Return rows of ``[H, W]`` or ``[H, W, C]`` pixels as images."""
-    rows, origin = table.arrays[plan.info.name], table.origin
-    is_image = rows.ndim == 3 or (rows.ndim == 4 and rows.shape[-1] in (1, 3))
-    if not is_image:
-        raise DataError(
-            f"{origin}: uint8 array of shape {list(rows.shape)} holds no images, expected "
-            "[rows, height, width, 3 or 1]: transpose it"
-        )
-    count = len(rows) if limit is None else min(len(rows), limit * plan.batch)
-    labels = [f"row {index} of {origin}" for index in range(count)]
-
-    def load(index: int) -> NDArray[Any]:
-        # Through the table, which keeps the rows' file alive.
-        return render_pixels(table.arrays[plan.info.name][index], plan, labels[index])
-
-    return ImageSource(plan=plan, labels=labels, load=load, origin=f"images from {origin}")

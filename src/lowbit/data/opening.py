@@ -130,7 +130,8 @@ def _find_folder_source(folder: Path, request: _Request) -> Source:
     images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
     if images:
         # Pillow is heavy, and most who import this package have no images.
-        from lowbit.data.images import open_image_folder, plan_images
+        from lowbit.data.image_sources import open_image_folder
+        from lowbit.data.images import plan_images
 
         plan = plan_images(request.inputs, request.preprocessing or Preprocessing())
         return open_image_folder(folder, images, plan, request.limit)
@@ -157,7 +158,8 @@ def _find_row_source(table: Table, request: _Request) -> Source:
         return RowSource(table, request.inputs, request.limit)
     if rows.dtype != np.uint8:
         _refuse_preprocessing(request, f"{rows.dtype} values of {table.origin}")
-    from lowbit.data.images import open_pixel_rows, plan_images
+    from lowbit.data.image_sources import open_pixel_rows
+    from lowbit.data.images import plan_images
 
     plan = plan_images(request.inputs, request.preprocessing)
     return open_pixel_rows(table, plan, request.limit)

@@ -6,6 +6,8 @@ are asked for, and a second pass gives the same samples.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import re
 import shutil
 import tempfile
@@ -18,7 +20,15 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.data.dataset import IndexedSource, InputInfo, Sample, Source, conform, separated
+from lowbit.data.dataset import (
+    IndexedSource,
+    InputInfo,
+    Renumbered,
+    Sample,
+    Source,
+    conform,
+    separated,
+)
 from lowbit.errors import DataError, did_you_mean
 
 
@@ -157,6 +167,13 @@ class SpoolingSource(Source):
         if index == 0:
             raise DataError(self._empty_message)
 
+    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
+        """Yield the feeds of these numbers, reading on as far as need be."""
+        for index in indices:
+            while len(self._spool) <= index and self._feed(len(self._spool)) is not None:
+                pass
+            yield f"sample {index}", self._spool.load(index)
+
     def count(self) -> int | None:
         """Return the number of feeds once all have been read."""
         return len(self._spool) if self._is_complete and len(self._spool) else None
@@ -233,8 +250,10 @@ class NpyFolderSource(IndexedSource):
     def __init__(self, folder: Path, inputs: Sequence[InputInfo], limit: int | None) -> None:
         """Find the files of every input and check that none lacks a partner."""
         self._folder = folder
-        self._folders = {info.name: _input_folder(folder, info, inputs) for info in inputs}
-        _check_unknown_folders(folder, self._folders)
+        # Absolute, because workers have a working directory of their own.
+        found = {info.name: _input_folder(folder, info, inputs) for info in inputs}
+        _check_unknown_folders(folder, found)
+        self._folders = {name: path.absolute() for name, path in found.items()}
         self.names = tuple(_sample_names(self._folders)[:limit])
 
     def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
@@ -242,6 +261,19 @@ class NpyFolderSource(IndexedSource):
         for name in (self.names[index] for index in indices):
             feed = {input_name: _load(path / name) for input_name, path in self._folders.items()}
             yield f"file {name} of {self._folder}", feed
+
+    def shard(self, indices: Sequence[int]) -> Source:
+        """Return the files of these numbers."""
+        part = copy.copy(self)
+        part.names = tuple(self.names[index] for index in indices)
+        return part
+
+    def digest(self, index: int) -> bytes:
+        """Return a hash of the bytes of a sample's files."""
+        whole = hashlib.sha256()
+        for path in self._folders.values():
+            whole.update(hashlib.sha256(_bytes(path / self.names[index])).digest())
+        return whole.digest()
 
     def count(self) -> int:
         """Return the number of samples."""
@@ -298,6 +330,13 @@ def _npy_names(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.npy") if not path.name.startswith(".")}
 
 
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"file {path} cannot be read: {error.strerror or error}") from error
+
+
 def _load(path: Path) -> NDArray[Any]:
     try:
         with path.open("rb") as file:
@@ -328,6 +367,10 @@ class RandomSource(IndexedSource):
                 f"random feed {index}",
                 {info.name: _draw(generator, info, shape) for info, shape in self._shapes},
             )
+
+    def shard(self, indices: Sequence[int]) -> Source:
+        """Return the numbers of the feeds: each is made from its own."""
+        return Renumbered(self, tuple(indices))
 
     def count(self) -> int:
         """Return the number of feeds."""

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from lowbit.data import Data, Sample
+from lowbit.data.shards import Selection
 
 _ENOUGH_TO_HOLD_OUT = 16
 _MOST_VALIDATION = 16
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Replay:
-    """Samples that can be gone through more than once."""
-
-    start: Callable[[], Iterator[Sample]]
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Yield the samples from the first one on."""
-        return self.start()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,12 +50,12 @@ class Split:
         """How many samples verify."""
         return len(self.verifying)
 
-    def calibration(self) -> Iterator[Sample]:
-        """Yield the samples to calibrate on."""
+    def calibration(self) -> Selection:
+        """Return the samples to calibrate on."""
         return self._all_but(self.excluded)
 
-    def fitting(self) -> Iterator[Sample]:
-        """Yield the samples to calibrate on where others decide which steps are kept."""
+    def fitting(self) -> Selection:
+        """Return the samples to calibrate on where others decide which steps are kept."""
         enough = len(self.validating - self.excluded) < self.calibration_count
         return self._all_but(self.excluded | self.validating if enough else self.excluded)
 
@@ -81,10 +71,10 @@ class Split:
         """Return one sample."""
         return next(self.data.select([0]), None)
 
-    def _all_but(self, left: frozenset[int]) -> Iterator[Sample]:
+    def _all_but(self, left: frozenset[int]) -> Selection:
         if not left:
-            return iter(self.data)
-        return self.data.select([i for i in range(self.total) if i not in left])
+            return Selection(self.data, range(self.total))
+        return Selection(self.data, [i for i in range(self.total) if i not in left])
 
 
 def split(data: Data, limit: int | None, held_out: int) -> Split:

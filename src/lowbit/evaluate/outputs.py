@@ -80,11 +80,20 @@ def _runs(array: Array, axis: int) -> list[tuple[int, int]]:
         i
         for i in range(1, len(size))
         if low[i - 1] > _APART * high_after[i] or low_after[i] > _APART * high[i - 1]
-    ]
+    ] or _score_cuts(array, others)
     # Values that thin out channel by channel are a slope, not runs.
     if not cuts or len(cuts) > 3:
         return []
     return list(itertools.pairwise([0, *cuts, len(size)]))
+
+
+def _score_cuts(array: Array, others: tuple[int, ...]) -> list[int]:
+    """Return where channels that can be probabilities meet others: scores beside boxes."""
+    low = array.min(axis=others)
+    inside = (low >= 0) & (array.max(axis=others) <= 1)
+    if not np.any(low[~inside] < 0):
+        return []
+    return [int(i) + 1 for i in np.flatnonzero(inside[1:] != inside[:-1])]
 
 
 class SliceErrors:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.evaluate.runner import Run, compared, output_names, reference_samples
+from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
+from lowbit.evaluate.runner import Outputs, Run, compared, output_names, reference_samples
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.formats import DoubleArray
 from lowbit.numerics.metrics import channel_decibels
@@ -27,22 +28,33 @@ class Validation:
 
     def __init__(self, reference: ir.Model, feeds: Iterable[Feed]) -> None:
         """Run the float model; as many samples are kept as their outputs leave room for."""
-        self._names = output_names(reference)
-        run = Run.float_model(reference)
+        self._reference = reference
+        run = Run.float_model(reference, measured_tensors(reference))
         self._samples = reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS)
 
     def __len__(self) -> int:
         """Return how many samples it measures on."""
         return len(self._samples)
 
-    def sqnr(self, quantized: ir.Model) -> DoubleArray:
-        """Return the mean SQNR of each sample; no sample if nothing can be measured."""
-        run = Run.quantized_model(quantized, self._names)
+    def sqnr(self, quantized: ir.Model, names: Mapping[str, str] | None = None) -> DoubleArray:
+        """Return the mean SQNR of each sample; no sample if nothing can be measured.
+
+        ``names`` are what the quantized model calls tensors, if not as the float model does.
+        """
+        names = names or {name: name for name in output_names(self._reference)}
+        values = strongest(sample.outputs for sample in self._samples)
+        tensors = {row.tensor: names[row.tensor] for row in self._measured(values, names)}
+        run = Run.quantized_model(quantized, list(tensors.values()))
         found = [
-            _ratios([(want[name], got[name]) for name in self._names])
-            for want, got in compared(run, self._samples)
+            _ratios([(want[a], got[b]) for a, b in tensors.items()])
+            for want, got in (compared(run, self._samples) if tensors else ())
         ]
         return np.array([float(np.mean(ratios)) for ratios in found if len(ratios)])
+
+    def _measured(self, values: Outputs, names: Mapping[str, str]) -> Iterable[MeasuredOutput]:
+        """Return the float tensors that the verdict rests on: before what saturates."""
+        found = find_measured(self._reference, values, names)
+        return [row for row in found if values[row.tensor].dtype.kind == "f"]
 
 
 def _ratios(pairs: Iterable[tuple[Array, Array]]) -> DoubleArray:

@@ -119,6 +119,33 @@ def channel_decibels(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
     return np.asarray(np.clip(ratio[signal > 0], _LOWEST_DB, _HIGHEST_DB))
 
 
+def softmax(logits: NDArray[Any]) -> DoubleArray:
+    """Return the probabilities of logits along the last axis."""
+    z = np.asarray(logits, np.float64)
+    powers = np.exp(z - z.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def divergence(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
+    """Return the KL divergence of each row of logits from that of the float model, in nats."""
+    a, b = (np.asarray(z, np.float64) for z in (want, got))
+    log_p, log_q = (z - _log_sum(z) for z in (a, b))
+    return np.asarray(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1))
+
+
+def _log_sum(z: DoubleArray) -> DoubleArray:
+    largest = z.max(axis=-1, keepdims=True)
+    return np.asarray(largest + np.log(np.exp(z - largest).sum(axis=-1, keepdims=True)))
+
+
+def binary_divergence(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
+    """Return the KL divergence of the independent labels of each row of logits, summed, in nats."""
+    a, b = (np.asarray(z, np.float64) for z in (want, got))
+    p = 1 / (1 + np.exp(-np.clip(a, -700, 700)))
+    # p log(p/q) + (1-p) log((1-p)/(1-q)) by way of softplus, which does not overflow.
+    return np.asarray(np.sum(p * (a - b) + np.logaddexp(0, b) - np.logaddexp(0, a), axis=-1))
+
+
 # Wang, Bovik, Sheikh and Simoncelli, "Image quality assessment" (2004), section III.C.
 _SIGMA, _RADIUS = 1.5, 5
 _K1, _K2 = 0.01, 0.03

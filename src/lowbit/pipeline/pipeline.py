@@ -11,7 +11,9 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.pipeline import stages
 from lowbit.pipeline.stages import Feeds
 from lowbit.planning.plan import Plan
+from lowbit.scales.solutions import Solutions
 from lowbit.state import Calibrated, Normalized, Planned, Quantized, Solved, Transformed, extended
+from lowbit.store import Store
 
 Progress = Callable[[str, int, int | None], None]
 """Told the stage, how much of it is done, and how much there is (if known)."""
@@ -63,11 +65,13 @@ class Pipeline:
         clock: Told of every stage.
         keep_histograms: Whether statistics are to serve every other method as well.
         means: Whether statistics are to hold what bias correction reads, asked for yet or not.
+        store: Where finished results are kept, and found by a later run.
     """
 
     clock: Clock
     keep_histograms: bool = False
     means: bool = False
+    store: Store | None = None
 
     def build(
         self,
@@ -109,15 +113,16 @@ class Pipeline:
                 feeds,
                 everything=self.keep_histograms,
                 means=self.means,
+                store=self.store,
                 progress=lambda done: self.clock.tell("calibrate", done, total),
             )
 
-    def finish(self, state: Calibrated) -> Quantized:
-        """Solve, correct biases if asked to, and emit."""
+    def finish(self, state: Calibrated, known: Solutions | None = None) -> Quantized:
+        """Solve, correct biases if asked to, and emit; ``known``: see ``stages.solve``."""
         with self.clock.stage("solve"):
-            solved = stages.solve(state)
+            solved = stages.solve(state, known)
             if state.config.bias_correction:
-                solved = stages.correct_biases(solved)
+                solved = stages.correct_biases(solved, known)
         return self.emitted(solved)
 
     def emitted(self, state: Solved) -> Quantized:

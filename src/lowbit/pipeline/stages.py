@@ -11,10 +11,10 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.calibrate.collect import collect
+from lowbit.calibrate.observers import observer_of
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
-from lowbit.data.split import Replay
 from lowbit.emit.emission import EmitOptions
 from lowbit.emit.emit import emit as emit_model
 from lowbit.graph import io
@@ -29,6 +29,7 @@ from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
 from lowbit.refine.refine import algorithm_of
 from lowbit.refine.refine import refine as refine_layers
 from lowbit.scales.alignment import coarse_averages, scale_conflicts
+from lowbit.scales.solutions import Solutions
 from lowbit.scales.solve import settle_biases
 from lowbit.scales.solve import solve as solve_params
 from lowbit.scales.stored import nearest
@@ -43,6 +44,7 @@ from lowbit.state import (
     Transformed,
     extended,
 )
+from lowbit.store import Store
 from lowbit.transforms import Context, Levels, implementation_of
 from lowbit.transforms.float_reference import WithReference, with_reference
 from lowbit.transforms.requantize import insert_requantization
@@ -86,7 +88,7 @@ def _context(state: Loaded) -> Context:
         return {row.node for row in plan.float_nodes}
 
     return Context(
-        data=None if samples is None else Replay(samples.calibration),
+        data=None if samples is None else samples.calibration(),
         float_nodes=float_nodes,
         levels=_levels(config),
     )
@@ -138,9 +140,15 @@ def plan(state: Prepared, given: Plan | None = None, *, check: bool = True) -> P
 
 
 def calibrate(
-    state: Planned, feeds: Feeds, *, everything: bool, means: bool, progress: Told
+    state: Planned,
+    feeds: Feeds,
+    *,
+    everything: bool,
+    means: bool,
+    progress: Told,
+    store: Store | None = None,
 ) -> Calibrated:
-    """Collect the statistics that the plan needs."""
+    """Collect the statistics that the plan needs; those of finished shards are kept in ``store``."""
     found = collect(
         state.calibrated_model,
         state.plan,
@@ -149,6 +157,7 @@ def calibrate(
         everything=everything,
         means=means,
         optimize="all" if state.target.calibrate_optimized else "none",
+        store=store,
         progress=progress,
     )
     return with_stats(
@@ -166,6 +175,18 @@ def with_stats(state: Planned, stats: Stats) -> Calibrated:
     return extended(state, Calibrated, stats=stats)
 
 
+def lacks_statistics(plan: Plan, stats: Stats) -> bool:
+    """Whether a plan needs more of its tensors than statistics hold."""
+    for tensor in plan.activations():
+        method = tensor.spec.calibration
+        if not tensor.is_calibrated or method is None:
+            continue
+        known = stats.tensors.get(tensor.observe)
+        if known is None or (known.counts is None and observer_of(method).histogram):
+            return True
+    return False
+
+
 def destroys_head(state: Calibrated) -> bool:
     """Whether tensors in the tail of the graph must share a scale that ruins one of them."""
     if state.config.head != "auto":
@@ -178,20 +199,29 @@ def destroys_head(state: Calibrated) -> bool:
     return any(conflict.node in tail for conflict in found)
 
 
-def solve(state: Calibrated) -> Solved:
-    """Find scales and zero points, and round constants and biases to the nearest."""
-    params = solve_params(state.adapted, state.plan, state.stats, state.target)
-    weights = nearest(state.adapted, state.plan, params)
+def solve(state: Calibrated, known: Solutions | None = None) -> Solved:
+    """Find scales and zero points, and round constants and biases to the nearest.
+
+    ``known`` are solutions of other plans for the same model and statistics.
+    """
+    params = solve_params(state.adapted, state.plan, state.stats, state.target, known)
+    weights = nearest(state.adapted, state.plan, params, known)
     return extended(state, Solved, params=params, weights=weights)
 
 
-def correct_biases(state: Solved) -> Solved:
+def correct_biases(state: Solved, known: Solutions | None = None) -> Solved:
     """Let biases make up for what rounding the weights shifts."""
     values = corrected_biases(
-        state.adapted, state.plan, state.params, state.stats, state.weights, state.float_names
+        state.adapted,
+        state.plan,
+        state.params,
+        state.stats,
+        state.weights,
+        state.float_names,
+        known,
     )
     params = settle_biases(state.adapted, state.plan, state.params, state.target, values)
-    weights = nearest(state.adapted, state.plan, params)
+    weights = nearest(state.adapted, state.plan, params, known)
     return extended(state, Solved, params=params, weights=weights)
 
 

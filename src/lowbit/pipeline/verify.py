@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import msgspec
@@ -10,10 +11,13 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.data.split import Split
-from lowbit.errors import VerificationError
+from lowbit.errors import RuinedError, VerificationError
 from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
+from lowbit.evaluate.output_kinds import measured_tensors
+from lowbit.evaluate.verdict import evaluate_outputs
 from lowbit.graph import io
 from lowbit.graph.editing import constant
+from lowbit.graph.naming import tensor_name
 from lowbit.graph.onnx_passes import check_file
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.report.values import Report, Step, count_formats, scores
@@ -23,6 +27,9 @@ from lowbit.version import __version__
 # Two bits of exponent below the largest number.
 _NEAR = 0.25
 _AS_WIDE_AS_SINGLE = 1e38
+# Samples on which every layer is compared; outputs are on all.
+_LAYERS_ON = 4
+_FEW_SAMPLES = 8
 
 
 def near_overflow(model: ir.Model, plan: Plan, largest: Mapping[str, float]) -> tuple[str, ...]:
@@ -65,7 +72,15 @@ def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Re
     with io.as_file(quantized) as path:
         check_file(path)
     references = [output_reference(state.loaded, quantized), _layer_reference(state)]
-    outputs, layers = compare_tensors(references, quantized, samples.verification())
+    few = itertools.islice(samples.verification(), _LAYERS_ON)
+    outputs, layers = compare_tensors(references, quantized, few)
+    verdict = evaluate_outputs(
+        state.loaded,
+        quantized,
+        samples.verification(),
+        quantized_names(state),
+        held_out=samples.is_verified_on_held_out,
+    )
     largest = {name: row.largest for name, row in {**outputs, **layers}.items()}
     overflows = near_overflow(state.adapted, plan, largest)
     return Report(
@@ -77,6 +92,7 @@ def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Re
         verification_samples=samples.verification_count,
         held_out=samples.is_verified_on_held_out,
         outputs=scores(outputs),
+        verdict=verdict,
         layers=scores(layers),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
@@ -91,6 +107,20 @@ def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Re
         size_before=constants_size(state.loaded),
         size_after=constants_size(quantized),
     )
+
+
+def quantized_names(state: Quantized) -> dict[str, str]:
+    """Return what the quantized model calls the tensors that outputs are measured at."""
+    model = state.emitted.model
+    have = {tensor_name(v) for node in model.graph for v in node.outputs if v.name}
+    have |= {tensor_name(v) for v in model.graph.inputs}
+    found = {}
+    for name in measured_tensors(state.loaded):
+        known = state.emitted.tensors.get(name)
+        read = name if known is None else known.read
+        if read in have:
+            found[name] = read
+    return found
 
 
 def _layer_reference(state: Quantized) -> Reference:
@@ -127,6 +157,31 @@ def constants_size(model: ir.Model) -> int:
     """Return the bytes of all constants."""
     values = model.graph.initializers.values()
     return sum(v.const_value.nbytes for v in values if v.const_value is not None)
+
+
+def check_verdict(report: Report, *, allow_ruined: bool) -> None:
+    """Raise if the model is ruined, with the way out."""
+    verdict = report.verdict
+    if allow_ruined or verdict is None or verdict.level != "ruined":
+        return
+    raise RuinedError(
+        f"the quantized model is ruined ({verdict.describe()}), so it is not written. "
+        f"{next_step(report)}; --allow-ruined writes it all the same"
+    )
+
+
+def next_step(report: Report) -> str:
+    """Return what to try next with a model that is not good."""
+    wider = {"int8": "A16W8", "uint8": "U16S8", "int4": "W8"}
+    narrow = [word for kind in report.quantized for word in kind.split()]
+    found = next((preset for word, preset in wider.items() if word in narrow), None)
+    if report.calibration_samples and report.calibration_samples < _FEW_SAMPLES:
+        return f"Try more calibration data: {report.calibration_samples} samples are few"
+    if found is None or found == report.preset:
+        return "Try --preset BF16, or look for the cause with `lowbit compare --budget full`"
+    return (
+        f"Try --preset {found} or BF16, or look for the cause with `lowbit compare --budget full`"
+    )
 
 
 def check_sqnr(report: Report, lowest: float | None) -> None:

@@ -58,19 +58,24 @@ def matches_name(pattern: str, names: Iterable[str]) -> bool:
 
 def _matching(graph: ir.Graph, rule: Rule) -> list[ir.Node]:
     inside = nodes_between(graph, rule.start, rule.end) if rule.start or rule.end else None
+    exact = frozenset(rule.nodes)
     found = [
         node
         for node in graph
         if (rule.op_type is None or fnmatch.fnmatchcase(node.op_type, rule.op_type))
         and (rule.name is None or matches_name(rule.name, names_of(node)))
+        and (not exact or not exact.isdisjoint(names_of(node)))
         and (inside is None or node in inside)
     ]
-    if not found:
+    if not found and not rule.optional:
         raise PlanError(_nothing_matched(graph, rule))
     return found
 
 
 def _nothing_matched(graph: ir.Graph, rule: Rule) -> str:
+    if rule.nodes and rule.name is None:
+        known = [name for node in graph for name in names_of(node)]
+        return f"no node is called {rule.nodes[0]!r}{did_you_mean(rule.nodes[0], known)}"
     if rule.name is not None:
         known = [name for node in graph for name in names_of(node)]
         return f"no node is called {rule.name!r}{did_you_mean(rule.name, known)}"
@@ -81,8 +86,10 @@ def _nothing_matched(graph: ir.Graph, rule: Rule) -> str:
 
 def _apply(scheme: Scheme, rule: Rule, priority: int) -> Scheme:
     if rule.exclude:
-        pattern = rule.name or rule.op_type or f"{', '.join(rule.start)}..{', '.join(rule.end)}"
-        return dataclasses.replace(scheme, excluded=f"excluded by {pattern!r}", priority=priority)
+        named = rule.name or rule.op_type or ", ".join(rule.nodes)
+        pattern = named or f"{', '.join(rule.start)}..{', '.join(rule.end)}"
+        why = rule.why or f"excluded by {pattern!r}"
+        return dataclasses.replace(scheme, excluded=why, priority=priority)
     return Scheme(
         rule.activation or scheme.activation,
         rule.weight or scheme.weight,

@@ -125,7 +125,9 @@ def nbits_by_gptq(
     spec = IntegerSpec(format=_FORMATS[bits, symmetric], symmetric=symmetric, group_size=size)
     config = QuantConfig(name="quark MatMulNBits", activation=None, weight=spec, refinement=refine)
     target = msgspec.structs.replace(find_target(config.target), operators=("MatMul",))
-    result = quantize(model, data=data, config=config, target=target)
+    result = quantize(
+        model, data=data, config=config, target=target, promote=False, allow_ruined=True
+    )
     level = parameters.get("AccuracyLevel", 0)
     return _packed(result.quantized, bits, size, level)
 

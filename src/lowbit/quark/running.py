@@ -18,7 +18,7 @@ from lowbit.data.sources import Reader
 from lowbit.graph import io
 from lowbit.quark import by_onnxruntime, rewriting
 from lowbit.quark.by_onnxruntime import nbits_by_gptq
-from lowbit.quark.errors import MissingModelError, QuarkConfigError, QuarkDataError
+from lowbit.quark.errors import MissingModelError, QuarkConfigError, QuarkDataError, say
 from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
 from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig
 from lowbit.quark.onnx.quantization.config.config import QConfig
@@ -35,6 +35,7 @@ from lowbit.quark.translate.qconfig import (
 from lowbit.quark.translate.selection import LayerException
 from lowbit.report.result import show_comparison, show_result
 from lowbit.report.tables import stdout
+from lowbit.report.values import Report
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +101,21 @@ def _calibrated(
         config=job.config,
         target=job.target,
         metric=job.metric,
+        # The same name gives the same model: nothing is promoted, nothing refused.
+        promote=False,
+        allow_ruined=True,
     )
+    _warn(result.report)
     message = _handed_over(result.quantized, given, config)
     _tell(result, source, given, config, job.options)
     return message
+
+
+def _warn(report: Report) -> None:
+    """Say how good the model is, if it is not."""
+    verdict = report.verdict
+    if verdict is not None and not verdict.is_usable:
+        say(f"the quantized model is {verdict.level}: {verdict.describe()}")
 
 
 def _handed_over(

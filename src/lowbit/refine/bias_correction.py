@@ -11,19 +11,21 @@ counterpart in the float reference is measured beside it, and the shift is W' E[
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.numerics.affine import dequantize
 from lowbit.numerics.formats import FloatArray
+from lowbit.ops.geometry import LinearLayer
 from lowbit.ops.linear import layer_of, linear_operator
-from lowbit.planning.plan import Plan
+from lowbit.planning.plan import BiasPlan, Plan
 from lowbit.scales.parameters import Params, bias_values, constant_values
+from lowbit.scales.solutions import Solutions, as_key
 from lowbit.scales.stored import Weights
 
 
@@ -34,27 +36,51 @@ def corrected_biases(
     stats: Stats,
     weights: Weights,
     float_names: Mapping[str, str] = MappingProxyType({}),
+    known: Solutions | None = None,
 ) -> dict[str, FloatArray]:
-    """Return the corrected float bias of every node whose input means are known."""
+    """Return the corrected float bias of every node whose input means are known.
+
+    ``known`` are solutions of other plans for the same model and statistics.
+    """
+    known = Solutions() if known is None else known
     nodes = {node.name: node for node in model.graph}
     corrected = {}
     for row in plan.biases:
-        means = _means(stats, row.input)
-        original = _means(stats, float_names.get(row.input, row.input))
         node = nodes[row.node]
         layer = layer_of(node) if linear_operator(node) is not None else ""
-        if means is None or original is None or isinstance(layer, str):
+        name = float_names.get(row.input, row.input)
+        if isinstance(layer, str) or not {row.input, name} <= _with_means(stats, row.input, name):
             continue
         if row.weight not in weights.tensors or row.weight not in params.tensors:
             continue
-        weight = constant_values(model, row.weight)
-        rounded = dequantize(weights.tensors[row.weight](), params.tensors[row.weight])
-        shift = layer.mean_output(rounded.astype(np.float64) - weight, means)
-        if original is not means:
-            shift = shift + layer.mean_output(weight.astype(np.float64), means - original)
-        corrected[row.node] = (bias_values(model, row) - shift).astype(np.float32)
+        key = ("bias", row.node, row.input, row.weight, as_key(params.tensors[row.weight]))
+        corrected[row.node] = known.get(
+            key, functools.partial(_corrected, model, row, layer, params, stats, weights, name)
+        )
     return corrected
 
 
-def _means(stats: Stats, name: str) -> NDArray[np.float64] | None:
-    return stats.tensors[name].channels if name in stats.tensors else None
+def _corrected(
+    model: ir.Model,
+    row: BiasPlan,
+    layer: LinearLayer,
+    params: Params,
+    stats: Stats,
+    weights: Weights,
+    float_name: str,
+) -> FloatArray:
+    means, original = stats[row.input].channels, stats[float_name].channels
+    if means is None or original is None:
+        raise ValueError(f"the means of {row.input!r} are not known")
+    weight = constant_values(model, row.weight)
+    rounded = dequantize(weights.tensors[row.weight](), params.tensors[row.weight])
+    shift = layer.mean_output(rounded.astype(np.float64) - weight, means)
+    if float_name != row.input:
+        shift = shift + layer.mean_output(weight.astype(np.float64), means - original)
+    return (bias_values(model, row) - shift).astype(np.float32)
+
+
+def _with_means(stats: Stats, *names: str) -> set[str]:
+    """Return those of some tensors whose channel means are known."""
+    found = (name for name in names if name in stats.tensors)
+    return {name for name in found if stats[name].totals is not None}

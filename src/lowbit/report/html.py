@@ -65,7 +65,7 @@ def render_report(
         "versions": _versions(),
         "memory": _peak_memory(),
         "reports": [
-            {"title": name, "report": json.loads(one.to_json())}
+            {"title": name, "verdict": _verdict(one), "report": json.loads(one.to_json())}
             for name, one in ((title, report), *others.items())
         ],
     }
@@ -83,6 +83,10 @@ def render_report(
     }
     pieces = re.split("(@[A-Z]+@)", _asset("page.html"))
     return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def _verdict(report: Report) -> str:
+    return "" if report.verdict is None else report.verdict.describe()
 
 
 def framed(page: str) -> str:

@@ -33,6 +33,7 @@ TYPICAL: Mapping[str, float] = MappingProxyType(
         "search": 60,
         "refine": 60,
         "verify": 6,
+        "promote": 20,
         "compare": 8,
         "analyze": 25,
         "save": 1,
@@ -55,12 +56,14 @@ class Estimate:
         self._start = self._began = now()
         self._furthest = ""
         self._stage = ""
+        self._done = 0
         self.part = 0.0
 
     def tell(self, stage: str, done: int, total: int | None) -> None:
         """Take note of where the run is."""
         if stage != self._stage:
             self._began, self._stage = self._now(), stage
+        self._done = done
         self._shares.setdefault(stage, TYPICAL.get(stage, 1.0))
         order = list(self._shares)
         if not self._furthest or order.index(stage) > order.index(self._furthest):
@@ -76,6 +79,12 @@ class Estimate:
         order = list(self._shares)
         before = sum(self._shares[name] for name in order[: order.index(self._furthest)])
         return (before + self.part * self._shares[self._furthest]) / sum(self._shares.values())
+
+    @property
+    def rate(self) -> float | None:
+        """How many parts of the running stage are done in a second."""
+        elapsed = self._now() - self._began
+        return self._done / elapsed if self._done and elapsed else None
 
     @property
     def remaining(self) -> float | None:
@@ -106,12 +115,13 @@ def show_stages(
         TextColumn("{task.description:<10}"),
         BarColumn(),
         TextColumn("{task.fields[count]:>9}"),
+        TextColumn("{task.fields[rate]:>8}"),
         TimeElapsedColumn(),
         TextColumn("{task.fields[left]:<18}"),
     )
     estimate = Estimate(stages)
     with Progress(*columns, console=console or stderr(), transient=True) as bar:
-        task = bar.add_task("start", total=1.0, count="", left="")
+        task = bar.add_task("start", total=1.0, count="", rate="", left="")
 
         def tell(stage: str, done: int, total: int | None) -> None:
             estimate.tell(stage, done, total)
@@ -120,6 +130,7 @@ def show_stages(
                 description=stage,
                 completed=estimate.fraction,
                 count=f"{done}/{total}" if total else "",
+                rate="" if estimate.rate is None else f"{estimate.rate:.3g}/s",
                 left=describe_remaining(estimate.remaining),
             )
 

@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.evaluate.verdict import Verdict
 from lowbit.report.tables import (
     Name,
     cosine,
@@ -22,7 +23,15 @@ from lowbit.report.tables import (
     show,
     size,
 )
-from lowbit.report.values import Budget, Promotion, Report, Score, Step, SuggestedFix
+from lowbit.report.values import (
+    Budget,
+    PromotedRegion,
+    Promotion,
+    Report,
+    Score,
+    Step,
+    SuggestedFix,
+)
 from lowbit.scales.parameters import Adjustment
 
 _SHOWN = 8
@@ -144,8 +153,44 @@ def show_result(console: Console, report: Report, output: str) -> None:
     show(console, reasons_table(report.float_nodes, f"{nodes} in float", most=_FEW))
     show(console, _steps(report.steps))
     show(console, _adjustments(report.adjustments))
+    show(console, _promoted(report.promoted))
     _show_scores(console, report)
     _show_notes(console, report.notes)
+    show_verdict(console, report)
+
+
+def show_verdict(console: Console, report: Report) -> None:
+    """Print how good the model is, each output, and the number that decides."""
+    verdict = report.verdict
+    if verdict is None:
+        console.print(Text("verdict: none, no output can be compared with float", style="yellow"))
+        return
+    if len(verdict.outputs) > 1:
+        table = make_table("verdict by output", "output", "figure", "level")
+        for row in verdict.outputs:
+            level = Text(row.level, style=_COLOURS[row.level])
+            table.add_row(Name(row.output), row.describe().removeprefix(f"{row.output}: "), level)
+        show(console, table)
+    console.print(describe_verdict(verdict))
+
+
+def describe_verdict(verdict: Verdict) -> Text:
+    """Return the level in its colour, and the number it rests on."""
+    colour = _COLOURS[verdict.level]
+    return Text.assemble(("verdict: ", "bold"), (verdict.level, colour), f" ({verdict.describe()})")
+
+
+_COLOURS = {"good": "bold green", "usable": "green", "poor": "bold yellow", "ruined": "bold red"}
+
+
+def _promoted(regions: Sequence[PromotedRegion]) -> Table:
+    title = "promoted, because the model was not usable without"
+    table = make_table(title, "nodes", "format", "multiply-adds", "numbers written", figures=3)
+    for row in regions:
+        where = row.first if row.nodes == 1 else f"{row.first} .. {row.last} ({row.nodes})"
+        shares = (f"{row.multiply_adds:.1%}", f"{row.elements:.1%}")
+        table.add_row(Group(Name(where), Name(f"  {row.why}", style="dim")), row.format, *shares)
+    return table
 
 
 def show_comparison(console: Console, report: Report) -> None:

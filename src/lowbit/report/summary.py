@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from lowbit.report.result import describe_verdict
 from lowbit.report.tables import (
     Name,
     counted,
@@ -22,11 +22,6 @@ from lowbit.report.values import Report, Score, Step
 
 MOST_LINES = 25
 _OUTPUTS, _DROPS = 2, 3
-
-COLOURS: Mapping[str, str] = MappingProxyType(
-    {"good": "bold green", "usable": "bold yellow", "poor": "bold red", "ruined": "bold red"}
-)
-"""How the levels of a verdict look."""
 
 
 def show_summary(console: Console, report: Report, output: str, next_step: str = "") -> None:
@@ -46,9 +41,8 @@ def _lines(console: Console, part: RenderableType) -> int:
 
 
 def _verdict(report: Report) -> Iterator[RenderableType]:
-    verdict = getattr(report, "verdict", None)
-    if verdict is not None:
-        yield Text(f"{verdict.level}: {verdict.text}", style=COLOURS.get(verdict.level, "bold"))
+    if report.verdict is not None:
+        yield describe_verdict(report.verdict)
         yield Text("")
 
 
@@ -65,6 +59,8 @@ def _facts(report: Report, output: str) -> RenderableType:
     facts.add_row("calibrated", Name(f"on {_calibrated(report)}"))
     facts.add_row("quantized", Name(_kinds(report.quantized)))
     facts.add_row("in float", Name(_in_float(report)))
+    if report.promoted:
+        facts.add_row("promoted", Name("; ".join(r.describe() for r in report.promoted)))
     if report.steps:
         facts.add_row("steps", Name(_steps(report.steps)))
     facts.add_row("time", Name(_time(report.seconds)))

@@ -10,6 +10,7 @@ import msgspec
 
 from lowbit.evaluate.accuracy import Accuracy
 from lowbit.evaluate.latency import Latency
+from lowbit.evaluate.verdict import Verdict
 from lowbit.numerics.metrics import SignalNoise
 from lowbit.planning.plan import FloatNode
 from lowbit.scales.parameters import Adjustment
@@ -150,6 +151,27 @@ class Network(_Value, frozen=True, kw_only=True):
     root: NetworkBlock
 
 
+class PromotedRegion(_Value, frozen=True, kw_only=True):
+    """Neighbouring nodes that got a wider format, so that the model is usable.
+
+    ``multiply_adds`` and ``elements`` are their shares of the model's multiply-adds and of the numbers
+    it writes.
+    """
+
+    first: str
+    last: str
+    nodes: int
+    format: str
+    multiply_adds: float
+    elements: float
+    why: str
+
+    def describe(self) -> str:
+        """Return it in words."""
+        where = self.first if self.nodes == 1 else f"{self.nodes} nodes {self.first}..{self.last}"
+        return f"{where} to {self.format} ({self.multiply_adds:.0%} of the multiply-adds)"
+
+
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     """How close one tensor of the quantized model is to the float one."""
 
@@ -198,11 +220,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     verification_samples: int
     held_out: bool
     outputs: tuple[Score, ...]
+    verdict: Verdict | None = None
     layers: tuple[Score, ...] = ()
     quantized: dict[str, int] = {}
     float_nodes: tuple[FloatNode, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
     steps: tuple[Step, ...] = ()
+    promoted: tuple[PromotedRegion, ...] = ()
     notes: tuple[str, ...] = ()
     size_before: int = 0
     size_after: int = 0

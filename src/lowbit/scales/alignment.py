@@ -99,7 +99,7 @@ def merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
     if isinstance(spec.method, MinMse) and spec.symmetric:
         return _least_relative_error(measured, spec)
     # Channel means are a tensor's own: those of different tensors have nothing in common.
-    measured = [dataclasses.replace(s, channels=None, positions=0) for s in measured]
+    measured = [dataclasses.replace(s, totals=None) for s in measured]
     return params_of(functools.reduce(operator.or_, measured), spec, members[0].name)
 
 

@@ -7,6 +7,7 @@ limits on fraction bits, then biases, which depend on all of it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -27,22 +28,30 @@ from lowbit.scales.parameters import Adjustment, Params, bias_values, constant_v
 from lowbit.scales.ranges import params_of, params_of_range
 from lowbit.scales.search import error_of
 from lowbit.scales.shift_limits import Adjusted, Limited, bounded_bias, satisfy
-from lowbit.scales.weights import weight_importance, weight_params
+from lowbit.scales.solutions import Solutions
+from lowbit.scales.weights import Importance, weight_importance, weight_params
 from lowbit.targets.target import ShiftLimits, Target
 
 
 @garbage_collection_paused()
-def solve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
-    """Return the parameters of every planned tensor and bias."""
+def solve(
+    model: ir.Model, plan: Plan, stats: Stats, target: Target, known: Solutions | None = None
+) -> Params:
+    """Return the parameters of every planned tensor and bias.
+
+    ``known`` are solutions of other plans for the same model and statistics.
+    """
+    known = Solutions() if known is None else known
     scales = float_scales(model, plan, stats)
     plan = plan.integers()
-    own = _own(plan, stats)
+    own = _own(plan, stats, known)
     leaders = align(plan, own, stats)
     adjustments = _alignment_costs(plan, stats, own, leaders)
     importance = weight_importance(model, plan, stats)
     weights = {
-        t.name: weight_params(
-            constant_values(model, t.name), t.integer, t.axis, importance.get(t.name)
+        t.name: known.get(
+            ("weight", t.name, t.integer, t.axis, t.name in importance),
+            functools.partial(_weight, model, t, importance.get(t.name)),
         )
         for t in plan.weights()
     }
@@ -101,7 +110,12 @@ def _limit_bias(
     return [Adjustment(f"{_BIAS_OF}{node.node}", float(bias.scale), 2.0**-bounded, why)]
 
 
-def _own(plan: Plan, stats: Stats) -> dict[str, QParams]:
+def _weight(model: ir.Model, tensor: TensorPlan, importance: Importance | None) -> QParams:
+    data = constant_values(model, tensor.name)
+    return weight_params(data, tensor.integer, tensor.axis, importance)
+
+
+def _own(plan: Plan, stats: Stats, known: Solutions) -> dict[str, QParams]:
     own = {}
     for tensor in plan.activations():
         if tensor.leader != tensor.name:
@@ -109,7 +123,10 @@ def _own(plan: Plan, stats: Stats) -> dict[str, QParams]:
         if tensor.range is not None:
             own[tensor.name] = params_of_range(tensor.range, tensor.integer)
         else:
-            own[tensor.name] = params_of(stats[tensor.observe], tensor.integer, tensor.name)
+            own[tensor.name] = known.get(
+                ("own", tensor.observe, tensor.integer),
+                functools.partial(params_of, stats[tensor.observe], tensor.integer, tensor.name),
+            )
     return own
 
 

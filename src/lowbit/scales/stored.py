@@ -19,6 +19,7 @@ from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.bias import bias_integers
 from lowbit.scales.formats import storable_values
 from lowbit.scales.parameters import Params, bias_values, constant_values
+from lowbit.scales.solutions import Solutions, as_key
 from lowbit.scales.weights import integers
 
 Stored = NDArray[Any]
@@ -37,8 +38,11 @@ class Weights:
     biases: Mapping[str, NDArray[np.integer]]
 
 
-def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
-    """Return the nearest stored numbers for every planned constant and bias."""
+def nearest(model: ir.Model, plan: Plan, params: Params, known: Solutions | None = None) -> Weights:
+    """Return the nearest stored numbers for every planned constant and bias.
+
+    ``known`` are solutions of other plans for the same model.
+    """
     biases = {
         row.node: bias_integers(
             params.bias_values.get(row.node, bias_values(model, row)),
@@ -49,6 +53,15 @@ def nearest(model: ir.Model, plan: Plan, params: Params) -> Weights:
         for row in plan.biases
     }
     tensors = {t.name: functools.partial(_stored, model, t, params) for t in plan.weights()}
+    if known is not None:
+        tensors = {
+            t.name: functools.partial(
+                known.stored, ("stored", t.name, as_key(params.tensors[t.name])), tensors[t.name]
+            )
+            if t.spec.is_integer
+            else tensors[t.name]
+            for t in plan.weights()
+        }
     return Weights(tensors, biases)
 
 

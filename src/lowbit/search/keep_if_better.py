@@ -22,6 +22,7 @@ from lowbit.evaluate.validation import Gain, Validation
 from lowbit.numerics.formats import DoubleArray
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
+from lowbit.pipeline.verify import quantized_names
 from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
 from lowbit.state import Normalized, Quantized, extended
@@ -79,7 +80,7 @@ def keep_what_helps(
     best = pipeline.build(plain, samples.fitting, plan=plan)
     with clock.stage("validate"):
         validation = Validation(state.loaded, samples.validation())
-        before = validation.sqnr(best.emitted.model)
+        before = validation.sqnr(best.emitted.model, quantized_names(best))
     if not len(before):  # no output is a float: there is nothing to measure
         return pipeline.build(state, samples.calibration, plan=plan), ()
     steps = []
@@ -89,7 +90,7 @@ def keep_what_helps(
             continue
         candidate = _with_step(pipeline, best, option.field, wanted, plan)
         with clock.stage("validate"):
-            after = validation.sqnr(candidate.emitted.model)
+            after = validation.sqnr(candidate.emitted.model, quantized_names(candidate))
         step = _step(option.name, before, after)
         steps.append(step)
         if step.kept:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.config import QuantConfig
+from lowbit.config.files import config_json
 from lowbit.config.mixed_precision import LayerOption, MixedPrecision
 from lowbit.config.specs import Rule, TensorOverride
 from lowbit.errors import ConfigError, PlanError, did_you_mean
@@ -28,28 +29,32 @@ from lowbit.evaluate.runner import (
 )
 from lowbit.graph.editing import is_constant
 from lowbit.graph.naming import names_of, operator_name, tensor_name
-from lowbit.graph.session import Feed
+from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import DISTANCES, Metric
 from lowbit.ops.linear import LAYERS
-from lowbit.parallel import ordered_map
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.planning.plan import Plan
 from lowbit.planning.planner import make_plan
 from lowbit.planning.rules import nodes_between
 from lowbit.search.boundaries import find_boundaries
+from lowbit.search.candidates import Candidates, Setting, run_candidates
 from lowbit.search.sensitivity_file import (
     LayerSensitivity,
     MixedPrecisionResult,
     read_sensitivities,
     write_sensitivities,
 )
-from lowbit.state import Planned, Prepared, Quantized, Transformed, extended
+from lowbit.state import Calibrated, Planned, Prepared, Quantized, Transformed, extended
+from lowbit.store import content_key
 
 _REST = "__ungrouped__"
 
 Changes = Sequence[tuple[str, LayerOption]]
 """What each layer that is to change becomes."""
+
+_Candidate = tuple[str, tuple[str, ...]]
+"""What is measured: its name, and the layers that change together."""
 
 
 def search_by_sensitivity(
@@ -81,6 +86,7 @@ class _Search:
         self._output = outputs[config.output]
         self._samples = self._reference(itertools.islice(self._feeds(), config.data_size))
         self._stats = base.stats
+        self._trials = Candidates(self._setting())
 
     def decide(self) -> MixedPrecisionResult:
         """Measure every layer, and change them one after another as far as is allowed."""
@@ -91,6 +97,7 @@ class _Search:
             return msgspec.structs.replace(result, note=_settled_note(result, config))
         candidates = list(self._candidates())
         self._complete_statistics(candidates)
+        self._trials = Candidates(self._setting())
         ranked = self._ranked(candidates)
         if config.threshold is None:
             return msgspec.structs.replace(result, layers=ranked, note="measured only")
@@ -160,38 +167,84 @@ class _Search:
         config = self._config
         return index not in config.not_ranks and (not config.ranks or index in config.ranks)
 
-    def _ranked(
-        self, candidates: Sequence[tuple[str, tuple[str, ...]]]
-    ) -> tuple[LayerSensitivity, ...]:
+    def _ranked(self, candidates: Sequence[_Candidate]) -> tuple[LayerSensitivity, ...]:
         config, path = self._config, self._config.cache
         known = None if path is None else read_sensitivities(path, self._base, config)
         if known is not None:
             return known
-        rows = []
-        for row in ordered_map(lambda pair: self._measured(*pair), candidates, config.workers):
-            rows.append(row)
-            self._pipeline.clock.tell("search", len(rows), len(candidates))
+        rows = self._measured(candidates)
         ranked = tuple(sorted(rows, key=lambda row: row.score))
         if path is not None:
             write_sensitivities(path, ranked, self._base, config)
         return ranked
 
-    def _measured(self, name: str, nodes: tuple[str, ...]) -> LayerSensitivity:
+    def _measured(self, candidates: Sequence[_Candidate]) -> list[LayerSensitivity]:
         """Return how far the output is with only these layers in each option they have."""
-        options = self._config.options
-        indices = self._options_of(nodes)
-        scores = {i: self._score([(node, options[i]) for node in nodes]) for i in indices}
-        best = min(scores, key=lambda i: scores[i])
-        return LayerSensitivity(
-            name=name, nodes=nodes, option=best, score=scores[best], scores=tuple(scores.values())
-        )
+        options = [(pair, index) for pair in candidates for index in self._options_of(pair[1])]
+        changes = [
+            [(node, self._config.options[index]) for node in nodes] for (_, nodes), index in options
+        ]
+        scores = iter(self._scores([name for (name, _), _ in options], changes))
+        rows: list[LayerSensitivity] = []
+        for name, nodes in candidates:
+            found = {index: next(scores) for index in self._options_of(nodes)}
+            self._pipeline.clock.tell("search", len(rows) + 1, len(candidates))
+            best = min(found, key=lambda i: found[i])
+            rows.append(
+                LayerSensitivity(
+                    name=name,
+                    nodes=nodes,
+                    option=best,
+                    score=found[best],
+                    scores=tuple(found.values()),
+                )
+            )
+        return rows
+
+    def _scores(self, names: Sequence[str], changes: Sequence[Changes]) -> Iterator[float]:
+        """Yield the scores of candidates, those of an earlier run from the store."""
+        setting = self._setting()
+        configs = [self._config_with(some) for some in changes]
+        digest = setting.digest() if self._pipeline.store is not None else None
+        keys = [self._key(digest, config) for config in configs]
+        known = [self._kept(key) for key in keys]
+        rows = zip(names, configs, known, strict=True)
+        new = [(name, config) for name, config, score in rows if score is None]
+        outputs = iter(run_candidates(setting, new, self._config.workers))
+        for key, score in zip(keys, known, strict=True):
+            if score is not None:
+                yield score
+                continue
+            found = self._distance(next(outputs))
+            if self._pipeline.store is not None and key is not None:
+                self._pipeline.store.put(key, found.hex().encode())
+            yield found
+
+    def _key(self, digest: str | None, config: QuantConfig) -> str | None:
+        metric = self._config.metric
+        if digest is None or self._metric is not DISTANCES[metric]:
+            return None  # what a metric of one's own gives depends on its code
+        return content_key("sensitivity", digest, config_json(config), metric)
+
+    def _kept(self, key: str | None) -> float | None:
+        store = self._pipeline.store
+        data = None if store is None or key is None else store.get(key)
+        return None if data is None else float.fromhex(data.decode())
+
+    def _setting(self) -> Setting:
+        base = extended(self._base, Calibrated, stats=self._stats)
+        return Setting(base, self._output, [sample.feed for sample in self._samples])
+
+    def _distance(self, outputs: Sequence[Array]) -> float:
+        want = [[sample.outputs[self._output]] for sample in self._samples]
+        return float(self._metric(want, [[array] for array in outputs]))
 
     def _options_of(self, nodes: Iterable[str]) -> list[int]:
         options = self._config.options
         own = [i for i, o in enumerate(options) if any(self._is_named(n, o.layers) for n in nodes)]
         return own or [i for i, o in enumerate(options) if not o.layers] or [0]
 
-    def _candidates(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def _candidates(self) -> Iterator[_Candidate]:
         config = self._config
         for words in (config.include, config.exclude, *(o.layers for o in config.options)):
             self._check_names(words)
@@ -262,7 +315,7 @@ class _Search:
         leader = leaders.get(name, name)
         return [name, *(other for other, its in leaders.items() if its == leader and other != name)]
 
-    def _complete_statistics(self, candidates: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+    def _complete_statistics(self, candidates: Sequence[_Candidate]) -> None:
         """Collect what other formats need to know of tensors that had no scale before."""
         every = [(n, o) for _, nodes in candidates for n in nodes for o in self._config.options]
         base, config = self._base, self._config_with(every)
@@ -278,14 +331,13 @@ class _Search:
         return dataclasses.replace(stats, tensors={**more.tensors, **known})
 
     def _score(self, changes: Changes) -> float:
-        run = Run.quantized_model(self.with_changes(changes).emitted.model, [self._output])
-        pairs = list(compared(run, self._samples))
-        want, got = (
-            [[outputs[self._output]] for outputs in side] for side in zip(*pairs, strict=True)
-        )
-        return float(self._metric(want, got))
+        if changes:
+            return self._distance(self._trials.outputs(self._config_with(changes)))
+        run = Run.quantized_model(self._base.emitted.model, [self._output])
+        pairs = compared(run, self._samples)
+        return self._distance([got[self._output] for _, got in pairs])
 
-    def _feeds(self) -> Iterator[Feed]:
+    def _feeds(self) -> Iterable[Feed]:
         samples = self._base.samples
         if samples is None:
             raise ConfigError("mixed precision is measured on samples: give data")

@@ -62,7 +62,7 @@
     const place = by("verdict");
     place.hidden = false;
     place.className = "verdict " + verdict.level;
-    place.append(make("b", { textContent: verdict.level }), make("span", { textContent: verdict.text }));
+    place.append(make("b", { textContent: verdict.level }), make("span", { textContent: entry.verdict }));
   }
   const cards = document.querySelector(".cards");
   const card = (label, value, small) => cards.append(make("div", { className: "card" },

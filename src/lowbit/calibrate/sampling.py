@@ -1,0 +1,67 @@
+"""Running one sample and observing its tensors."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from lowbit.calibrate.channels import channel_sums
+from lowbit.calibrate.observers import Observer, ObserverSpec, thinned
+from lowbit.calibrate.pooled import Pools, pools_of
+from lowbit.graph.session import Array, Feed, Session
+from lowbit.numerics.formats import FloatArray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sample:
+    """What one run gave, in arrays that the next run of the same ``source`` overwrites."""
+
+    arrays: Mapping[str, FloatArray]
+    source: Callable[[Feed], list[Array]]
+
+
+class SampleRunner:
+    """Runs samples and observes their tensors."""
+
+    def __init__(
+        self,
+        running: Session,
+        specs: Mapping[str, ObserverSpec],
+        pooled: Mapping[str, int],
+        observer: Observer,
+    ) -> None:
+        self._running, self._specs, self._pooled = running, specs, pooled
+        self.observer = observer
+        self._whole = [name for name in specs if name not in pooled]
+        self._outputs = [*self._whole, *(out for name in pooled for out in pools_of(name))]
+        # Each holds the tensors of a sample, so there are only as many as run at once.
+        self._idle = collections.deque[Callable[[Feed], list[Array]]]()
+
+    def run(self, feed: Feed) -> _Sample:
+        """Run one sample; any number of threads may."""
+        try:
+            run = self._idle.pop()
+        except IndexError:
+            run = self._running.repeated(self._outputs)
+        return _Sample(dict(zip(self._outputs, run(feed), strict=True)), run)
+
+    def observe(self, sample: _Sample) -> int:
+        """Observe one sample and let go of it; return its size."""
+        size = 0
+        for name in self._whole:
+            array, spec = sample.arrays[name], self._specs[name]
+            self.observer.add(name, array)
+            size += array.nbytes
+            if spec.channel_axis is not None and array.ndim > 1:
+                sums = channel_sums(thinned(array), spec.channel_axis, squares=spec.variances)
+                self.observer.add_channels(name, sums)
+        for name, positions in self._pooled.items():
+            highest, mean = (sample.arrays[output] for output in pools_of(name))
+            pools = Pools(highest, mean, positions)
+            self.observer.add_pools(name, pools)
+            size += pools.nbytes
+            if self._specs[name].channel_axis is not None:
+                self.observer.add_channels(name, pools.sums())
+        self._idle.append(sample.source)
+        return size

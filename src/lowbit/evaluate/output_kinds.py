@@ -1,0 +1,217 @@
+"""What the outputs of a model mean, and at which tensor each is measured.
+
+A number in decibels says little about labels, and a saturated softmax hides what happens before it.
+Structure tells most: a Softmax makes classes, a Sigmoid scores, a suppression ends what can be compared
+position by position. Where it does not, the float model's values on a sample do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.evaluate.outputs import OutputSlice, find_slices
+from lowbit.graph.naming import tensor_name
+from lowbit.graph.session import Array
+from lowbit.numerics.metrics import softmax
+
+Kind: TypeAlias = Literal["classes", "labels", "embedding", "scores", "values"]
+
+# They change how numbers lie, not the numbers.
+_MOVES = frozenset("Identity Reshape Flatten Squeeze Unsqueeze Transpose Cast Dropout".split())
+_SELECTS = frozenset("NonMaxSuppression TopK ArgMax ArgMin NonZero Unique".split())
+_SOFTMAX = frozenset(("Softmax", "LogSoftmax"))
+_EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECASE)
+_FEW_LABELS = 16
+_PEAKED = 0.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeasuredOutput:
+    """What of a model is compared with float, and by which figure.
+
+    Attributes:
+        part: The tensor, or a run of its channels.
+        kind: What its numbers are.
+        output: The output of the model that it stands for.
+        axis: Where the classes lie.
+        logits: Whether the values are before their softmax or sigmoid.
+    """
+
+    part: OutputSlice
+    kind: Kind
+    output: str
+    axis: int = -1
+    logits: bool = False
+
+    @property
+    def tensor(self) -> str:
+        """The tensor that is compared."""
+        return self.part.output
+
+    @property
+    def name(self) -> str:
+        """What people are shown: the output, with the run of channels if it is one."""
+        if self.tensor == self.output:
+            return self.part.name
+        return f"{self.output} (before its {'activation' if self.logits else 'selection'})"
+
+
+def measured_tensors(model: ir.Model) -> list[str]:
+    """Return the tensors whose values are needed: outputs, and what stands before some of them."""
+    found = [tensor_name(value) for value in model.graph.outputs]
+    for value in model.graph.outputs:
+        found += [tensor_name(v) for v in _before(value)]
+    return list(dict.fromkeys(found))
+
+
+def strongest(samples: Iterable[Mapping[str, Array]]) -> Mapping[str, Array]:
+    """Return of each tensor the sample with the largest value: one where something is seen."""
+    found: dict[str, Array] = {}
+    for outputs in samples:
+        for name, array in outputs.items():
+            best = found.get(name)
+            if best is None or _largest(array) > _largest(best):
+                found[name] = array
+    return found
+
+
+def _largest(array: Array) -> float:
+    known = isinstance(array, np.ndarray) and array.dtype.kind in "fiu" and array.size
+    return float(array.max()) if known else -math.inf
+
+
+def find_measured(
+    model: ir.Model, values: Mapping[str, Array], known: Mapping[str, str]
+) -> tuple[MeasuredOutput, ...]:
+    """Return what to compare, from the float model's values on one sample.
+
+    ``known`` are the tensors that the quantized model has too.
+    """
+    found: list[MeasuredOutput] = []
+    for output in model.graph.outputs:
+        name = tensor_name(output)
+        if isinstance(values.get(name), np.ndarray):
+            found += _measured(output, name, values, known)
+    return tuple(dict.fromkeys(found))
+
+
+def _measured(
+    output: ir.Value, name: str, values: Mapping[str, Array], known: Mapping[str, str]
+) -> list[MeasuredOutput]:
+    array = values[name]
+    selected = [tensor_name(v) for v in _selected(output)]
+    if selected and any(n in values and n in known for n in selected):
+        return [
+            _as_values(OutputSlice(n), values[n], name)
+            for n in selected
+            if n in values and n in known and values[n].dtype.kind == "f"
+        ]
+    if array.dtype.kind in "iub":
+        return [MeasuredOutput(OutputSlice(name), "labels", name)] if array.size else []
+    if array.dtype.kind != "f" or not array.size:
+        return []
+    activation = _activation(output)
+    if activation is not None:
+        found = _activated(activation, name, array, values, known)
+        if found is not None:
+            return [found]
+    if activation is None and (found := _bare(name, array)) is not None:
+        return [found]
+    return [_as_values(part, part.of(array), name) for part in find_slices({name: array})]
+
+
+def _activated(
+    node: ir.Node,
+    name: str,
+    array: Array,
+    values: Mapping[str, Array],
+    known: Mapping[str, str],
+) -> MeasuredOutput | None:
+    """Return the measure of an output of a softmax, or of a few sigmoids: before it if possible."""
+    before = tensor_name(node.inputs[0]) if node.inputs[0] is not None else ""
+    inner = values.get(before)
+    has = before in known and inner is not None and inner.dtype.kind == "f"
+    if node.op_type in _SOFTMAX:
+        axis = node.attributes.get_int("axis", -1)
+        if has and inner is not None:
+            return MeasuredOutput(OutputSlice(before), "classes", name, axis, logits=True)
+        return MeasuredOutput(OutputSlice(name), "classes", name, -1)
+    few = array.ndim <= 2 and array.shape[-1] <= _FEW_LABELS
+    if few and has:
+        return MeasuredOutput(OutputSlice(before), "labels", name, logits=True)
+    dead = float(array.max()) < _PEAKED
+    if dead and has:
+        return MeasuredOutput(OutputSlice(before), "values", name, logits=True)
+    return None
+
+
+def _bare(name: str, array: Array) -> MeasuredOutput | None:
+    """Return the measure of rows that look like logits, probabilities or an embedding."""
+    rows = array.ndim == 2 or (array.ndim == 3 and find_slices({name: array})[0].axis is None)
+    if not rows or array.shape[-1] < 2:
+        return None
+    part = OutputSlice(name)
+    if _EMBEDDING.search(name):
+        return MeasuredOutput(part, "embedding", name)
+    flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
+    total = flat.sum(axis=-1)
+    if flat.min() >= 0 and np.allclose(total, 1, atol=1e-3):
+        return MeasuredOutput(part, "classes", name)
+    best = float(softmax(flat).max(axis=-1).mean())
+    if best > max(_PEAKED, 4 / array.shape[-1]) and (array.ndim == 2 or _is_wide(array)):
+        return MeasuredOutput(part, "classes", name, logits=True)
+    return MeasuredOutput(part, "embedding", name) if array.ndim == 2 else None
+
+
+def _is_wide(array: Array) -> bool:
+    """Whether the last axis of a sequence can hold a vocabulary."""
+    return bool(array.shape[-1] >= 256)
+
+
+def _as_values(part: OutputSlice, array: Array, output: str) -> MeasuredOutput:
+    kind: Kind = "values"
+    if array.size and float(array.min()) >= 0 and float(array.max()) <= 1:
+        kind = "scores"
+    return MeasuredOutput(part, kind, output)
+
+
+def _activation(output: ir.Value) -> ir.Node | None:
+    """Return the softmax or sigmoid that makes an output, with nothing but movement after it."""
+    value: ir.Value | None = output
+    while value is not None and (node := value.producer()) is not None and node.domain == "":
+        if node.op_type in _SOFTMAX or node.op_type == "Sigmoid":
+            return node
+        if node.op_type not in _MOVES:
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def _selected(output: ir.Value) -> list[ir.Value]:
+    """Return the float values among which an output is a selection, if it is one."""
+    seen: set[ir.Node] = set()
+    stack = [output]
+    found: dict[ir.Value, None] = {}
+    while stack and len(seen) < 64:
+        node = stack.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type in _SELECTS:
+            found |= dict.fromkeys(v for v in node.inputs[:2] if v is not None and v.producer())
+            continue
+        stack += [v for v in node.inputs if v is not None]
+    return [v for v in found if v.dtype in (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)]
+
+
+def _before(output: ir.Value) -> list[ir.Value]:
+    node = _activation(output)
+    inner = [] if node is None or node.inputs[0] is None else [node.inputs[0]]
+    return [*inner, *_selected(output)]

@@ -1,0 +1,267 @@
+"""The verdict on a quantized model: good, usable, poor or ruined, by the figure that fits each output."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.evaluate.output_kinds import (
+    Kind,
+    MeasuredOutput,
+    find_measured,
+    measured_tensors,
+    strongest,
+)
+from lowbit.evaluate.runner import Outputs, Run, run_models
+from lowbit.graph.session import Array, Feed
+from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.metrics import SignalNoise, binary_divergence, divergence
+
+Level: TypeAlias = Literal["good", "usable", "poor", "ruined"]
+LEVELS: tuple[Level, ...] = ("good", "usable", "poor", "ruined")
+
+# Positions of a map of classes that are looked at; more say nothing new.
+_POSITIONS = 4096
+_LEAST_PROBABILITY = 1e-6
+# Samples that tell what the outputs are.
+_FIRST = 4
+# Logits of this SQNR are usable, whatever their divergence on few samples.
+_LOGITS_DB = 10.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figure:
+    """What an output is measured by, and where the levels begin.
+
+    ``limits`` are the last values that are good, usable and poor.
+    """
+
+    name: str
+    unit: str
+    limits: tuple[float, float, float]
+    higher_is_better: bool
+
+    def level(self, value: float) -> Level:
+        """Return the level of a value; what is no number is ruined."""
+        sign = 1 if self.higher_is_better else -1
+        for level, limit in zip(LEVELS, self.limits, strict=False):
+            if sign * value >= sign * limit:
+                return level
+        return "ruined"
+
+    def margin_db(self, value: float) -> float:
+        """Return by how many decibels of noise a value is inside what is usable."""
+        limit = self.limits[1]
+        if self.higher_is_better and self.unit == "dB":
+            return value - limit
+        noise, allowed = (1 - value, 1 - limit) if self.higher_is_better else (value, limit)
+        return 10 * math.log10(allowed / max(noise, 1e-12)) if not math.isnan(noise) else -math.inf
+
+
+_SQNR = Figure("SQNR", "dB", (25.0, 15.0, 8.0), higher_is_better=True)
+FIGURES: Mapping[Kind, Figure] = MappingProxyType(
+    {
+        "classes": Figure("KL divergence", "", (0.05, 0.2, 1.0), higher_is_better=False),
+        "labels": Figure("agreement", "", (0.98, 0.95, 0.8), higher_is_better=True),
+        "embedding": Figure("cosine", "", (0.99, 0.96, 0.85), higher_is_better=True),
+        "scores": _SQNR,
+        "values": _SQNR,
+    }
+)
+_BINARY = Figure("KL divergence", "", (0.05, 0.2, 1.0), higher_is_better=False)
+
+
+def figure_of(measured: MeasuredOutput) -> Figure:
+    """Return what an output is measured by."""
+    if measured.kind == "labels" and measured.logits:
+        return _BINARY
+    return FIGURES[measured.kind]
+
+
+class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """How good one output is.
+
+    ``value`` is its figure, ``agreement`` how often the best class is the float model's, and
+    ``margin_db`` how far the noise is below what is usable.
+    """
+
+    output: str
+    kind: Kind
+    figure: str
+    unit: str
+    value: float
+    standard_error: float
+    level: Level
+    sqnr_db: float
+    margin_db: float
+    agreement: float | None = None
+
+    def describe(self) -> str:
+        """Return it in words: ``logits: KL divergence 0.043 ± 0.004, same best class in 97 %``."""
+        text = f"{self.output}: {self.figure} {_short(self.value, self.unit)}"
+        if math.isfinite(self.standard_error) and self.standard_error > 0:
+            text += f" ± {_short(self.standard_error, self.unit)}"
+        text += f" {self.unit}" if self.unit else ""
+        if self.agreement is not None:
+            text += f", same best class in {self.agreement:.0%}"
+        return text
+
+
+def _short(value: float, unit: str) -> str:
+    return f"{value:.1f}" if unit == "dB" else f"{value:.3g}"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """How good a quantized model is; its worst output decides."""
+
+    level: Level
+    outputs: tuple[OutputVerdict, ...]
+    samples: int
+    held_out: bool = True
+
+    @property
+    def worst(self) -> OutputVerdict:
+        """The output that decides."""
+        return min(self.outputs, key=lambda row: row.margin_db)
+
+    @property
+    def margin_db(self) -> float:
+        """How many decibels of noise are left until it is no longer usable."""
+        return self.worst.margin_db
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is good or usable."""
+        return self.level in ("good", "usable")
+
+    def describe(self) -> str:
+        """Return it in words, with the number it rests on."""
+        where = "held-out samples" if self.held_out else "calibration samples"
+        return f"{self.worst.describe()}, on {self.samples} {where}"
+
+
+class OutputErrors:
+    """The figures of all measured outputs, added up over samples."""
+
+    def __init__(self, measured: Sequence[MeasuredOutput], paired: Mapping[str, str]) -> None:
+        """Begin; ``paired`` says what tensors are called in the quantized model."""
+        self._measured = measured
+        self._paired = paired
+        self._sums = [SignalNoise() for _ in measured]
+        self._values: list[list[float]] = [[] for _ in measured]
+        self._agreement: list[list[float]] = [[] for _ in measured]
+        self._samples = 0
+
+    def add(self, want: Outputs, got: Outputs) -> None:
+        """Add one sample."""
+        self._samples += 1
+        for index, row in enumerate(self._measured):
+            a, b = want[row.tensor], got[self._paired.get(row.tensor, row.tensor)]
+            if a.shape != b.shape or not a.size:
+                continue
+            self._add(index, row, row.part.of(a), row.part.of(b))
+
+    def _add(self, index: int, row: MeasuredOutput, a: Array, b: Array) -> None:
+        if a.dtype.kind != "f":
+            self._values[index].append(float(np.mean(a == b)))
+            return
+        p, q = (_rows(x, row) for x in (a, b)) if row.kind == "classes" else (a, b)
+        found = SignalNoise.of(p, q)
+        self._sums[index] |= found
+        match row.kind:
+            case "classes":
+                self._values[index].append(float(np.mean(divergence(p, q))))
+                same = p.argmax(axis=-1) == q.argmax(axis=-1)
+                self._agreement[index].append(float(np.mean(same)))
+            case "labels":
+                self._values[index].append(float(np.mean(binary_divergence(a, b))))
+                self._agreement[index].append(float(np.mean((a > 0) == (b > 0))))
+            case "embedding":
+                self._values[index].append(found.cosine)
+            case _ if found.signal > 0:
+                self._values[index].append(float(np.clip(found.sqnr_db, -20, 120)))
+
+    def verdict(self, *, held_out: bool) -> Verdict | None:
+        """Return the verdict; ``None`` if no output can be measured."""
+        rows = [self._row(i) for i, values in enumerate(self._values) if values]
+        if not rows:
+            return None
+        level = max((row.level for row in rows), key=LEVELS.index)
+        return Verdict(level=level, outputs=tuple(rows), samples=self._samples, held_out=held_out)
+
+    def _row(self, index: int) -> OutputVerdict:
+        measured, values = self._measured[index], np.array(self._values[index])
+        figure, sums = figure_of(measured), self._sums[index]
+        is_ratio = figure.unit == "dB"
+        # Of all samples together, so that one without any signal does not decide.
+        value = sums.sqnr_db if is_ratio else float(values.mean())
+        agreement = self._agreement[index]
+        return OutputVerdict(
+            output=measured.name,
+            kind=measured.kind,
+            figure=figure.name,
+            unit=figure.unit,
+            value=value,
+            standard_error=_standard_error(values),
+            level=figure.level(value),
+            sqnr_db=sums.sqnr_db,
+            margin_db=_margin(figure, value, sums, measured),
+            agreement=float(np.mean(agreement)) if agreement else None,
+        )
+
+
+def _margin(figure: Figure, value: float, sums: SignalNoise, measured: MeasuredOutput) -> float:
+    """Return the margin of an output; of logits also by their noise.
+
+    A model that is sure of itself has no divergence on most samples, and then much on one.
+    """
+    margin = figure.margin_db(value)
+    is_logits = measured.logits or measured.kind == "classes"
+    return min(margin, sums.sqnr_db - _LOGITS_DB) if is_logits else margin
+
+
+def _standard_error(values: DoubleArray) -> float:
+    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def _rows(array: Array, row: MeasuredOutput) -> DoubleArray:
+    """Return logits with the classes last, at a bounded number of positions."""
+    moved = np.moveaxis(np.asarray(array, np.float64), row.axis, -1)
+    rows = moved.reshape(-1, moved.shape[-1])
+    if len(rows) > _POSITIONS:
+        rows = rows[:: -(-len(rows) // _POSITIONS)]
+    rows = rows if row.logits else np.log(np.maximum(rows, _LEAST_PROBABILITY))
+    # A constant added to all logits changes nothing.
+    return np.asarray(rows - rows.mean(axis=-1, keepdims=True))
+
+
+def evaluate_outputs(
+    reference: ir.Model,
+    quantized: ir.Model,
+    feeds: Iterable[Feed],
+    names: Mapping[str, str],
+    *,
+    held_out: bool,
+) -> Verdict | None:
+    """Run both models on all samples; ``names`` are what the quantized model calls tensors."""
+    wanted = [name for name in measured_tensors(reference) if name in names]
+    runs = [
+        Run.float_model(reference, wanted),
+        Run.quantized_model(quantized, [names[name] for name in wanted]),
+    ]
+    pairs = ((a, b) for _, (a, b) in run_models(runs, feeds) if a is not None and b is not None)
+    first = list(itertools.islice(pairs, _FIRST))
+    if not first:
+        return None
+    errors = OutputErrors(find_measured(reference, strongest(w for w, _ in first), names), names)
+    for want, got in itertools.chain(first, pairs):
+        errors.add(want, got)
+    return errors.verdict(held_out=held_out)

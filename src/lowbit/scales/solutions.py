@@ -1,0 +1,45 @@
+"""What was solved before of the same model and statistics, for candidates that differ in a few layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from lowbit.numerics.affine import QParams
+from lowbit.numerics.formats import FloatArray
+
+T = TypeVar("T")
+
+
+class Solutions:
+    """Solutions by what they depend on; several threads may use it.
+
+    ``room`` is how many bytes of stored weights may be kept.
+    """
+
+    def __init__(self, room: int = 0) -> None:
+        self._known: dict[Hashable, object] = {}
+        self._room = room
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return a solution, found once."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]  # type: ignore[return-value]
+
+    def stored(self, key: Hashable, make: Callable[[], FloatArray]) -> FloatArray:
+        """Return what is stored of a constant, kept while there is room."""
+        found = self._known.get(key)
+        if found is not None:
+            return found  # type: ignore[return-value]
+        made = make()
+        if made.nbytes <= self._room:
+            self._room -= made.nbytes
+            self._known[key] = made
+        return made
+
+
+def as_key(params: QParams) -> Hashable:
+    """Return parameters as a key."""
+    numbers = (params.scale.tobytes(), params.zero_point.tobytes())
+    return (*numbers, params.format, params.axis, params.group_size, params.length)

@@ -1,0 +1,314 @@
+"""Promotion: a model that is not usable gets wider formats, in the fewest places that make it so.
+
+The quantized model is run with switches in the place of its quantizers (``lowbit.analyze.sensitivity``), so
+that any part of it can be tried in float without building it. What is found becomes rules of the
+configuration, from which the model is planned, solved and emitted as any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from lowbit.analyze.quantizers import find_quantizers, read_constants
+from lowbit.analyze.sensitivity import Switched, add_switches
+from lowbit.config.specs import IntegerSpec, Rule
+from lowbit.errors import PlanError
+from lowbit.evaluate.cost import NodeCost, node_costs
+from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
+from lowbit.evaluate.runner import ReferenceSample, Run, compared, reference_samples
+from lowbit.evaluate.verdict import OutputErrors, Verdict
+from lowbit.graph.session import Array, Session
+from lowbit.parallel import ordered_map
+from lowbit.pipeline import stages
+from lowbit.pipeline.pipeline import Pipeline
+from lowbit.pipeline.verify import quantized_names
+from lowbit.report.values import PromotedRegion
+from lowbit.search.promotion_graph import PromotionGraph, wide_spec
+from lowbit.search.regions import Region, Trial, shrink_region
+from lowbit.state import Quantized, Transformed, extended
+
+_CONSIDERED, _SAMPLES, _FIRST = 48, 16, 5
+"""Samples to choose from, those to measure on, and those on which a candidate may fail at once."""
+
+_MEMORY_FOR_OUTPUTS = 64 << 20
+_WANTED_DB = 3.0
+"""How far inside the usable a promoted model is to be: few samples are tried, others are to hold."""
+
+_LEAST_DB = 1.0
+
+_EFFORT = 48
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Promoted:
+    """The model after promotion, what of it was promoted, and what that brought in decibels."""
+
+    state: Quantized
+    regions: tuple[PromotedRegion, ...]
+    before_db: float
+    after_db: float
+    tried: int
+
+    def describe(self) -> str:
+        """Return it in words, for the notes of a report."""
+        if not self.regions:
+            return "promotion found nothing that makes the model usable"
+        where = "; ".join(region.describe() for region in self.regions[:3])
+        more = f"; and {len(self.regions) - 3} more" if len(self.regions) > 3 else ""
+        return (
+            f"promoted {where}{more}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
+            f"samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The margin to reach, and what refinement is expected to add to that of a built model."""
+
+    margin_db: float
+    refinement_db: float
+
+
+class Promoter:
+    """Finds what to promote in one model."""
+
+    def __init__(self, pipeline: Pipeline, state: Quantized, refined: Quantized) -> None:
+        """Run the float model on a few samples; ``refined`` is what refinement makes of the model."""
+        if state.samples is None:
+            raise ValueError("promotion is measured on samples")
+        # Tensors that share a scale may have different formats, so all statistics must serve all.
+        self._pipeline = dataclasses.replace(pipeline, keep_histograms=True)
+        self._state, self._refined = state, refined
+        self._tried = 0
+        names = quantized_names(state)
+        self._wanted = [name for name in measured_tensors(state.loaded) if name in names]
+        feeds = itertools.islice(state.samples.calibration(), _CONSIDERED)
+        run = Run.float_model(state.loaded, self._wanted)
+        known = reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS)
+        values = strongest(sample.outputs for sample in known)
+        self._measured = find_measured(state.loaded, values, names)
+        self._samples = _telling(known, self._measured)
+
+    def margin(self, state: Quantized) -> float:
+        """Return how far inside the usable a model is on the validation samples."""
+        names = quantized_names(state)
+        measured = [row for row in self._measured if row.tensor in names]
+        errors = OutputErrors(measured, names)
+        run = Run.quantized_model(state.emitted.model, [names[row.tensor] for row in measured])
+        for want, got in compared(run, self._samples):
+            errors.add(want, got)
+        return _margin(errors.verdict(held_out=True))
+
+    def promote(self) -> Promoted:
+        """Return the model, not yet refined, with as little promoted as makes it usable when it is."""
+        state = self._state
+        before, refined = self.margin(state), self.margin(self._refined)
+        if not math.isfinite(before):
+            return Promoted(state, (), before, before, self._tried)
+        # What refinement is expected to bring once more.
+        gain = max(0.0, refined - before)
+        best, rules = state, self._exact_arithmetic(state)
+        if rules:
+            candidate = self._built(state, rules)
+            if self.margin(candidate) > before:
+                best = candidate
+        rules = rules if best is not state else ()
+        if self.margin(best) + gain < _WANTED_DB:
+            searched = (best, _WANTED_DB - gain) if rules else (self._refined, _WANTED_DB)
+            found = self._search(*searched, best, gain)
+            if found is not None:
+                best, rules = found[0], (*rules, *found[1])
+        after = self.margin(best)
+        if after <= before:
+            return Promoted(state, (), before, before, self._tried)
+        return Promoted(best, self._regions(rules), before, after, self._tried)
+
+    def _search(
+        self, state: Quantized, wanted_db: float, base: Quantized, gain: float
+    ) -> tuple[Quantized, tuple[Rule, ...]] | None:
+        """Return ``base`` with the smallest region promoted that is enough in ``state``."""
+        graph = PromotionGraph.of(state, self._costs(state))
+        wide = wide_spec(state)
+        with self._switched(state, wanted_db - 2.0) as margin:
+            for spec in (wide, None) if wide is not None else (None,):
+                off = graph.widened if spec is not None else graph.in_float
+
+                def tried(region: Region, off: Callable[[Region], set[str]] = off) -> float:
+                    self._tried += 1
+                    return margin(off(region))
+
+                whole: Region = frozenset(range(len(graph.nodes)))
+                most = tried(whole)
+                if spec is not None and most >= wanted_db:
+                    # 16 bits may be too few as well, which the switches do not show.
+                    built = self._built(base, graph.rules(whole, spec))
+                    most = min(most, self.margin(built) + gain)
+                if most < min(wanted_db, _LEAST_DB) and spec is not None:
+                    continue
+                wanted = min(wanted_db, most - 1.0)
+                trials = shrink_region(graph.costs, tried, wanted, effort=_EFFORT)
+                return self._realized(base, graph, trials, spec, _Wanted(wanted, gain))
+        return None
+
+    def _realized(
+        self,
+        state: Quantized,
+        graph: PromotionGraph,
+        trials: Sequence[Trial],
+        spec: IntegerSpec | None,
+        wanted: _Wanted,
+    ) -> tuple[Quantized, tuple[Rule, ...]] | None:
+        """Build the smallest region; a larger one that was tried if it is not as good as it looked."""
+        missing, best = 0.0, None
+        for _ in range(3):
+            enough = [t for t in trials if t.margin_db >= wanted.margin_db + missing] or trials[:1]
+            if spec is None and enough[-1] is trials[0]:
+                break  # all of it in float is no quantized model
+            rules = graph.rules(enough[-1].region, spec)
+            try:
+                built = self._built(state, rules) if rules else state
+            except PlanError:  # nothing is left to be quantized
+                break
+            margin = self.margin(built) + wanted.refinement_db
+            if best is None or margin > best[0]:
+                best = (margin, built, rules)
+            if margin >= _LEAST_DB or enough[-1] is trials[0]:
+                break
+            missing += max(1.0, _WANTED_DB - margin)
+        return None if best is None else (best[1], best[2])
+
+    def _built(self, state: Quantized, rules: Sequence[Rule]) -> Quantized:
+        """Return the model with further rules; what statistics lack is collected."""
+        config = msgspec.structs.replace(state.config, rules=(*state.config.rules, *rules))
+        planned = self._pipeline.planned(extended(state, Transformed, config=config))
+        samples, stats = state.samples, state.stats
+        if samples is not None and stages.lacks_statistics(planned.plan, stats):
+            more = self._pipeline.calibrated(planned, samples.calibration).stats
+            stats = dataclasses.replace(stats, tensors={**stats.tensors, **more.tensors})
+        return self._pipeline.finish(stages.with_stats(planned, stats))
+
+    def _exact_arithmetic(self, state: Quantized) -> tuple[Rule, ...]:
+        """Return a rule for nodes that the device computes otherwise than the float model does."""
+        if not state.target.arithmetic:
+            return ()
+        skipped = (*state.config.skip_rewrites, *state.target.arithmetic)
+        config = msgspec.structs.replace(state.config, skip_rewrites=skipped)
+        plain = stages.prepare(extended(state, Transformed, config=config))
+        operators = {node.name: node.op_type for node in plain.adapted.graph}
+        nodes = [
+            str(node.name)
+            for node in state.adapted.graph
+            if operators.get(node.name, node.op_type) != node.op_type
+        ]
+        if not nodes:
+            return ()
+        why = "promoted: the device's approximation of it is too coarse for this model"
+        return (Rule(nodes=tuple(nodes), exclude=True, why=why, optional=True),)
+
+    def _costs(self, state: Quantized) -> Mapping[str, NodeCost]:
+        return node_costs(state.adapted, self._samples[0].feed)
+
+    @contextlib.contextmanager
+    def _switched(
+        self, state: Quantized, lowest_db: float
+    ) -> Iterator[Callable[[set[str]], float]]:
+        """Yield a function from tensors that are not quantized to the model's margin.
+
+        Below ``lowest_db`` on the first samples the others are not run.
+        """
+        quantizers = find_quantizers(state.emitted.model)
+        constants = read_constants(state.emitted.model, state.adapted, quantizers)
+        known = {n: c.float_value for n, c in constants.items() if c.float_value is not None}
+        switched = add_switches(state.emitted.model, quantizers, known)
+        names = quantized_names(state)
+        measured = [row for row in self._measured if row.tensor in names]
+        outputs = list(dict.fromkeys(names[row.tensor] for row in measured))
+        with Run.quantized_model(switched.model, outputs).opened() as running:
+
+            def margin(off: set[str]) -> float:
+                return self._with_switches(
+                    running, switched, off, measured, outputs, names, lowest_db
+                )
+
+            yield margin
+
+    def _with_switches(
+        self,
+        running: Session,
+        switched: Switched,
+        off: set[str],
+        measured: Sequence[MeasuredOutput],
+        outputs: Sequence[str],
+        names: Mapping[str, str],
+        lowest_db: float,
+    ) -> float:
+        errors = OutputErrors(measured, names)
+        switches = switched.switches
+        settings = {switches[name].name: np.array(False) for name in off if name in switches}
+
+        def work(sample: ReferenceSample) -> dict[str, Array]:
+            feed = {**sample.feed, **settings}
+            return dict(zip(outputs, running.run(outputs, feed), strict=True))
+
+        for part in (self._samples[:_FIRST], self._samples[_FIRST:]):
+            for sample, got in zip(part, ordered_map(work, part), strict=True):
+                errors.add(sample.outputs, got)
+            margin = _margin(errors.verdict(held_out=True))
+            if margin < lowest_db:
+                break
+        return margin
+
+    def _regions(self, rules: Sequence[Rule]) -> tuple[PromotedRegion, ...]:
+        costs = self._costs(self._state)
+        every = sum(cost.multiply_adds for cost in costs.values()) or 1
+        written = sum(cost.elements for cost in costs.values()) or 1
+        rows = []
+        for rule in rules:
+            known = [costs[name] for name in rule.nodes if name in costs]
+            rows.append(
+                PromotedRegion(
+                    first=rule.nodes[0],
+                    last=rule.nodes[-1],
+                    nodes=len(rule.nodes),
+                    format="float" if rule.activation is None else rule.activation.format_name,
+                    multiply_adds=sum(cost.multiply_adds for cost in known) / every,
+                    elements=sum(cost.elements for cost in known) / written,
+                    why=rule.why.removeprefix("promoted: "),
+                )
+            )
+        return tuple(rows)
+
+
+def _margin(verdict: Verdict | None) -> float:
+    return -np.inf if verdict is None else verdict.margin_db
+
+
+def _telling(
+    samples: Sequence[ReferenceSample], measured: Sequence[MeasuredOutput]
+) -> list[ReferenceSample]:
+    """Return the samples that say most: where outputs are strong, then others, evenly spaced."""
+    if len(samples) <= _SAMPLES:
+        return list(samples)
+    signal = np.array(
+        [
+            [_power(row.part.of(sample.outputs[row.tensor])) for row in measured]
+            for sample in samples
+        ]
+    )
+    share = (signal / np.maximum(signal.sum(axis=0), 1e-30)).max(axis=1)
+    strong = list(np.argsort(-share, kind="stable")[: _SAMPLES // 2])
+    others = [i for i in range(len(samples)) if i not in strong]
+    spaced = np.linspace(0, len(others) - 1, _SAMPLES - len(strong)).round().astype(int)
+    mixed = itertools.zip_longest(strong, (others[i] for i in spaced))
+    return [samples[i] for pair in mixed for i in pair if i is not None]
+
+
+def _power(array: Array) -> float:
+    return float(np.square(array, dtype=np.float64).sum()) if array.dtype.kind == "f" else 1.0

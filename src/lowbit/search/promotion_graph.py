@@ -1,0 +1,102 @@
+"""What can be promoted in a graph: its quantized nodes in their order, what they cost, what lies between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.config.methods import MinMax
+from lowbit.config.specs import IntegerSpec, Rule
+from lowbit.evaluate.cost import NodeCost
+from lowbit.numerics.formats import IntegerFormat
+from lowbit.search.regions import Region, runs_of
+from lowbit.state import Prepared, Quantized
+
+_SHARE_OF_ELEMENTS, _EACH = 0.05, 1e-3
+
+
+def wide_spec(state: Prepared) -> IntegerSpec | None:
+    """Return 16-bit activations, if the target has them and the model has narrower ones."""
+    spec, formats = state.config.activation, state.target.activation_formats
+    if not isinstance(spec, IntegerSpec) or spec.format.bits >= 16:
+        return None
+    signed = spec.format in (IntegerFormat.INT8, IntegerFormat.INT4)
+    wanted = IntegerFormat.INT16 if signed else IntegerFormat.UINT16
+    found = next(
+        (f for f in (wanted, IntegerFormat.INT16, IntegerFormat.UINT16) if f in formats), None
+    )
+    if found is None or state.target.power_of_two:
+        return None
+    return msgspec.structs.replace(spec, format=found, method=MinMax())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromotionGraph:
+    """The quantized nodes of a graph in their order, and which tensors lie between them."""
+
+    nodes: tuple[str, ...]
+    costs: tuple[float, ...]
+    around: Mapping[str, Region]
+    weights: Mapping[str, int]
+
+    @classmethod
+    def of(cls, state: Quantized, costs: Mapping[str, NodeCost]) -> PromotionGraph:
+        """Return that of a model."""
+        plan, graph = state.plan, state.adapted.graph
+        kept_float = {row.node for row in plan.float_nodes}
+        planned = plan.by_name()
+        nodes = [n for n in graph if n.name not in kept_float and _touches(n, planned)]
+        order = {node: index for index, node in enumerate(nodes)}
+        around: dict[str, set[int]] = {}
+        weights: dict[str, int] = {}
+        for node, index in order.items():
+            for value in (*node.inputs, *node.outputs):
+                name = "" if value is None or value.name is None else value.name
+                if name in planned and planned[name].role == "weight":
+                    weights.setdefault(name, index)
+                elif name in planned:
+                    around.setdefault(name, set()).add(index)
+        return cls(
+            tuple(str(node.name) for node in nodes),
+            tuple(_cost(costs, nodes)),
+            {name: frozenset(units) for name, units in around.items()},
+            weights,
+        )
+
+    def in_float(self, region: Region) -> set[str]:
+        """Return the tensors that are not quantized when a region computes in float."""
+        inside = {name for name, units in self.around.items() if units <= region}
+        return inside | {name for name, unit in self.weights.items() if unit in region}
+
+    def widened(self, region: Region) -> set[str]:
+        """Return the activations that get 16 bits with a region."""
+        return {name for name, units in self.around.items() if units & region}
+
+    def rules(self, region: Region, spec: IntegerSpec | None) -> tuple[Rule, ...]:
+        """Return what asks for a region: 16 bits of activations, or float."""
+        found = []
+        for run in runs_of(region):
+            names = tuple(self.nodes[index] for index in run)
+            word = "in float" if spec is None else "with 16-bit activations"
+            why = f"promoted: the model is not usable without it {word}"
+            found.append(
+                Rule(nodes=names, exclude=spec is None, activation=spec, why=why, optional=True)
+            )
+        return tuple(found)
+
+
+def _touches(node: ir.Node, planned: Mapping[str, object]) -> bool:
+    return any(v is not None and v.name in planned for v in (*node.inputs, *node.outputs))
+
+
+def _cost(costs: Mapping[str, NodeCost], nodes: Sequence[ir.Node]) -> Iterator[float]:
+    """Yield what each node costs: mostly multiply-adds, a little for traffic and for its number."""
+    known = [costs.get(str(node.name), NodeCost(0, 0)) for node in nodes]
+    products = sum(cost.multiply_adds for cost in known) or 1
+    written = sum(cost.elements for cost in known) or 1
+    for cost in known:
+        traffic = _SHARE_OF_ELEMENTS * cost.elements / written
+        yield cost.multiply_adds / products + traffic + _EACH

@@ -1,0 +1,245 @@
+"""Calibration in shards: the same bits for any workers, shards and engine; nothing is run twice."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import distributed
+import joblib
+import msgspec
+import numpy as np
+import onnx_ir as ir
+import pytest
+from helpers import tasks
+from joblib.externals.loky import get_reusable_executor
+
+import lowbit
+from lowbit import parallel
+from lowbit.calibrate import sharded
+from lowbit.calibrate.statistics import Stats
+from lowbit.config.presets import find_preset
+from lowbit.errors import DataError
+
+_MODEL = """
+<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[1,3,6,6] x) => (float[1,4,6,6] y)
+<float[4,3,1,1] w = {1.0,-2.0,3.0,0.5,0.25,-1.0,0.3,0.7,-0.1,1.5,-0.4,0.9}, float[4] b = {0.5,-0.5,0.1,0.2},
+ float[4,4,1,1] v = {1.0,-2.0,3.0,0.5,0.25,-1.0,0.3,0.7,-0.1,1.5,-0.4,0.9,0.6,0.2,-0.8,0.4}>
+{
+    c = Conv <kernel_shape = [1, 1]> (x, w, b)
+    r = Relu (c)
+    y = Conv <kernel_shape = [1, 1]> (r, v)
+}
+"""
+_SAMPLES = 70
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model and a folder of samples whose sizes differ much, so that rounded sums would differ."""
+    place = tmp_path_factory.mktemp("sharded")
+    ir.save(ir.from_onnx_text(_MODEL), place / "model.onnx")
+    (place / "data").mkdir()
+    rng = np.random.default_rng(0)
+    for index in range(_SAMPLES):
+        scale = 10.0 ** rng.integers(-6, 6)
+        sample = (rng.normal(size=(1, 3, 6, 6)) * scale).astype(np.float32)
+        np.save(place / "data" / f"{index:03}.npy", sample)
+    return place
+
+
+def _quantized(folder: Path, preset: str = "XINT8", **options) -> tuple[str, list[object]]:
+    """Return a hash of the model, and the statistics in full."""
+    options = {"data": folder / "data", "preset": preset, **options}
+    result = lowbit.quantize(folder / "model.onnx", **options)
+    content = result.model.SerializeToString(deterministic=True)
+    return hashlib.sha256(content).hexdigest(), _flat(result.stats)
+
+
+def _flat(stats: Stats) -> list[object]:
+    rows: list[object] = [stats.samples]
+    for name, s in stats.tensors.items():
+        counts = None if s.counts is None else s.counts.tobytes()
+        means = None if s.channels is None else s.channels.tobytes()
+        spread = None if s.variances is None else s.variances.tobytes()
+        rows.append((name, s.low, s.high, s.count, s.not_finite, counts, means, spread))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> tuple[str, list[object]]:
+    """What threads of one process give."""
+    assert parallel.worker_count() is None
+    return _quantized(folder)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 5, 64])
+def test_processes_give_the_same_bits(folder, alone, monkeypatch, workers, size) -> None:
+    monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+    with parallel.engine("loky", workers):
+        assert _quantized(folder) == alone
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_processes():
+    yield
+    get_reusable_executor().shutdown(wait=True, kill_workers=True)
+
+
+@pytest.mark.slow
+def test_dask_gives_the_same_bits(folder, alone, monkeypatch) -> None:
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        for workers, size in ((1, 64), (2, 5), (2, 1), (3, 64), (7, 1)):
+            cluster.scale(workers)
+            client.wait_for_workers(workers)
+            monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+            with joblib.parallel_config(backend="dask"):
+                assert _quantized(folder) == alone, (workers, size)
+
+
+@pytest.mark.slow
+def test_a_dask_worker_that_is_killed_costs_what_it_was_at(tmp_path) -> None:
+    task = tasks.Recorded(tmp_path, {4: "kill"})
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster),
+        joblib.parallel_config(backend="dask"),
+    ):
+        found = list(parallel.distributed_map(task, range(10), name="test"))
+    assert found == [item * item for item in range(10)]
+    assert task.runs(4) == 2
+    # A result that was not fetched yet dies with its worker.
+    assert sum(task.runs(item) for item in range(10)) <= 12
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray warns of its own future
+def test_ray_gives_the_same_bits(folder, monkeypatch) -> None:
+    import ray
+
+    # One calibration: Ray's joblib backend starts its workers anew for each.
+    config = msgspec.structs.replace(find_preset("XINT8"), keep_only_if_better=False)
+    once = {"preset": None, "config": msgspec.structs.replace(config, equalization=None)}
+    want = _quantized(folder, **once)
+    ray.init(address="local", num_cpus=7, include_dashboard=False, log_to_driver=False)
+    try:
+        for workers, size in ((2, 5), (3, 64), (7, 1)):
+            monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+            with parallel.engine("ray=local", workers):
+                assert _quantized(folder, **once) == want, (workers, size)
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["list", "npz", "random", "reader"])
+def test_every_kind_of_data_can_be_shared_out(folder, monkeypatch, tmp_path, kind) -> None:
+    monkeypatch.setattr(sharded, "SHARD_SIZE", 7)
+    samples = [np.load(path) for path in sorted((folder / "data").iterdir())][:20]
+    if kind == "npz":
+        np.savez(tmp_path / "d.npz", x=np.concatenate(samples))
+
+    def data() -> object:
+        made = {"list": list, "reader": iter}.get(kind)
+        return made(samples) if made else {"npz": tmp_path / "d.npz", "random": "random"}[kind]
+
+    want = _quantized(folder, data=data(), limit=16)
+    with parallel.engine("loky", 2):
+        assert _quantized(folder, data=data(), limit=16) == want
+
+
+def test_presets_that_depend_on_the_order_of_samples_are_the_same(folder) -> None:
+    want = _quantized(folder, "A8W8")
+    with parallel.engine("loky", 2):
+        assert _quantized(folder, "A8W8") == want
+
+
+def test_a_broken_sample_is_named_by_the_worker(folder, tmp_path) -> None:
+    for index in range(6):
+        np.save(tmp_path / f"{index}.npy", np.full((1, 3, 6, 6), float(index), np.float32))
+    np.save(tmp_path / "4.npy", np.full((1, 3, 6, 6), np.nan, np.float32))
+    with parallel.engine("loky", 2), pytest.raises(DataError, match=r"file 4\.npy of .*NaN"):
+        _quantized(folder, data=tmp_path)
+
+
+def test_data_of_zeros_alone_is_refused_as_in_one_process(folder, tmp_path) -> None:
+    for index in range(20):
+        np.save(tmp_path / f"{index:02}.npy", np.zeros((1, 3, 6, 6), np.float32))
+    with (
+        parallel.engine("loky", 2),
+        pytest.raises(DataError, match=r"all values of .* feeds are 0"),
+    ):
+        _quantized(folder, data=tmp_path)
+
+
+def _kept(state: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in state.rglob("*") if path.is_file()}
+
+
+def test_a_second_run_runs_nothing_and_more_data_only_what_is_new(
+    folder, alone, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setattr(sharded, "SHARD_SIZE", 8)
+    state, some = tmp_path / "state", tmp_path / "data"
+    some.mkdir()
+    for path in sorted((folder / "data").iterdir())[:32]:
+        (some / path.name).symlink_to(path)
+    plain = {"keep_histograms": False, "held_out": 0}
+    _quantized(folder, "XINT8", data=some, state_dir=state, **plain)
+    first = _kept(state)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a finished shard was run again")
+
+    with monkeypatch.context() as context:
+        context.setattr(sharded, "kept_session", refuse)
+        _quantized(folder, data=some, state_dir=state, **plain)
+    assert _kept(state) == first
+    assert _quantized(folder, state_dir=state) == alone
+    assert first.items() <= _kept(state).items()
+
+
+_DRIVER = """
+import os, pathlib, signal, sys
+import lowbit
+from lowbit.calibrate import sharded
+sharded.SHARD_SIZE = 5
+
+def progress(stage, done, total):
+    if stage == "calibrate" and done >= 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+folder, state = map(pathlib.Path, sys.argv[1:])
+lowbit.quantize(
+    folder / "model.onnx", data=folder / "data", preset="XINT8", state_dir=state, progress=progress
+)
+"""
+
+
+def test_a_killed_driver_resumes(folder, alone, monkeypatch, tmp_path) -> None:
+    state = tmp_path / "state"
+    died = subprocess.run(
+        [sys.executable, "-c", _DRIVER, folder, state],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert died.returncode == -signal.SIGKILL
+    first = _kept(state)
+    assert first
+
+    monkeypatch.setattr(sharded, "SHARD_SIZE", 5)
+    assert _quantized(folder, state_dir=state) == alone
+    # What was finished was not run again.
+    assert first.items() <= _kept(state).items()

@@ -1,0 +1,111 @@
+"""What outputs mean is told by structure first, and by values where that says nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from lowbit.evaluate.output_kinds import find_measured, measured_tensors, strongest
+from lowbit.graph import io
+
+
+def _model(graph: str):
+    return io.load(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{graph}'))
+
+
+def _found(graph: str, **values):
+    model = _model(graph)
+    names = {name: name for name in measured_tensors(model)}
+    return [(m.name, m.kind, m.tensor) for m in find_measured(model, values, names)]
+
+
+_RNG = np.random.default_rng(0)
+
+
+def _normal(*shape: int, scale: float = 1.0):
+    return (_RNG.normal(size=shape) * scale).astype(np.float32)
+
+
+def test_a_softmax_is_measured_before_it() -> None:
+    found = _found(
+        "g (float[1,9] x) => (float[1,9] z) { y = Softmax<axis=-1>(x)\n z = Identity(y) }",
+        x=_normal(1, 9),
+        z=np.full((1, 9), 1 / 9, np.float32),
+    )
+
+    assert found == [("z (before its activation)", "classes", "x")]
+
+
+def test_without_the_logits_the_probabilities_are_measured() -> None:
+    model = _model("g (float[1,9] x) => (float[1,9] z) { z = Softmax<axis=-1>(x) }")
+    values = {"z": np.full((1, 9), 1 / 9, np.float32)}
+
+    (found,) = find_measured(model, values, {"z": "z"})
+
+    assert (found.kind, found.tensor, found.logits) == ("classes", "z", False)
+
+
+def test_few_sigmoids_are_labels_and_a_map_of_them_scores() -> None:
+    few = "g (float[1,3] x) => (float[1,3] z) { z = Sigmoid(x) }"
+    many = "g (float[1,3,8,8] x) => (float[1,3,8,8] z) { z = Sigmoid(x) }"
+
+    assert _found(few, x=_normal(1, 3), z=_normal(1, 3)) == [
+        ("z (before its activation)", "labels", "x")
+    ]
+    shown = np.full((1, 3, 8, 8), 0.7, np.float32)
+    assert _found(many, x=_normal(1, 3, 8, 8), z=shown) == [("z", "scores", "z")]
+
+
+def test_a_map_of_scores_that_shows_nothing_is_measured_before_it() -> None:
+    graph = "g (float[1,3,8,8] x) => (float[1,3,8,8] z) { z = Sigmoid(x) }"
+    nothing = np.full((1, 3, 8, 8), 0.01, np.float32)
+
+    assert _found(graph, x=_normal(1, 3, 8, 8), z=nothing) == [
+        ("z (before its activation)", "values", "x")
+    ]
+
+
+def test_a_selection_is_measured_by_what_it_selects_from() -> None:
+    graph = """g (float[1,9] x) => (int64[1] c) { y = Neg(x)
+        c = ArgMax<axis=1, keepdims=0>(y) }"""
+
+    assert _found(graph, y=_normal(1, 9), c=np.int64([3])) == [
+        ("c (before its selection)", "values", "y")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "kind"),
+    [
+        ("y", _normal(1, 10, scale=8.0), "classes"),  # peaked, as logits are
+        ("y", _normal(1, 512, scale=0.05), "embedding"),
+        ("sentence_embedding", _normal(1, 10, scale=8.0), "embedding"),
+        ("y", _normal(1, 7, 300, scale=4.0), "classes"),  # a vocabulary
+        ("y", _normal(1, 3, 16, 16), "values"),
+        ("y", np.abs(_normal(1, 3, 16, 16)) / 10, "scores"),
+        ("y", np.arange(9), "labels"),
+    ],
+)
+def test_without_an_activation_values_tell(name: str, array: np.ndarray, kind: str) -> None:
+    kind_of = "int64" if array.dtype.kind == "i" else "float"
+    shape = ",".join(map(str, array.shape))
+    graph = f"g ({kind_of}[{shape}] x) => ({kind_of}[{shape}] {name}) {{ {name} = Identity(x) }}"
+
+    assert [row[1] for row in _found(graph, **{name: array})] == [kind]
+
+
+def test_boxes_and_scores_in_one_output_are_apart() -> None:
+    y = np.concatenate([_normal(1, 4, 50, scale=90), np.abs(_normal(1, 3, 50)) / 9], axis=1)
+    graph = "g (float[1,7,50] x) => (float[1,7,50] y) { y = Identity(x) }"
+
+    assert [row[:2] for row in _found(graph, y=y)] == [
+        ("y[:, 0:4]", "values"),
+        ("y[:, 4:7]", "scores"),
+    ]
+
+
+def test_of_several_samples_the_one_that_shows_something_tells() -> None:
+    quiet, loud = {"y": np.float32([0.1])}, {"y": np.float32([0.9])}
+
+    assert strongest([quiet, loud, quiet])["y"] is loud["y"]

@@ -1,0 +1,125 @@
+"""The verdict: a figure that fits each output, and levels that mean the same for all."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx.parser
+import pytest
+import scipy.special
+import scipy.stats
+
+from lowbit.evaluate.output_kinds import MeasuredOutput
+from lowbit.evaluate.outputs import OutputSlice
+from lowbit.evaluate.verdict import FIGURES, LEVELS, OutputErrors, evaluate_outputs
+from lowbit.graph import io
+
+
+def _verdict(kind: str, want: list[np.ndarray], got: list[np.ndarray], **fields):
+    errors = OutputErrors([MeasuredOutput(OutputSlice("y"), kind, "y", **fields)], {})
+    for a, b in zip(want, got, strict=True):
+        errors.add({"y": a}, {"y": b})
+    return errors.verdict(held_out=True)
+
+
+def _rows(count: int, *shape: int, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(np.float32) for _ in range(count)]
+
+
+def test_classes_are_measured_by_divergence_and_agreement() -> None:
+    want, noise = _rows(6, 2, 10), _rows(6, 2, 10, seed=1)
+    got = [a + b for a, b in zip(want, noise, strict=True)]
+
+    (row,) = _verdict("classes", want, got, logits=True).outputs
+
+    p, q = (scipy.special.softmax(np.concatenate(x), axis=-1) for x in (want, got))
+    assert row.value == pytest.approx(float(np.mean(scipy.stats.entropy(p, q, axis=-1))), rel=1e-6)
+    assert row.agreement == pytest.approx(np.mean(p.argmax(-1) == q.argmax(-1)))
+    by_sample = [
+        scipy.stats.entropy(*(scipy.special.softmax(x[i], -1) for x in (want, got)), axis=-1).mean()
+        for i in range(6)
+    ]
+    assert row.standard_error == pytest.approx(scipy.stats.sem(by_sample), rel=1e-6)
+
+
+def test_what_shifts_all_logits_alike_is_no_error() -> None:
+    want = _rows(3, 1, 10)
+
+    verdict = _verdict("classes", want, [a + 5 for a in want], logits=True)
+
+    assert verdict.level == "good"
+    assert verdict.worst.value == pytest.approx(0, abs=1e-6)
+
+
+def test_few_labels_are_measured_by_the_divergence_of_each() -> None:
+    want, got = np.float32([[2.0, -1.0]]), np.float32([[1.0, 0.5]])
+
+    (row,) = _verdict("labels", [want], [got], logits=True).outputs
+
+    p, q = scipy.special.expit(want[0]), scipy.special.expit(got[0])
+    expected = np.sum(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)))
+    assert row.value == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_embeddings_are_measured_by_their_angle_and_maps_by_their_noise() -> None:
+    want, noise = _rows(4, 1, 64), _rows(4, 1, 64, seed=1)
+    got = [a + 0.1 * b for a, b in zip(want, noise, strict=True)]
+
+    (angle,) = _verdict("embedding", want, got).outputs
+    (ratio,) = _verdict("values", want, got).outputs
+
+    pairs = zip(want, got, strict=True)
+    cosines = [(a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
+    assert angle.value == pytest.approx(float(np.mean(cosines)), rel=1e-5)
+    power = sum(np.square(a).sum() for a in want) / sum(0.01 * np.square(b).sum() for b in noise)
+    assert ratio.value == pytest.approx(10 * math.log10(power), abs=0.01)
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_levels_begin_at_their_limits_and_what_is_no_number_is_ruined(kind: str) -> None:
+    figure = FIGURES[kind]
+    worse = -1e-6 if figure.higher_is_better else 1e-6
+
+    assert [figure.level(limit) for limit in figure.limits] == list(LEVELS[:3])
+    assert [figure.level(limit + worse) for limit in figure.limits] == list(LEVELS[1:])
+    assert figure.level(math.nan) == "ruined"
+    assert figure.margin_db(figure.limits[1]) == pytest.approx(0, abs=1e-9)
+    assert figure.margin_db(figure.limits[0]) > 0 > figure.margin_db(figure.limits[2])
+
+
+def test_the_worst_output_decides_and_all_are_shown() -> None:
+    rows = [MeasuredOutput(OutputSlice(name), "values", name) for name in ("a", "b")]
+    errors = OutputErrors(rows, {})
+    x, noise = _rows(1, 100)[0], _rows(1, 100, seed=1)[0]
+    errors.add({"a": x, "b": x}, {"a": x, "b": x + noise})
+
+    verdict = errors.verdict(held_out=False)
+
+    assert [row.level for row in verdict.outputs] == ["good", "ruined"]
+    assert (verdict.level, verdict.worst.output, verdict.is_usable) == ("ruined", "b", False)
+    assert "1 calibration samples" in verdict.describe()
+
+
+def test_outputs_that_cannot_be_compared_give_no_verdict() -> None:
+    assert (
+        _verdict("values", [np.zeros((0, 4), np.float32)], [np.zeros((0, 4), np.float32)]) is None
+    )
+
+
+def test_two_models_are_run_and_compared_before_their_softmax() -> None:
+    graph = """g (float[2,9] x) => (float[2,9] p) <float e = {%g}> {
+        l = Mul(x, e)
+        p = Softmax<axis=-1>(l) }"""
+    header = '<ir_version: 8, opset_import: ["": 17]>\n'
+    models = [io.load(onnx.parser.parse_model(header + graph % e)) for e in (1.0, 1.5)]
+    feeds = [{"x": x} for x in _rows(5, 2, 9)]
+
+    verdict = evaluate_outputs(*models, feeds, {"p": "p", "l": "l"}, held_out=True)
+
+    x = np.concatenate([feed["x"] for feed in feeds])
+    p, q = scipy.special.softmax(x, -1), scipy.special.softmax(1.5 * x, -1)
+    assert verdict.worst.output == "p (before its activation)"
+    assert verdict.worst.value == pytest.approx(scipy.stats.entropy(p, q, axis=-1).mean(), rel=1e-5)
+    assert verdict.samples == 5

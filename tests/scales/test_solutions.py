@@ -1,0 +1,31 @@
+"""Solutions that are found once."""
+
+import numpy as np
+
+from lowbit.numerics.affine import QParams
+from lowbit.numerics.formats import IntegerFormat
+from lowbit.scales.solutions import Solutions, as_key
+
+
+def test_each_is_found_once() -> None:
+    known, calls = Solutions(), []
+    for key in ("a", "b", "a"):
+        assert known.get(key, lambda key=key: calls.append(key) or len(calls)) in (1, 2)
+    assert calls == ["a", "b"]
+
+
+def test_stored_weights_are_kept_while_there_is_room() -> None:
+    known = Solutions(room=100)
+    small, large = np.zeros(80, np.int8), np.zeros(80, np.int8)
+    assert known.stored("small", lambda: small) is small
+    assert known.stored("small", lambda: large) is small
+    assert known.stored("large", lambda: large) is large
+    assert known.stored("large", lambda: small) is small
+
+
+def test_keys_tell_parameters_apart() -> None:
+    def params(scale: float, **more) -> QParams:
+        return QParams(np.float32(scale), np.int8(0), IntegerFormat.INT8, **more)
+
+    keys = {as_key(p) for p in (params(1), params(2), params(1, axis=0), params(1))}
+    assert len(keys) == 3

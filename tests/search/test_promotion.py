@@ -1,0 +1,142 @@
+"""A model that eight bits ruin is promoted where it needs it, and no further."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import lowbit
+from lowbit.config.presets import find_preset
+from lowbit.errors import RuinedError
+
+
+def _front_end(layers: int = 4) -> onnx.ModelProto:
+    """Powers of signals of very different strength, their logarithm, and a small network on it.
+
+    Eight bits, and sixteen, lose the weak signals before the logarithm brings them up.
+    """
+    rng = np.random.default_rng(0)
+    weights = {"front": rng.normal(size=(16, 8)).astype(np.float32) * 0.3}
+    nodes = [
+        helper.make_node("MatMul", ["x", "front"], ["f"], "front"),
+        helper.make_node("Mul", ["f", "f"], ["power"], "square"),
+        helper.make_node("Add", ["power", "tiny"], ["p"], "floor"),
+        helper.make_node("Log", ["p"], ["l"], "log"),
+    ]
+    weights["tiny"] = np.float32(1e-10)
+    last, width = "l", 8
+    for i in range(layers):
+        weights[f"w{i}"] = (rng.normal(size=(width, 64)) / np.sqrt(width)).astype(np.float32)
+        nodes.append(helper.make_node("MatMul", [last, f"w{i}"], [f"m{i}"], f"layer{i}"))
+        nodes.append(helper.make_node("Relu", [f"m{i}"], [f"r{i}"], f"relu{i}"))
+        last, width = f"r{i}", 64
+    graph = helper.make_graph(
+        nodes,
+        "audio",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 16])],
+        [helper.make_tensor_value_info(last, onnx.TensorProto.FLOAT, [1, 64])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _signals(count: int, seed: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    strength = 10.0 ** rng.uniform(-4, 1, size=(count, 1, 1))
+    return [{"x": (rng.normal(size=(1, 16)) * s).astype(np.float32)} for s in strength]
+
+
+def _sqnr(model: onnx.ModelProto, result: lowbit.Result, seed: int = 9) -> float:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    runs = [ort.InferenceSession(m.SerializeToString(), options) for m in (model, result.model)]
+    signal = noise = 0.0
+    for feed in _signals(32, seed):
+        want, got = (run.run(None, feed)[0].astype(np.float64) for run in runs)
+        signal, noise = signal + np.square(want).sum(), noise + np.square(want - got).sum()
+    return float(10 * np.log10(signal / noise))
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "U8S8_PERCHANNEL"])
+def test_a_front_end_that_loses_everything_is_left_in_float(preset: str) -> None:
+    model = _front_end()
+
+    first = lowbit.quantize(
+        model, data=_signals(48, 1), preset=preset, promote=False, allow_ruined=True
+    )
+    result = lowbit.quantize(model, data=_signals(48, 1), preset=preset)
+
+    assert not first.report.verdict.is_usable
+    assert result.report.verdict.is_usable
+    assert _sqnr(model, result) > max(15.0, _sqnr(model, first) + 6)
+    in_float = {row.node for row in result.plan.float_nodes}
+    assert {"square", "floor", "log"} <= in_float | {"front"}
+    # The layers after it, which have nearly all multiply-adds, stay in integers.
+    assert not in_float & {"layer1", "layer2", "layer3"}
+    assert sum(region.multiply_adds for region in result.report.promoted) < 0.2
+
+
+def test_what_was_promoted_is_told_and_can_be_done_again() -> None:
+    model, data = _front_end(), _signals(48, 1)
+
+    result = lowbit.quantize(model, data=data)
+    again = lowbit.quantize(model, data=data, config=result.config, promote=False)
+
+    assert any("promoted" in row.why for row in result.plan.float_nodes)
+    assert any(note.startswith("promoted ") for note in result.report.notes)
+    assert again.plan.float_nodes == result.plan.float_nodes
+    assert again.model.SerializeToString() == result.model.SerializeToString()
+
+
+def test_a_usable_model_is_left_as_it_is() -> None:
+    rng = np.random.default_rng(3)
+    weight = numpy_helper.from_array(rng.normal(size=(16, 8)).astype(np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "m")],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 16])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 8])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    data = [{"x": rng.normal(size=(1, 16)).astype(np.float32)} for _ in range(32)]
+
+    result = lowbit.quantize(model, data=data)
+
+    assert result.report.promoted == ()
+    assert not [row for row in result.plan.float_nodes if "promoted" in row.why]
+
+
+def test_a_ruined_model_is_refused_unless_it_is_allowed(tmp_path) -> None:
+    output = tmp_path / "q.onnx"
+    config = msgspec.structs.replace(find_preset("A8W8"), refinement=None)
+
+    with pytest.raises(RuinedError, match=r"ruined .*not written.*--allow-ruined"):
+        lowbit.quantize(_ruined(), output, data=_signals(24, 1), config=config, promote=False)
+    assert not output.exists()
+
+    result = lowbit.quantize(
+        _ruined(), output, data=_signals(24, 1), config=config, promote=False, allow_ruined=True
+    )
+    assert result.report.verdict.level == "ruined"
+    assert output.exists()
+
+
+def _ruined() -> onnx.ModelProto:
+    """A front end alone, without layers that average its noise away."""
+    model = _front_end(layers=0)
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return model
+
+
+def test_random_data_neither_promotes_nor_refuses() -> None:
+    result = lowbit.quantize(_front_end(), data="random", preset="XINT8")
+
+    assert result.report.promoted == ()
+    assert result.report.verdict is not None
