@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from lowbit.data.arrays import RowSource, Table, read_npy, read_npz, take_array
-from lowbit.data.dataset import Data, InputInfo, Source, separated
+from lowbit.data.dataset import Data, Source
+from lowbit.data.inputs import InputInfo, separated
 from lowbit.data.preprocessing import Preprocessing, find_preprocessing
+from lowbit.data.random_source import RandomSource
 from lowbit.data.sources import (
     NpyFolderSource,
-    RandomSource,
     RewindableReader,
     RewindingSource,
     SequenceSource,
