@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-oldest check docs bench bench-regress clean
+.PHONY: demo test test-oldest corpus check docs bench bench-regress clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,11 @@ test-oldest:  ## the tests with the oldest Python and the oldest versions that p
 	.venv-oldest/bin/pip install --quiet uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[test]'
 	.venv-oldest/bin/python -m pytest -n auto -m 'not slow'
+
+CORPUS ?= A16W8,BF16,XINT8,A8W8,U8S8_PERCHANNEL
+
+corpus: $(VENV)/.test  ## quantize every model of the onnx package's tests, with the presets of CORPUS
+	LOWBIT_CORPUS=$(CORPUS) $(BIN)/python -m pytest tests/corpus -n auto
 
 check: $(VENV)/.check  ## formatting, lints, types, layers
 	$(BIN)/ruff format --check src tests bench

@@ -16,6 +16,7 @@ import contextvars
 import dataclasses
 import os
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -173,8 +174,9 @@ class _Distributed(Generic[S, T]):
         """
         doubtful = [index for index in self._left if self._attempts[index] >= _ATTEMPTS - 1]
         started: list[int] = []
+        running = self._run(doubtful[:1] or list(self._left), started)
         try:
-            for index, outcome in self._run(doubtful[:1] or list(self._left), started):
+            for index, outcome in running:
                 if isinstance(outcome, _Failure):
                     self._failed(index, outcome)
                 else:
@@ -187,6 +189,11 @@ class _Distributed(Generic[S, T]):
             for index in started:
                 if index in self._left:
                     self._failed(index, _Failure(None, reason))
+        finally:
+            with warnings.catch_warnings():
+                # joblib says that results were not used: after an error nobody wants them.
+                warnings.simplefilter("ignore")
+                running.close()
 
     def _failed(self, index: int, failure: _Failure) -> None:
         if failure.error is not None:
@@ -198,7 +205,9 @@ class _Distributed(Generic[S, T]):
                 f"{failure.reason[:500]}"
             )
 
-    def _run(self, indices: Sequence[int], started: list[int]) -> Iterator[tuple[int, Any]]:
+    def _run(
+        self, indices: Sequence[int], started: list[int]
+    ) -> Generator[tuple[int, Any], None, None]:
         import joblib
 
         backend, _ = joblib.parallel.get_active_backend()

@@ -124,3 +124,42 @@ def test_complaints_are_one_line_that_says_where_help_is(parser, words, message)
 
 def test_words_after_two_dashes_are_no_options(parser) -> None:
     assert parser.parse(["run", "--", "--strange-name.onnx"]).model == "--strange-name.onnx"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("sr=16000", ("sr", 16000)),
+        ("gain=0.5", ("gain", 0.5)),
+        ("flag=true", ("flag", True)),
+        ("a=b=[1, 2]", ("a=b", [1, 2])),
+        ("language=en", ("language", "en")),
+    ],
+)
+def test_a_fixed_input_has_a_value(word: str, expected: object) -> None:
+    assert values.fixed_input(word) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("x=1,3,320,320", ("x", (1, 3, 320, 320))),
+        ("input:0=N,-1", ("input:0", ("N", -1))),
+        ("scalar=", ("scalar", ())),
+    ],
+)
+def test_an_input_has_a_shape(word: str, expected: object) -> None:
+    assert values.input_shape(word) == expected
+
+
+@pytest.mark.parametrize("word", ["sr", "=1", ""])
+def test_what_is_no_assignment_is_refused(word: str) -> None:
+    for kind in (values.fixed_input, values.input_shape):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not of the form NAME=VALUE"):
+            kind(word)
+
+
+@pytest.mark.parametrize("word", ["x=1,,3", "x=1,-3", "x=3.5"])
+def test_what_is_no_shape_is_refused(word: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no shape, such as 1,3,320,320"):
+        values.input_shape(word)

@@ -185,11 +185,32 @@ def test_one_dict_is_refused(image_input: InputInfo) -> None:
         open_data({"image": np.ones((1, 3, 8, 8), np.float32)}, [image_input])
 
 
-def test_model_without_inputs_or_with_strings_is_refused() -> None:
+def test_a_model_without_inputs_is_refused() -> None:
     with pytest.raises(DataError, match="the model has no input"):
         open_data("random", [])
+
+
+TEXT = InputInfo("text", np.dtype(np.str_), (2,))
+
+
+def test_strings_cannot_be_made_up() -> None:
     with pytest.raises(DataError, match="input 'text' takes strings"):
-        open_data("random", [InputInfo("text", np.dtype(object), (1,))])
+        open_data("random", [TEXT])
+
+
+@pytest.mark.parametrize("dtype", [object, np.str_])
+def test_strings_are_fed_as_they_are(dtype: type) -> None:
+    words = [np.array(["a", "longer"], dtype), np.array(["b", ""], dtype)]
+
+    for source in (words, iter(words)):
+        data = open_data(source, [TEXT])
+        for _ in range(2):
+            assert [feed["text"].tolist() for feed in data] == [["a", "longer"], ["b", ""]]
+
+
+def test_numbers_are_no_strings() -> None:
+    with pytest.raises(DataError, match="input 'text': expected <U0, got int64"):
+        list(open_data([np.array([1, 2])], [TEXT]))
 
 
 def test_open_data_stays_open(image_input: InputInfo) -> None:

@@ -10,7 +10,7 @@ import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.errors import ModelError
+from lowbit.errors import ModelError, VerificationError
 from lowbit.evaluate.compare_models import (
     Reference,
     compare_outputs,
@@ -178,27 +178,70 @@ def test_slices_of_an_output_that_mixes_sizes_are_measured() -> None:
     assert (found.fused, found.exact, found.samples) == ({}, {}, ())
 
 
-def test_outputs_of_other_shapes_are_not_compared() -> None:
-    def made(shape: str, body: str) -> ir.Model:
-        text = f"g (float[1,4] x) => (float{shape} y) {{ {body} }}"
-        header = '<ir_version: 8, opset_import: ["": 17]>'
-        return io.load(onnx.parser.parse_model(f"{header}\n{text}"))
+def made(graph: str) -> ir.Model:
+    header = '<ir_version: 8, opset_import: ["": 17]>'
+    return io.load(onnx.parser.parse_model(f"{header}\n{graph}"))
 
-    one = made("[1,4]", "y = Identity(x)")
-    other = made("[4,1]", "y = Transpose<perm=[1,0]>(x)")
-    listener = lambda *_: None  # noqa: E731
 
+PLAIN = "g (float[1,4] x) => (float[1,4] y) { y = Identity(x) }"
+
+
+@pytest.mark.parametrize(
+    ("graph", "problem"),
+    [
+        ("g (float[1,4] x) => (float[4,1] y) { y = Transpose<perm=[1,0]>(x) }", r"shape \[1, 4\]"),
+        ("g (float[1,4] x) => (float[1,4] y) { y = Sqrt(x) }", "1 of 4 values are NaN or Inf"),
+    ],
+)
+def test_outputs_of_another_function_are_refused(graph: str, problem: str) -> None:
+    feeds = [{"x": np.array([[1, 2, -3, 4]], np.float32)}]
+    one, other = made(PLAIN), made(graph)
+
+    with pytest.raises(VerificationError, match=f"output 'y' .*{problem}"):
+        compare_outputs(
+            one,
+            other,
+            ["y"],
+            feeds,
+            fused=frozenset(),
+            keep=frozenset({0}),
+            listener=lambda *_: None,
+        )
+    with pytest.raises(VerificationError, match=f"output 'y' .*{problem}"):
+        compare_tensors([output_reference(one, other)], other, feeds)
+
+
+def test_outputs_of_another_type_are_refused_of_a_quantized_model_alone() -> None:
+    feeds = [{"x": np.array([[1, 2, -3, 4]], np.float32)}]
+    other = made("g (float[1,4] x) => (float16[1,4] y) { y = Cast<to=10>(x) }")
+
+    with pytest.raises(VerificationError, match=r"'y' is of type float32 .* and float16 in"):
+        compare_tensors([output_reference(made(PLAIN), other)], other, feeds)
     found = compare_outputs(
-        one,
+        made(PLAIN),
         other,
         ["y"],
-        [{"x": np.ones((1, 4), np.float32)}],
+        feeds,
         fused=frozenset(),
-        keep=frozenset({0}),
-        listener=listener,
+        keep=frozenset(),
+        listener=lambda *_: None,
     )
+    assert found.outputs["y"].sqnr_db > 60
 
-    assert (found.outputs, found.slices, found.count) == ({}, (), 1)
+
+def test_sequences_are_compared_array_by_array() -> None:
+    graph = "g (float[2,4] x) => (seq(float[2,2]) y) { h = Mul(x, c) y = SplitToSequence<axis=1>(h, n) }"
+    one, other = (
+        made(graph.replace(") {", f") <float c={{{c}}}, int64 n={{2}}> {{")) for c in (1.0, 1.1)
+    )
+    feeds = [{"x": np.ones((2, 4), np.float32)}]
+
+    (found,) = compare_tensors([output_reference(one, other)], other, feeds)
+
+    assert {name: round(row.sqnr_db, 3) for name, row in found.items()} == {
+        "y[0 of 2]": 20.0,
+        "y[1 of 2]": 20.0,
+    }
 
 
 @pytest.mark.parametrize(

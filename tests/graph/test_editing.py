@@ -19,6 +19,7 @@ from lowbit.graph.editing import (
     free_name,
     insert_after,
     is_constant,
+    is_float_tensor,
     is_sorted,
     node_inputs,
     only_consumer,
@@ -589,3 +590,12 @@ def test_a_finished_model_is_in_order_and_has_no_unused_constants(editor) -> Non
     assert set(model.graph.initializers) == {"w"}
     assert is_sorted(model.graph)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+def test_a_sequence_of_floats_is_no_float_tensor() -> None:
+    tensor = ir.TensorType(ir.DataType.FLOAT)
+
+    assert is_float_tensor(ir.val("x", type=tensor))
+    assert not is_float_tensor(ir.val("x", type=ir.SequenceType(tensor)))
+    assert not is_float_tensor(ir.val("x", type=ir.OptionalType(tensor)))
+    assert not is_float_tensor(ir.val("x", type=ir.TensorType(ir.DataType.INT64)))

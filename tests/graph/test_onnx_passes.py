@@ -12,7 +12,14 @@ from onnx import TensorProto, helper
 
 from lowbit.errors import ModelError, VerificationError
 from lowbit.graph import io
-from lowbit.graph.onnx_passes import check_file, infer_types, light_proto, require_opset
+from lowbit.graph.onnx_passes import (
+    check_file,
+    check_like,
+    infer_anew,
+    infer_types,
+    light_proto,
+    require_opset,
+)
 from lowbit.normalize.normalize import LOWEST_OPSET, normalize
 
 
@@ -352,3 +359,57 @@ def test_an_operator_without_kernel_is_refused(parse, tmp_path) -> None:
 
     with pytest.raises(VerificationError, match=r"cannot load .*Nonsense"):
         check_file(tmp_path / "m.onnx")
+
+
+def test_shapes_that_contradict_the_operators_are_inferred_anew(parse, floats) -> None:
+    model = io.load(
+        parse(
+            "g (float[N,4] x) => (float[3,9] y) { h = MatMul(x, w) y = Relu(h) }",
+            {"w": floats(4, 5)},
+        )
+    )
+    model.graph[0].outputs[0].shape = ir.Shape([7, 7])
+
+    infer_anew(model)
+
+    assert [list(node.outputs[0].shape) for node in model.graph] == [["N", 5], ["N", 5]]
+
+
+def test_what_cannot_be_inferred_is_believed(parse) -> None:
+    model = io.load(
+        parse("g (float[4] x) => (float[k] y) { h = com.microsoft.Inverse(x) y = Relu(h) }")
+    )
+    model.graph[0].op_type = "Unknown"
+    model.graph[0].outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    model.graph[0].outputs[0].shape = ir.Shape([6])
+
+    infer_anew(model)
+
+    assert list(model.graph[1].outputs[0].shape) == [6]
+
+
+def test_a_model_is_as_valid_as_the_one_it_was_made_from(parse) -> None:
+    valid = io.load(parse("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
+    shapeless = valid.clone()
+    shapeless.graph.inputs[0].shape = None
+
+    assert check_like(valid, valid) == ""
+    assert "'shape'" in check_like(shapeless, shapeless)
+    with pytest.raises(
+        VerificationError, match=r"the quantized model is not valid ONNX: .*'shape'"
+    ):
+        check_like(shapeless, valid)
+    broken = valid.clone()
+    broken.graph[0].op_type = "NoSuchOperator"
+    with pytest.raises(VerificationError, match="the quantized model") as raised:
+        check_like(broken, broken)
+    assert "lowbit-" not in str(raised.value)
+
+
+def test_a_scan_that_meant_something_else_is_refused(parse) -> None:
+    graph = """g (float[1,3,2] x) => (float[1,3,2] y) {
+        y = Scan<num_scan_inputs=1, body = b (float[2] i) => (float[2] o) { o = Relu(i) }>("", x) }"""
+    model = io.load(parse(graph, opset=8, ir_version=4))
+
+    with pytest.raises(ModelError, match="has a Scan, which meant something else before 9"):
+        require_opset(model, 13)

@@ -275,7 +275,21 @@ def test_inputs_say_what_they_want(parse) -> None:
 
 
 def test_an_input_of_strings_has_a_type_of_its_own() -> None:
-    assert input_dtype(ir.val("x", ir.DataType.STRING)) == np.dtype(object)
+    assert input_dtype(ir.val("x", ir.DataType.STRING)) == np.dtype(np.str_)
+
+
+def test_a_size_of_minus_one_is_free(parse) -> None:
+    model = io.load(parse("g (float[1,3] x) => (float[1,3] y) { y = Relu(x) }"))
+    model.graph.inputs[0].shape = ir.Shape([-1, 3])
+
+    assert model_inputs(model) == [InputInfo("x", np.dtype(np.float32), (None, 3))]
+
+
+def test_an_input_that_is_no_tensor_is_refused_by_its_type() -> None:
+    sequence = ir.val("x", type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))
+
+    with pytest.raises(ModelError, match=r"input 'x' is a seq\(tensor\(float\)\); only tensors"):
+        input_dtype(sequence)
 
 
 def test_an_input_that_is_no_number_is_refused() -> None:

@@ -10,6 +10,7 @@ from onnx import TensorProto, numpy_helper
 
 from lowbit.errors import ModelError
 from lowbit.graph import io
+from lowbit.graph.session import session
 from lowbit.normalize.normalize import normalize
 from lowbit.normalize.precision import full_precision
 
@@ -414,3 +415,19 @@ def test_functions_of_blocks_go_with_their_calls() -> None:
 
     assert ops(model) == ["Double"]
     assert [key[0] for key in model.functions] == ["local"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "to"), [("double", "int64", 7), ("int64", "double", 11)]
+)
+def test_operators_on_bits_keep_their_types(parse, source: str, target: str, to: int) -> None:
+    graph = f"g ({source}[4] x) => ({target}[4] y) {{ y = BitCast<to={to}>(x) }}"
+    original = parse(graph, opset=26, ir_version=12)
+    numbers = np.array([1.5, -2.0, 3.25, 0.0])
+    x = numbers if source == "double" else numbers.view(np.int64)
+
+    normal = normalize(io.load(original))
+
+    with session(normal) as running:
+        (y,) = running.run(["y"], {"x": x})
+    np.testing.assert_array_equal(y, x.view(y.dtype))

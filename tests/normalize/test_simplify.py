@@ -428,7 +428,8 @@ def test_no_padding_is_written_out(parse, floats, assert_same, op: str) -> None:
     [
         ("MaxPool", 17, True),
         ("AveragePool", 17, False),
-        ("AveragePool", 19, True),
+        ("AveragePool", 19, False),
+        ("AveragePool", 22, False),
         ("LpPool", 17, False),
         ("LpPool", 18, True),
     ],
@@ -440,6 +441,17 @@ def test_pools_get_dilations_where_the_operator_set_has_them(
 
     assert ("dilations" in found) is dilations
     assert found["strides"] == (1, 1)
+
+
+@pytest.mark.parametrize(("given", "kept"), [([1, 1], False), ([2, 1], True)])
+def test_an_average_pool_keeps_only_dilations_that_say_something(
+    parse, floats, assert_same, given: list[int], *, kept: bool
+) -> None:
+    node = f"AveragePool<kernel_shape=[2,2], dilations={given}>(x)"
+
+    found = attributes(parse, floats, assert_same, node, 19)
+
+    assert ("dilations" in found) is kept
 
 
 def test_a_weight_of_unknown_shape_is_left_alone(parse, floats, assert_same) -> None:

@@ -147,7 +147,7 @@ def test_what_is_built_is_what_the_stages_give_one_by_one(load) -> None:
 def test_biases_are_corrected_only_if_asked_to(load, monkeypatch) -> None:
     called = []
     real = stages.correct_biases
-    monkeypatch.setattr(stages, "correct_biases", lambda state: called.append(1) or real(state))
+    monkeypatch.setattr(stages, "correct_biases", lambda *args: called.append(1) or real(*args))
 
     for correct in (False, True):
         state = stages.normalize(load(bias_correction=correct))

@@ -103,3 +103,13 @@ def test_a_product_of_two_computed_matrices_is_no_layer(graph_of: Callable) -> N
     )
 
     assert len(find_head(model.graph).nodes) == 3
+
+
+def test_a_model_of_small_layers_alone_has_layers(graph_of: Callable) -> None:
+    model = graph_of(
+        "float[1,2] x",
+        "float[1,2] y { c = MatMul (x, v)\n s = Softmax (c)\n y = MatMul (s, v) }",
+        "float[2,2] v = {1.0, 2.0, 3.0, 4.0}",
+    )
+
+    assert find_head(model.graph).nodes == ()

@@ -79,7 +79,9 @@ def test_nodes_with_infinite_constants_stay_float(graph_of: Callable, plan_of: C
     plan = plan_of(model)
 
     assert "m" not in plan.by_name()
-    assert {n.why for n in plan.float_nodes} == {"one of its constants is infinite"}
+    assert {n.why for n in plan.float_nodes} == {
+        "one of its constants is infinite, or as large as masks are"
+    }
 
 
 def test_data_movement_between_float_operators_is_left_alone(
@@ -383,3 +385,24 @@ def test_the_first_consumer_s_reason_holds_between_equal_rules(
     model = graph_of("float[1,2] x", "float[1,2] y { s = Sigmoid (x)\n y = Tanh (s) }")
 
     assert plan_of(model).by_name()["s"].why.startswith("output of Sigmoid")
+
+
+def test_constants_without_elements_and_trees_stay_as_they_are(graph_of, plan_of) -> None:
+    model = graph_of(
+        "float[N,2] x",
+        "float[N,2] y { c = MatMul (x, v)\n y = Concat <axis=0> (c, none) }",
+        "float[2,2] v = {1.0, 2.0, 3.0, 4.0}, float[0,2] none = {}",
+    )
+
+    assert "none" not in plan_of(model, head="int8").by_name()
+
+
+def test_a_constant_as_low_as_masks_are_leaves_its_node_in_float(graph_of, plan_of) -> None:
+    model = graph_of(
+        "float[1,2] x",
+        "float[1,2] y { c = MatMul (x, v)\n y = Max (c, low) }",
+        "float[2,2] v = {1.0, 2.0, 3.0, 4.0}, float low = {-3.4028235e38}",
+    )
+
+    (row,) = (n for n in plan_of(model, head="int8").float_nodes if n.op_type == "Max")
+    assert "as large as masks are" in row.why

@@ -339,7 +339,7 @@ def test_what_is_not_kept_is_what_was_stored_before() -> None:
     layer = _layers(state)["dense"]
     tuned = LayerResult("dense", np.zeros((100, 3), np.int8), None, 3.0, 1.0, kept=True)
 
-    back = unrefined(state, layer, tuned)
+    back = unrefined(state, layer, tuned.before)
 
     np.testing.assert_array_equal(back.stored, state.weights.tensors["w3"]())
     np.testing.assert_array_equal(back.bias, float_bias(state, layer))

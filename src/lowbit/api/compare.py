@@ -38,6 +38,7 @@ from lowbit.evaluate.runner import Outputs
 from lowbit.graph import io
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.session import model_inputs
+from lowbit.normalize.inputs import settle_like
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.metrics import decibels
 from lowbit.pipeline.pipeline import Clock, Progress, ignore_progress
@@ -97,7 +98,7 @@ def compare(
         progress: Called with stage, done and total.
     """
     clock = Clock(progress)
-    float_model, other = io.load(reference), io.load(quantized)
+    float_model, other = _load_both(reference, quantized)
     samples = open_data(data, model_inputs(float_model), preprocessing=preprocessing, limit=limit)
     scorer = _scorer(known := _labels(labels, samples), metric)
     fused = bool(find_quantizers(other))
@@ -121,6 +122,13 @@ def compare(
     report = _report(float_model, other, samples.description, found, analysis, latency)
     accuracy = scorer.figures(tolerance) if scorer is not None else ()
     return msgspec.structs.replace(report, accuracy=accuracy, seconds=clock.seconds)
+
+
+def _load_both(reference: ModelSource, quantized: ModelSource) -> tuple[ir.Model, ir.Model]:
+    """Return both models, the float one with inputs fixed as they are in the quantized one."""
+    float_model, other = io.load(reference), io.load(quantized)
+    settle_like(float_model, other)
+    return float_model, other
 
 
 def _compare_outputs(
@@ -351,4 +359,7 @@ def _changed(model: ir.Model, line: str) -> QuantConfig:
         change,
         tensors=(*config.tensors, *change.tensors),
         exclude=tuple(dict.fromkeys((*config.exclude, *change.exclude))),
+        # The float model has them fixed already.
+        fix_inputs={},
+        input_shapes={},
     )

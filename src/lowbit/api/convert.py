@@ -78,7 +78,7 @@ def _check_loads(model: ir.Model) -> None:
     sizes = (v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     if sum(sizes) <= _LOADED_BELOW:
         with io.as_file(model) as path:
-            check_file(path)
+            check_file(path, "the converted model")
 
 
 def _converted(loaded: ir.Model, to: str, *, casts: bool, half_weights: bool) -> ir.Model:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
@@ -18,6 +20,7 @@ from lowbit.data.split import Split, split, validation_count
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
+from lowbit.normalize.inputs import free_sizes, settle_inputs
 from lowbit.normalize.normalize import refuse_quantized
 from lowbit.numerics.metrics import Metric
 from lowbit.ops.traits import OPERATORS, Operators
@@ -115,6 +118,8 @@ def quantize(
     stats: Stats | None = None,
     limit: int | None = None,
     preprocessing: Preprocessing | str | None = None,
+    fix_inputs: Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     min_sqnr: float | None = None,
     verify: int = 32,
     keep_histograms: bool = False,
@@ -144,6 +149,8 @@ def quantize(
         stats: Statistics collected before, instead of running the data again.
         limit: How many samples to calibrate on; all of them if not given.
         preprocessing: How images become inputs.
+        fix_inputs: Inputs that become constants, with their values (``{"sr": 16000}``).
+        input_shapes: Shapes of inputs, instead of those in the file.
         min_sqnr: Raise if the worst output has a lower SQNR, in decibels.
         verify: How many samples to verify on, none of which was calibrated on where the data
             has more than ``limit``.
@@ -159,16 +166,8 @@ def quantize(
         promote: Whether a model that would not be usable gets wider formats where it needs them.
         progress: Called with stage, done and total.
     """
-    if output is not None:
-        io.check_writable(output)
-    if limit is not None and limit < 1:
-        raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
-    config = _choose_config(preset, config)
-    check_refinement(config)
-    if plan is not None and config.mixed_precision is not None:
-        raise ConfigError(
-            "a plan says already which formats layers have: skip config.mixed_precision"
-        )
+    config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
+    _check_request(config, output, plan, limit)
     clock = Clock(progress)
     with clock.stage("load"):
         state = _load(model, config, target, operators)
@@ -179,6 +178,7 @@ def quantize(
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
+        stages.check_float_model(state)
     with clock.stage("normalize"):
         normalized = stages.normalize(state)
     pipeline = Pipeline(
@@ -220,6 +220,8 @@ def plan(
     config: QuantConfig | None = None,
     target: Target | str | None = None,
     operators: Operators = OPERATORS,
+    fix_inputs: Mapping[str, Any] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
 ) -> Plan:
     """Return what would be quantized to what, and what stays in float and why, without any data.
 
@@ -229,8 +231,11 @@ def plan(
         config: A configuration, instead of a preset.
         target: A target, its name or its file, instead of the configuration's.
         operators: What is known of operators: ``lowbit.ops.traits.OPERATORS`` with rows of your own.
+        fix_inputs: Inputs that become constants, with their values.
+        input_shapes: Shapes of inputs, instead of those in the file.
     """
-    return planned_state(model, preset, config, target, operators).plan
+    config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
+    return planned_state(model, None, config, target, operators).plan
 
 
 def planned_state(
@@ -257,6 +262,8 @@ def _load(
 ) -> Loaded:
     loaded = io.load(model)
     refuse_quantized(loaded)
+    free_sizes(loaded)
+    settle_inputs(loaded, config.fix_inputs, config.input_shapes)
     if target is None or isinstance(target, str):
         target = find_target(target or config.target)
     return Loaded(loaded=loaded, samples=None, config=config, target=target, operators=operators)
@@ -302,6 +309,36 @@ class _Finisher:
             return found
         report = msgspec.structs.replace(again[1], promoted=result.regions)
         return again[0], report, (*again[2], result.describe())
+
+
+def _check_request(
+    config: QuantConfig, output: str | os.PathLike[str] | None, plan: Plan | None, limit: int | None
+) -> None:
+    """Raise for what cannot be done, before anything is."""
+    if output is not None:
+        io.check_writable(output)
+    if limit is not None and limit < 1:
+        raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
+    check_refinement(config)
+    if plan is not None and config.mixed_precision is not None:
+        raise ConfigError(
+            "a plan says already which formats layers have: skip config.mixed_precision"
+        )
+
+
+def _with_inputs(
+    config: QuantConfig,
+    fixed: Mapping[str, Any] | None,
+    shapes: Mapping[str, Sequence[int | str | None]] | None,
+) -> QuantConfig:
+    """Return the configuration with inputs fixed and reshaped as well."""
+    values = {name: np.asarray(value).tolist() for name, value in (fixed or {}).items()}
+    sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    return msgspec.structs.replace(
+        config,
+        fix_inputs={**config.fix_inputs, **values},
+        input_shapes={**config.input_shapes, **sizes},
+    )
 
 
 def _refined(

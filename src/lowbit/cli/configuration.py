@@ -81,6 +81,8 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         include=(*config.include, *args.include),
         exclude=(*config.exclude, *args.exclude),
         head=args.head or config.head,
+        fix_inputs={**config.fix_inputs, **dict(args.fix_input)},
+        input_shapes={**config.input_shapes, **dict(args.input_shape)},
         skip_rewrites=(*config.skip_rewrites, *args.skip_rewrite),
         domain=getattr(args, "domain", None) or config.domain,
         equalization=None if getattr(args, "no_equalization", False) else config.equalization,

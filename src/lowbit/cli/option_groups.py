@@ -66,6 +66,13 @@ def add_scheme(parser: Parser) -> None:
         metavar="METHOD",
         help=f"how weight ranges are found: {', '.join(WEIGHT_METHODS)}",
     )
+    for option, kind, what in (
+        ("--fix-input", types.fixed_input, "sr=16000: make an input a constant (repeatable)"),
+        ("--input-shape", types.input_shape, "x=1,3,320,320: an input's shape (repeatable)"),
+    ):
+        group.add_argument(
+            option, action="append", default=[], type=kind, metavar="NAME=VALUE", help=what
+        )
     _add_exceptions(group)
 
 

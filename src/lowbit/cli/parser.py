@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fractions
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,31 @@ def size(text: str) -> int | tuple[int, int]:
     if len(sides) > 2:
         raise argparse.ArgumentTypeError(f"{text!r} is neither one side nor height,width")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def fixed_input(text: str) -> tuple[str, Any]:
+    """Return an input and the value it is fixed to: ``sr=16000``, ``flags=[0, 1]``."""
+    name, value = _assigned(text, "sr=16000")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
+    """Return an input and its shape: ``x=1,3,320,320``; a word, or -1, is a free size."""
+    name, sizes = _assigned(text, "x=1,3,320,320")
+    words = [word.strip() for word in sizes.split(",")] if sizes else []
+    if not all(re.fullmatch(r"-1|\d+|[A-Za-z_]\w*", word) for word in words):
+        raise argparse.ArgumentTypeError(f"{sizes!r} is no shape, such as 1,3,320,320 or N,3,-1,-1")
+    return name, tuple(int(word) if word.lstrip("-").isdigit() else word for word in words)
+
+
+def _assigned(text: str, example: str) -> tuple[str, str]:
+    name, sign, value = text.rpartition("=")
+    if not name or not sign:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE ({example})")
+    return name, value
 
 
 def pattern(text: str) -> str:

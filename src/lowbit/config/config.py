@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,10 @@ from lowbit.errors import ConfigError
 
 Domain: TypeAlias = Literal["auto", "ai.onnx", "com.microsoft"]
 Head: TypeAlias = Literal["auto", "float", "int8"]
+FixedValue: TypeAlias = bool | int | float | str | list[Any]
+"""A number, or as many in lists as the input has axes."""
+SizeOrName: TypeAlias = int | str | None
+"""A size, or the name of a free one, or nothing for a free one without a name."""
 
 
 class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +55,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
         keep_only_if_better: Whether equalization, smoothing and bias correction are kept only if they lower the
             error on samples held out of calibration.
+        fix_inputs: Inputs that become constants, with their values; the quantized model has them no more.
+        input_shapes: Shapes of inputs, instead of those in the file.
         skip_rewrites: Names of graph rewrites of the target to skip (``lowbit.transforms.rewrites``).
         casts: Whether 16-bit floats are written as pairs of Cast, instead of the operators AMD's
             tools know by name.
@@ -76,6 +82,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     keep_only_if_better: bool = False
     refinement: Refinement | None = None
     mixed_precision: PrecisionSearch | None = None
+    fix_inputs: dict[str, FixedValue] = {}
+    input_shapes: dict[str, tuple[SizeOrName, ...]] = {}
     skip_rewrites: tuple[str, ...] = ()
     casts: bool = False
     half_weights: bool = False

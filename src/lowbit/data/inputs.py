@@ -41,6 +41,11 @@ class InputInfo:
         return "float" in self.dtype.name
 
     @property
+    def is_text(self) -> bool:
+        """Whether the elements are strings."""
+        return self.dtype.kind == "U"
+
+    @property
     def shape_text(self) -> str:
         """The shape as it is shown to people, ``?`` for a nameless free size."""
         if self.shape is None:
@@ -130,7 +135,7 @@ def _conform_array(value: object, info: InputInfo, label: str) -> NDArray[Any]:
         raise DataError(
             f"{where}: {bad} of {array.size} values are NaN or Inf; repair or skip this sample"
         )
-    if array.dtype == info.dtype:
+    if array.dtype == info.dtype or (info.is_text and array.dtype.kind == "U"):
         return array
     cast = _cast(array, info, where)
     if bad := _count_not_finite(cast, info):
@@ -143,7 +148,8 @@ def _conform_array(value: object, info: InputInfo, label: str) -> NDArray[Any]:
 def _as_array(value: object, info: InputInfo, where: str) -> NDArray[Any]:
     # Tensors of other libraries and numpy scalars convert; a list would guess its own type.
     if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
-        return np.asarray(value)
+        array = np.asarray(value)
+        return array.astype(np.str_) if info.is_text and array.dtype == object else array
     raise DataError(
         f"{where} is of type {type(value).__name__}, expected a numpy array: "
         f"wrap it with numpy.asarray(..., dtype={info.dtype})"
@@ -177,10 +183,13 @@ def _fit_shape(array: NDArray[Any], info: InputInfo, where: str) -> NDArray[Any]
 
 
 def _count_not_finite(array: NDArray[Any], info: InputInfo) -> int:
+    """Return how many values are NaN or Inf; minus infinity among numbers is that of a mask."""
     # Anything else is refused for its type, or cannot be NaN.
     if not info.is_float or (array.dtype.kind != "f" and array.dtype != info.dtype):
         return 0
-    return array.size - int(np.count_nonzero(np.isfinite(array)))
+    finite = int(np.count_nonzero(np.isfinite(array)))
+    masked = int(np.count_nonzero(np.isneginf(array))) if finite < array.size else 0
+    return 0 if finite and finite + masked == array.size else array.size - finite
 
 
 def _cast(array: NDArray[Any], info: InputInfo, where: str) -> NDArray[Any]:

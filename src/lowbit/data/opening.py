@@ -76,12 +76,6 @@ def _check(request: _Request) -> None:
         raise DataError(f"limit is {request.limit}, expected at least 1 sample, or none for all")
     if not request.inputs:
         raise DataError("the model has no input, so there is nothing to calibrate on data")
-    for info in request.inputs:
-        if info.dtype.kind in "OUS":
-            raise DataError(
-                f"input {info.name!r} takes strings ({info.dtype}), only numbers can be fed: cut "
-                "the text processing off the model"
-            )
 
 
 def _reopen(data: Data, request: _Request) -> Data:

@@ -47,6 +47,11 @@ class RandomSource(IndexedSource):
 
 
 def _shape(info: InputInfo) -> tuple[int, ...]:
+    if info.is_text:
+        raise DataError(
+            f"input {info.name!r} takes strings, of which none can be made up: give real samples, "
+            "or cut the text processing off the model"
+        )
     if info.shape is None:
         raise DataError(
             f"random data needs the shape of input {info.name!r}, which is not known: give real "

@@ -55,11 +55,15 @@ class FeedSpool(Spool):
 
     def load(self, index: int) -> dict[str, NDArray[Any]]:
         """Return a feed that was kept before."""
-        # The .npy format forgets the types of ml_dtypes, so the type is put back.
         return {
-            info.name: np.load(self._path(index, position)).view(info.dtype)
+            info.name: self._array(index, position, info)
             for position, info in enumerate(self._inputs)
         }
+
+    def _array(self, index: int, position: int, info: InputInfo) -> NDArray[Any]:
+        array: NDArray[Any] = np.load(self._path(index, position))
+        # The .npy format forgets the types of ml_dtypes, so the type is put back.
+        return array if info.is_text else array.view(info.dtype)
 
     def _path(self, index: int, position: int) -> Path:
         return self.folder / f"{index}-{position}.npy"

@@ -19,6 +19,12 @@ from lowbit.evaluate.runner import (
     run_models,
     run_models_in_turn,
 )
+from lowbit.evaluate.same_outputs import (
+    check_same_outputs,
+    finite_pair,
+    is_number,
+    outputs_sized_by_data,
+)
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
 
@@ -27,10 +33,16 @@ SignalNoises = dict[str, SignalNoise]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reference:
-    """A float model, and its tensors by name with what they are called in the quantized one."""
+    """A float model, and its tensors by name with what they are called in the quantized one.
+
+    ``must_agree``: shape and type of each must be equal, and every value finite that is so in float.
+    Those that are ``sized_by_data`` may have other sizes.
+    """
 
     model: ir.Model
     pairs: Mapping[str, str]
+    must_agree: bool = False
+    sized_by_data: frozenset[str] = frozenset()
 
 
 def output_reference(reference: ir.Model, quantized: ir.Model) -> Reference:
@@ -42,7 +54,12 @@ def output_reference(reference: ir.Model, quantized: ir.Model) -> Reference:
                 f"the quantized model has no output {name!r}{did_you_mean(name, have)} "
                 f"(it has {', '.join(have)}); is it made from this float model?"
             )
-    return Reference(reference, {name: name for name in names})
+    return Reference(
+        reference,
+        {name: name for name in names},
+        must_agree=True,
+        sized_by_data=outputs_sized_by_data(reference),
+    )
 
 
 def compare_tensors(
@@ -70,12 +87,16 @@ def compare_tensors(
 
 
 def _add(total: SignalNoises, reference: Reference, want: Outputs, got: Outputs) -> None:
+    if reference.must_agree:
+        check_same_outputs(want, got, sized_by_data=reference.sized_by_data)
     for name, array in want.items():
-        paired = reference.pairs[name]
-        part, other = array if name == paired else thinned(array), got[paired]
-        if _is_comparable(part, other):
+        # The arrays of a sequence have names of their own, the same in both models.
+        paired = reference.pairs.get(name, name)
+        part, other = array if name == paired else thinned(array), got.get(paired)
+        if other is not None and _is_comparable(part, other):
             # The largest is that of all values: what overflows is rare.
-            found = dataclasses.replace(SignalNoise.of(part, other), largest=_largest(array))
+            found = SignalNoise.of(*finite_pair(part, other))
+            found = dataclasses.replace(found, largest=_largest(array))
             total[name] = total[name] | found if name in total else found
 
 
@@ -84,7 +105,7 @@ def _largest(values: Array) -> float:
 
 
 def _is_comparable(want: Array, got: Array) -> bool:
-    return want.dtype.kind in "fiu" and want.shape == got.shape
+    return is_number(want) and want.shape == got.shape
 
 
 Listener = Callable[[Outputs, Outputs, "Outputs | None"], None]
@@ -132,7 +153,7 @@ def compare_outputs(
     if fused:
         name = "the quantized model, fused"
         runs.append(dataclasses.replace(exact, optimize="all", samples=fused, name=name))
-    sums = _Sums()
+    sums = _Sums(frozenset(names), outputs_sized_by_data(reference))
     for feed, (want, got, *quick) in run_models(runs, feeds):
         if want is None or got is None:
             continue
@@ -147,7 +168,8 @@ def compare_outputs(
 class _Sums:
     """Figures added up over samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str], sized_by_data: frozenset[str]) -> None:
+        self._names, self._sized_by_data = names, sized_by_data
         self.count = 0
         self.samples: list[ReferenceSample] = []
         self._slices: tuple[OutputSlice, ...] = ()
@@ -156,10 +178,17 @@ class _Sums:
         self._any_fused = False
 
     def add(self, want: Outputs, got: Outputs, last: Outputs | None) -> None:
+        check_same_outputs(want, got, types=False, sized_by_data=self._sized_by_data)
         if not self._whole:
-            whole = [OutputSlice(n) for n, a in want.items() if _is_comparable(a, got[n])]
+            whole = [
+                OutputSlice(name)
+                for name, array in want.items()
+                if name not in self._sized_by_data and _is_comparable(array, got[name])
+            ]
             self._whole = [SliceErrors(whole) for _ in range(3)]
-            self._slices = find_slices({part.output: want[part.output] for part in whole})
+            # Arrays of a sequence cannot be asked for by themselves.
+            plain = [part.output for part in whole if part.output in self._names]
+            self._slices = find_slices({name: want[name] for name in plain})
             self._sliced = SliceErrors(self._slices)
         self._whole[0].add(want, got)
         if last is not None:

@@ -38,7 +38,7 @@ def node_costs(model: ir.Model, feed: Feed) -> Mapping[str, NodeCost]:
     return {
         str(node.name): NodeCost(
             multiply_adds=_multiply_adds(node, known),
-            elements=math.prod(known[tensor_name(node.outputs[0])]),
+            elements=math.prod(known.get(tensor_name(node.outputs[0]), (0,))),
         )
         for node in nodes
     }
@@ -53,7 +53,7 @@ def _multiply_adds(node: ir.Node, shapes: Mapping[str, tuple[int, ...]]) -> int:
     row = linear_operator(node)
     if row is None:
         return 0
-    written = math.prod(shapes[tensor_name(node.outputs[0])])
+    written = math.prod(shapes.get(tensor_name(node.outputs[0]), (0,)))
     weight = constant_shape(node.inputs[1]) if is_constant(node.inputs[1]) else None
     if weight is not None:
         channels = weight[row.channel_axis(node) % len(weight)] if weight else 1

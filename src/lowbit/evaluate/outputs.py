@@ -106,6 +106,8 @@ class SliceErrors:
     def add(self, want: Mapping[str, Array], got: Mapping[str, Array]) -> None:
         """Add one sample."""
         for index, part in enumerate(self._slices):
+            if part.output not in want:
+                continue  # a sequence of another length than in the first sample
             pair = (part.of(want[part.output]), part.of(got[part.output]))
             self._sums[index] = self._sums[index] | SignalNoise.of(*pair)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.evaluate.same_outputs import arrays_of
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, Session, session
 from lowbit.parallel import ordered_map
@@ -57,12 +58,19 @@ class Run:
         return session(self.model, self.names, threads=1, optimize=self.optimize, name=self.name)
 
     def on(self, running: Session, index: int, feed: Feed) -> Outputs | None:
-        """Return what the model gives for one sample, or ``None`` if it is not run on it."""
+        """Return what the model gives for one sample, or ``None`` if it is not run on it.
+
+        The arrays of a sequence are ``name[0]``, ``name[1]`` and so on.
+        """
         if self.samples is not None and index not in self.samples:
             return None
         values = zip(self.names, running.run(self.names, feed), strict=True)
         # Copied: an array of onnxruntime's keeps all memory of its session.
-        return {name: np.array(self.keep(name, array)) for name, array in values}
+        return {
+            part: np.array(self.keep(name, array))
+            for name, value in values
+            for part, array in arrays_of(name, value)
+        }
 
 
 def output_names(model: ir.Model) -> list[str]:

@@ -164,8 +164,8 @@ class OutputErrors:
         """Add one sample."""
         self._samples += 1
         for index, row in enumerate(self._measured):
-            a, b = want[row.tensor], got[self._paired.get(row.tensor, row.tensor)]
-            if a.shape != b.shape or not a.size:
+            a, b = want.get(row.tensor), got.get(self._paired.get(row.tensor, row.tensor))
+            if a is None or b is None or a.shape != b.shape or not a.size:
                 continue
             self._add(index, row, row.part.of(a), row.part.of(b))
 

@@ -26,6 +26,11 @@ def is_constant(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer() and not value.is_graph_input()
 
 
+def is_float_tensor(value: ir.Value) -> bool:
+    """Whether the value is a tensor of float32: sequences and optionals of such are none."""
+    return value.dtype == ir.DataType.FLOAT and isinstance(value.type, ir.TensorType)
+
+
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
     """Return the data of a constant, or ``None`` for anything else."""
     if value is None or not is_constant(value) or value.const_value is None:

@@ -178,6 +178,8 @@ def _refuse_sparse(graph: onnx.GraphProto, name: str) -> None:
 
 def _checked(model: ir.Model, name: str) -> ir.Model:
     graph = model.graph
+    # onnx.checker wants a name, onnxruntime does not.
+    graph.name = graph.name or "graph"
     if not graph.outputs:
         raise ModelError(f"{name}: the graph has no outputs, so there is nothing to compute")
     # Both names mean the standard operators; nodes are read with the shorter one.

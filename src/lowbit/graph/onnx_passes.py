@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from lowbit.errors import ModelError, VerificationError
+from lowbit.graph import io
 from lowbit.graph.session import Session
 
 if TYPE_CHECKING:
@@ -60,6 +61,51 @@ def infer_types(model: ir.Model) -> None:
 
     An operator nobody has a schema for leaves its own outputs unknown, and nothing else.
     """
+    known = _inferred(model)
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name in known:
+                _learn(value, known[value.name])
+
+
+def infer_anew(model: ir.Model) -> None:
+    """Infer all of it from the inputs, whatever the file says of inner values. Changes ``model``.
+
+    What files say of them may be wrong, which onnxruntime overlooks. It is believed only where
+    nothing can be inferred, and then read as well to infer what follows.
+    """
+    declared = {
+        value: (value.type, value.shape)
+        for node in model.graph
+        if node.domain == ""
+        for value in node.outputs
+    }
+    for value in declared:
+        value.type = value.shape = None
+    infer_types(model)
+    incomplete = False
+    for value, (kind, shape) in declared.items():
+        incomplete = incomplete or (value.shape is None and shape is not None)
+        value.type = value.type or kind
+        value.shape = _joined(value.shape, shape)
+    if incomplete:
+        infer_types(model)
+
+
+def _joined(inferred: ir.Shape | None, declared: ir.Shape | None) -> ir.Shape | None:
+    """Return the inferred shape, with declared names and sizes where nothing is known."""
+    if inferred is None or declared is None or len(inferred) != len(declared):
+        return inferred if inferred is not None else declared
+    pairs = zip(inferred, declared, strict=True)
+    return ir.Shape([theirs if _is_unknown(ours) else ours for ours, theirs in pairs])
+
+
+def _is_unknown(size: int | ir.SymbolicDim) -> bool:
+    # onnx calls sizes that it makes up unk__0 and so on.
+    return not isinstance(size, int) and (size.value is None or size.value.startswith("unk__"))
+
+
+def _inferred(model: ir.Model) -> dict[str, onnx.TypeProto]:
     import onnx.shape_inference
 
     with light_proto(model) as (proto, _):
@@ -69,11 +115,7 @@ def infer_types(model: ir.Model) -> None:
             raise ModelError(
                 f"the model's types and shapes cannot be inferred: {_brief(error)}"
             ) from error
-    known = {info.name: info.type for info in (*inferred.graph.value_info, *inferred.graph.output)}
-    for node in model.graph:
-        for value in node.outputs:
-            if value.name in known:
-                _learn(value, known[value.name])
+    return {info.name: info.type for info in (*inferred.graph.value_info, *inferred.graph.output)}
 
 
 def _learn(value: ir.Value, proto: object) -> None:
@@ -91,6 +133,9 @@ def _brief(error: Exception) -> str:
 
 OLDEST = 7
 
+# Before this operator set Scan had a batch axis, which the converter drops without a word.
+_NEW_SCAN = 9
+
 
 def require_opset(model: ir.Model, lowest: int) -> ir.Model:
     """Return ``model`` at operator set ``lowest`` or later; itself if it is there already."""
@@ -101,6 +146,11 @@ def require_opset(model: ir.Model, lowest: int) -> ir.Model:
         raise ModelError(
             f"the model is at operator set {version}; {OLDEST} is the oldest that can be "
             "converted. Export it again with a newer exporter"
+        )
+    if version < _NEW_SCAN and any(node.op_type == "Scan" for node in model.graph.all_nodes()):
+        raise ModelError(
+            f"the model is at operator set {version} and has a Scan, which meant something else "
+            f"before {_NEW_SCAN}; export it again at {max(lowest, _NEW_SCAN)} or later"
         )
     try:
         converted = _convert(model, lowest)
@@ -146,23 +196,52 @@ def _put_back(graph: ir.Graph, tensors: dict[str, ir.TensorProtocol | None]) -> 
 _FULL_CHECK_BELOW = 1 << 30
 
 
-def check_file(path: pathlib.Path) -> None:
+def check_file(path: pathlib.Path, name: str = "") -> None:
     """Raise unless the file passes ``onnx.checker`` and loads with every optimization.
 
-    That it loads and runs without any is shown by measuring it.
+    That it loads and runs without any is shown by measuring it. ``name`` is what errors call it.
     """
-    check_valid(path)
+    check_valid(path, name)
+    _check_loads(path, name)
+
+
+def check_like(model: ir.Model, reference: ir.Model) -> str:
+    """Raise unless a quantized model loads and is as valid as its float model.
+
+    Returns what ``onnx.checker`` says against both of them, if anything: onnxruntime runs more than
+    it lets pass.
+    """
+    name, note = "the quantized model", ""
+    with io.as_file(model) as path:
+        try:
+            check_valid(path, name)
+        except VerificationError as error:
+            with io.as_file(reference) as before:
+                note = _problem(before)
+            if not note:
+                raise VerificationError(str(error)) from error
+        _check_loads(path, name)
+    return note
+
+
+def _check_loads(path: pathlib.Path, name: str) -> None:
     try:
-        Session(path, threads=1, optimize="all", name=str(path))
+        Session(path, threads=1, optimize="all", name=name or str(path))
     except ModelError as error:
         raise VerificationError(str(error)) from error
 
 
-def check_valid(path: pathlib.Path) -> None:
+def check_valid(path: pathlib.Path, name: str = "") -> None:
     """Raise unless the file passes ``onnx.checker``, which leaves weights outside it unread."""
+    if problem := _problem(path):
+        raise VerificationError(f"{name or path} is not valid ONNX: {problem}")
+
+
+def _problem(path: pathlib.Path) -> str:
     import onnx.checker
 
     try:
         onnx.checker.check_model(str(path), full_check=path.stat().st_size < _FULL_CHECK_BELOW)
     except Exception as error:  # the checker's exceptions share no public base
-        raise VerificationError(f"{path} is not valid ONNX: {str(error)[:600]}") from error
+        return " ".join(str(error).split())[:600]
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph import io
 from lowbit.graph.memory import garbage_collection_paused, release_memory
 from lowbit.graph.naming import name_everything
+from lowbit.graph.narrow_types import has_narrow, run_narrow
 
 Array = NDArray[Any]
 Feed = Mapping[str, Array]
@@ -29,7 +31,7 @@ _NUMPY_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         for name, dtype in (
             ("float", "float32"),
             ("double", "float64"),
-            *((same, same) for same in "float16 int8 int16 int32 int64 uint8 bool".split()),
+            *((same, same) for same in "float16 int8 int16 int32 int64 uint8 uint16 bool".split()),
         )
     }
 )
@@ -70,6 +72,7 @@ class Session:
         except Exception as error:  # onnxruntime's exceptions share no public base
             raise ModelError(f"onnxruntime cannot load {name}: {_reason(error)}") from error
         self._name = name
+        self._has_narrow = has_narrow(self._session)
 
     def run(self, outputs: Sequence[str], feed: Feed) -> list[Array]:
         """Return the named outputs for one feed.
@@ -79,6 +82,8 @@ class Session:
         if self._session is None:
             raise ModelError(f"the session of {self._name} is closed")
         try:
+            if self._has_narrow:
+                return run_narrow(self._session, list(outputs), feed)
             return list(self._session.run(list(outputs), dict(feed)))
         except Exception as error:  # onnxruntime's exceptions share no public base
             reason = self._wrong_feed(feed) or self._wrong_outputs(outputs) or _reason(error)
@@ -90,6 +95,8 @@ class Session:
         onnxruntime writes straight into them, which spares allocating and copying what is to be
         looked at once only.
         """
+        if self._has_narrow:
+            return lambda feed: self.run(outputs, feed)
         return _Repeated(self, self._session, outputs)
 
     def close(self) -> None:
@@ -234,8 +241,16 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
 
 def input_dtype(value: ir.Value) -> np.dtype[Any]:
     """Return the NumPy type of a graph input."""
+    kind = value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
+    if kind is not None and not isinstance(kind, ir.TensorType):
+        raise ModelError(
+            f"model input {value.name!r} is a {_words(kind)}; only tensors can be fed: cut what "
+            "makes tensors of it off the model"
+        )
     if value.dtype is None:
         raise ModelError(f"model input {value.name!r} has no element type")
+    if value.dtype == ir.DataType.STRING:
+        return np.dtype(np.str_)
     try:
         return np.dtype(value.dtype.numpy())
     except TypeError as error:
@@ -244,21 +259,37 @@ def input_dtype(value: ir.Value) -> np.dtype[Any]:
         ) from error
 
 
+def _words(kind: Any) -> str:
+    """Return a type as ONNX writes it: ``seq(tensor(float))``."""
+    if isinstance(kind, ir.SequenceType | ir.OptionalType):
+        word = "seq" if isinstance(kind, ir.SequenceType) else "optional"
+        return f"{word}({_words(kind.elem_type)})"
+    word = "tensor" if isinstance(kind, ir.TensorType) else "sparse_tensor"
+    return f"{word}({kind.dtype.name.lower()})"
+
+
 def model_inputs(model: ir.Model) -> list[InputInfo]:
     """Return what each input of a model wants to be fed."""
     return [
         InputInfo(
             name=str(value.name),
             dtype=input_dtype(value),
-            shape=None
-            if value.shape is None
-            else tuple(d if isinstance(d, int) else d.value for d in value.shape),
+            shape=None if value.shape is None else tuple(_size(d) for d in value.shape),
         )
         for value in model.graph.inputs
         if value.name not in model.graph.initializers
     ]
 
 
+def _size(dim: int | ir.SymbolicDim) -> int | str | None:
+    """Return a size; some exporters write -1 where it is free."""
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None
+    return dim.value
+
+
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
+    # Where the model was put for onnxruntime to read is nobody's business.
+    text = re.sub(r"Load model from \S+ failed: ?", "", text)
     return text.split(" : ", 3)[-1][:600]

@@ -14,8 +14,9 @@ from onnx_ir.passes import common
 from lowbit.errors import ModelError
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, name_everything, names_of, tensor_name
-from lowbit.graph.onnx_passes import infer_types, require_opset
+from lowbit.graph.onnx_passes import infer_anew, infer_types, require_opset
 from lowbit.graph.session import Feed, session
+from lowbit.normalize.conditions import fold_conditions
 from lowbit.normalize.fold_affine import fold_affine
 from lowbit.normalize.precision import single_precision
 from lowbit.normalize.simplify import (
@@ -84,13 +85,14 @@ def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     single_precision(model)
     drop_identities(model)
     fold_constants(model)
+    fold_conditions(model)
     fold_affine(model)
     decompose_hardswish(model)
     drop_duplicates(model)
     name_everything(model)
     common.RemoveUnusedNodesPass()(model)
     explicit_attributes(model)
-    infer_types(model)
+    infer_anew(model)
     _know_types(model, sample)
     return model
 

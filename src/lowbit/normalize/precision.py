@@ -15,7 +15,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.errors import ModelError
-from lowbit.graph.editing import add_constant, constant, is_constant, read_tensor, scalar
+from lowbit.graph.editing import (
+    add_constant,
+    constant,
+    insert_after,
+    is_constant,
+    read_tensor,
+    scalar,
+)
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.onnx_passes import infer_types
 from lowbit.numerics.blocks import Element, Rounding, round_bfp, round_mx
@@ -38,6 +45,7 @@ def single_precision(model: ir.Model) -> None:
     _refuse_sequences([*graph.inputs, *graph.outputs])
     infer_types(model)
     idle = [node for node in graph if _is_float_to_float(node)]
+    bitwise = [(node, *_bit_types(node)) for node in graph.all_nodes() if _is_bitwise(node)]
     for part in (graph, *graph.subgraphs()):
         _convert(part, keep=inputs)
     for node in idle:
@@ -48,6 +56,36 @@ def single_precision(model: ir.Model) -> None:
     for value, dtype in outputs:
         if dtype is not None:
             _cast_output(graph, value, dtype)
+    for node, source, result in bitwise:
+        _cast_around(node, source, result)
+
+
+def _is_bitwise(node: ir.Node) -> bool:
+    """Whether a node reads the bits of numbers, so that their type is not ours to change."""
+    return node.op_type == "BitCast" and node.domain == ""
+
+
+def _bit_types(node: ir.Node) -> tuple[ir.DataType | None, ir.DataType]:
+    source = node.inputs[0]
+    return (None if source is None else source.dtype), ir.DataType(node.attributes.get_int("to", 0))
+
+
+def _cast_around(node: ir.Node, source: ir.DataType | None, result: ir.DataType) -> None:
+    """Let a node read and write the types it had, between Casts from and to float32."""
+    part, value = node.graph, node.inputs[0]
+    if not isinstance(part, ir.Graph) or value is None:
+        return
+    node.attributes["to"] = ir.AttrInt64("to", int(result))
+    if source in _OTHER:
+        before = ir.node("Cast", [value], {"to": int(source)}, name=f"{node.name}_source")
+        before.outputs[0].name = f"{node.name}_source"
+        before.outputs[0].type, before.outputs[0].shape = ir.TensorType(source), value.shape
+        part.insert_before(node, before)
+        node.replace_input_with(0, before.outputs[0])
+    if result in _OTHER:
+        after = ir.node("Cast", node.outputs, {"to": int(ir.DataType.FLOAT)})
+        insert_after(part, after, f"{tensor_name(node.outputs[0])}_bits")
+        node.outputs[0].type = ir.TensorType(result)
 
 
 def _is_concerned(model: ir.Model) -> bool:

@@ -201,10 +201,10 @@ _WINDOWED = (
     "LpPool",
 )
 
-# The operator sets that gave pools dilations; convolutions always had them.
-_DILATIONS_FROM: Mapping[str, int] = MappingProxyType(
-    {"MaxPool": 10, "LpPool": 18, "AveragePool": 19}
-)
+# The operator sets that gave pools dilations; convolutions always had them. AveragePool, which has
+# them since 19, goes without: integer kernels know no such attribute, even where it says nothing.
+_DILATIONS_FROM: Mapping[str, int] = MappingProxyType({"MaxPool": 10, "LpPool": 18})
+_WITHOUT_DILATIONS = ("AveragePool",)
 
 
 def explicit_attributes(model: ir.Model) -> None:
@@ -220,7 +220,10 @@ def _complete(node: ir.Node, opset: int) -> None:
         return
     rank = len(kernel)
     defaults: dict[str, list[int]] = {"kernel_shape": kernel, "strides": [1] * rank}
-    if opset >= _DILATIONS_FROM.get(node.op_type, 1):
+    if node.op_type in _WITHOUT_DILATIONS:
+        if set(node.attributes.get_ints("dilations", ())) <= {1}:
+            node.attributes.pop("dilations", None)
+    elif opset >= _DILATIONS_FROM.get(node.op_type, 1):
         defaults["dilations"] = [1] * rank
     auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
     if "output_shape" not in node.attributes and auto_pad in ("NOTSET", "VALID"):

@@ -140,6 +140,8 @@ class ConvLayer(LinearLayer):
 
     def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
         """Gather, with zeros where the window reaches over the border."""
+        if not len(at):
+            return np.zeros((self.groups, self.depth, 0), np.float32)
         grid = np.unravel_index(at, (shape[0], *shape[2:]))
         index, inside = grid[0][:, None], np.ones((len(at), 1), bool)
         for axis, size in enumerate(x.shape[2:]):

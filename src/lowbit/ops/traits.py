@@ -72,6 +72,11 @@ def _is_nearest(node: ir.Node) -> bool:
     return node.attributes.get_string("mode", "nearest") == "nearest"
 
 
+def _is_dense(node: ir.Node) -> bool:
+    """Whether a pool's window has no gaps, which integer kernels do not know."""
+    return set(node.attributes.get_ints("dilations", ())) <= {1}
+
+
 def _linear(name: str, *data: int) -> OpTraits:
     row = LAYERS[name]
     return OpTraits(data=data, weight=1, bias=row.bias, channel_axis=row.channel_axis)
@@ -106,7 +111,7 @@ OPERATORS: Operators = MappingProxyType(
         "Gelu": _UNARY,
         "Erf": _UNARY,
         "ArgMax": OpTraits(data=(0,), outputs=0),
-        "AveragePool": _AVERAGES,
+        "AveragePool": dataclasses.replace(_AVERAGES, applies=_is_dense),
         "GlobalAveragePool": _AVERAGES,
         "ReduceMean": _AVERAGES,
         "LpNormalization": _UNARY,

@@ -17,6 +17,7 @@ from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
 from lowbit.emit.emission import EmitOptions
 from lowbit.emit.emit import emit as emit_model
+from lowbit.evaluate.runner import Run, run_model
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import require_opset
 from lowbit.graph.session import Array, Feed
@@ -53,6 +54,14 @@ from lowbit.version import __version__
 
 Feeds = Callable[[], Iterable[Feed]]
 Told = Callable[[int], None]
+
+
+def check_float_model(state: Loaded) -> None:
+    """Raise before any work if onnxruntime cannot run the model on the first sample."""
+    sample = None if state.samples is None else state.samples.first()
+    if sample is not None:
+        run = dataclasses.replace(Run.float_model(state.loaded), optimize="none")
+        list(run_model(run, [sample]))
 
 
 def normalize(state: Loaded) -> Normalized:

@@ -15,11 +15,11 @@ from lowbit.errors import RuinedError, VerificationError
 from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
 from lowbit.evaluate.output_kinds import measured_tensors
 from lowbit.evaluate.verdict import evaluate_outputs
-from lowbit.graph import io
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.onnx_passes import check_file
+from lowbit.graph.onnx_passes import check_like
 from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.planning.unquantized import layers_in_subgraphs
 from lowbit.report.values import Report, Step, count_formats, scores
 from lowbit.state import Quantized
 from lowbit.version import __version__
@@ -69,8 +69,7 @@ def _largest(model: ir.Model, name: str) -> float:
 def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Report:
     """Check the file, run it on held-out samples against the model as loaded, and report."""
     plan, quantized = state.plan, state.emitted.model
-    with io.as_file(quantized) as path:
-        check_file(path)
+    invalid = check_like(quantized, state.loaded)
     references = [output_reference(state.loaded, quantized), _layer_reference(state)]
     few = itertools.islice(samples.verification(), _LAYERS_ON)
     outputs, layers = compare_tensors(references, quantized, few)
@@ -102,6 +101,7 @@ def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Re
             *state.rotation_notes,
             *state.transform_notes,
             *overflows,
+            *_model_notes(state, invalid),
             *_notes(samples, calibrated=bool(plan.observed())),
         ),
         size_before=constants_size(state.loaded),
@@ -113,7 +113,7 @@ def quantized_names(state: Quantized) -> dict[str, str]:
     """Return what the quantized model calls the tensors that outputs are measured at."""
     model = state.emitted.model
     have = {tensor_name(v) for node in model.graph for v in node.outputs if v.name}
-    have |= {tensor_name(v) for v in model.graph.inputs}
+    have |= {tensor_name(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     found = {}
     for name in measured_tensors(state.loaded):
         known = state.emitted.tensors.get(name)
@@ -121,6 +121,17 @@ def quantized_names(state: Quantized) -> dict[str, str]:
         if read in have:
             found[name] = read
     return found
+
+
+def _model_notes(state: Quantized, invalid: str) -> tuple[str, ...]:
+    """Return what is to be said of the model itself."""
+    notes = [layers_in_subgraphs(state.adapted)]
+    if invalid:
+        notes.append(
+            f"onnx.checker refuses the float model, and so the quantized one ({invalid}); "
+            "onnxruntime runs both"
+        )
+    return tuple(note for note in notes if note)
 
 
 def _layer_reference(state: Quantized) -> Reference:

@@ -40,25 +40,27 @@ def find_head(graph: ir.Graph) -> Head:
 
 def _tail(graph: ir.Graph) -> list[ir.Node]:
     """Return the nodes with no linear layer after them that are none themselves."""
+    layers = _linear_layers(graph)
     before_layer: set[ir.Node] = set()
     tail: list[ir.Node] = []
     for node in reversed(tuple(graph)):
-        if _is_linear_layer(node) or any(n in before_layer for n in node.successors()):
+        if node in layers or any(n in before_layer for n in node.successors()):
             before_layer.add(node)
-        elif not _activates_layer(node):
+        elif not _activates_layer(node, layers):
             tail.append(node)
     return tail[::-1]
 
 
-def _activates_layer(node: ir.Node) -> bool:
+def _activates_layer(node: ir.Node, layers: set[ir.Node]) -> bool:
     producer = node.inputs[0].producer() if node.inputs and node.inputs[0] else None
-    return node.op_type in FUSED_ACTIVATIONS and producer is not None and _is_linear_layer(producer)
+    return node.op_type in FUSED_ACTIVATIONS and producer in layers
 
 
-def _is_linear_layer(node: ir.Node) -> bool:
-    if not has_constant_weight(node):
-        return False
-    return math.prod(constant_shape(node.inputs[1]) or ()) > _FIXED_KERNEL
+def _linear_layers(graph: ir.Graph) -> set[ir.Node]:
+    """Return the linear layers, of a model that has only small ones all of them."""
+    every = {node for node in graph if has_constant_weight(node)}
+    large = {n for n in every if math.prod(constant_shape(n.inputs[1]) or ()) > _FIXED_KERNEL}
+    return large or every
 
 
 def _sign(node: ir.Node) -> str | None:

@@ -13,7 +13,15 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.config.specs import IntegerSpec, Spec
-from lowbit.graph.editing import ARITHMETIC, REQUANTIZED, constant, is_constant, only_consumer
+from lowbit.graph.editing import (
+    ARITHMETIC,
+    REQUANTIZED,
+    constant,
+    constant_shape,
+    is_constant,
+    is_float_tensor,
+    only_consumer,
+)
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import (
@@ -30,6 +38,9 @@ from lowbit.targets.target import FusedPair, Target
 
 # They read what tensors look like, not their numbers.
 _NO_NUMBERS = ("Shape", "Size")
+
+# Trees and the like compare numbers with thresholds, which rounding crosses.
+_CLASSICAL = "ai.onnx.ml"
 
 
 @dataclasses.dataclass(slots=True)
@@ -124,7 +135,7 @@ def _traits(node: ir.Node, target: Target, operators: Operators) -> OpTraits | N
     traits = traits_of(node, operators)
     if traits is None and target.every_operator and node.op_type not in _NO_NUMBERS:
         subgraphs = any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
-        return None if subgraphs else OpTraits()
+        return None if subgraphs or node.domain == _CLASSICAL else OpTraits()
     return traits
 
 
@@ -160,14 +171,14 @@ def data_inputs(node: ir.Node, traits: OpTraits) -> list[ir.Value]:
     """Return the float inputs that carry data, constants included."""
     indices = range(len(node.inputs)) if traits.data is None else traits.data
     values = [node.inputs[i] for i in indices if i < len(node.inputs)]
-    return [v for v in values if v is not None and v.dtype == ir.DataType.FLOAT]
+    return [v for v in values if v is not None and is_float_tensor(v)]
 
 
 def data_outputs(node: ir.Node, traits: OpTraits) -> list[ir.Value]:
     """Return the float outputs that are quantized, device arithmetic included."""
     outputs = [effective_output(node), *node.outputs[1:]][: traits.outputs]
     used = [v for v in outputs if v.uses() or v.is_graph_output()]
-    return [v for v in used if v.dtype == ir.DataType.FLOAT]
+    return [v for v in used if is_float_tensor(v)]
 
 
 def _place_node(
@@ -199,7 +210,7 @@ def _place_constants(
         if value is None or not is_constant(value) or value.dtype != ir.DataType.FLOAT:
             continue
         name = tensor_name(value)
-        if name in placement.weights:
+        if name in placement.weights or 0 in (constant_shape(value) or ()):
             continue
         spec = scheme.weight
         if value is not weight and value in inputs:
@@ -282,22 +293,26 @@ def _stays_float(
     if node.op_type == "Resize" and not moves_exactly(node) and "Resize" in target.shares:
         return None
     if any(_is_infinite(v) for v in node.inputs):
-        return "one of its constants is infinite"
+        return "one of its constants is infinite, or as large as masks are"
     return None
+
+
+# float32's lowest number stands for minus infinity in masks, and a scale for it leaves nothing else.
+_AS_GOOD_AS_INFINITE = 1e30
 
 
 def _is_infinite(value: ir.Value | None) -> bool:
     if value is None or not is_constant(value) or value.dtype != ir.DataType.FLOAT:
         return False
     data = constant(value)
-    return data is not None and data.size <= 1 << 16 and bool(np.isinf(data).any())
+    if data is None or data.size > 1 << 16:
+        return False
+    return bool((np.abs(data) >= _AS_GOOD_AS_INFINITE).any())
 
 
 def _touches_floats(node: ir.Node) -> bool:
     values = [*node.inputs, *node.outputs]
-    return any(
-        v is not None and v.dtype == ir.DataType.FLOAT and not is_constant(v) for v in values
-    )
+    return any(v is not None and is_float_tensor(v) and not is_constant(v) for v in values)
 
 
 def _shape_values(graph: ir.Graph) -> set[ir.Value]:

@@ -17,6 +17,7 @@ from lowbit.config.specs import (
     Spec,
 )
 from lowbit.errors import PlanError, did_you_mean
+from lowbit.planning.unquantized import why_nothing
 from lowbit.targets.target import AlignRule
 
 VERSION = 1
@@ -172,10 +173,7 @@ def check_fit(plan: Plan, model: ir.Model) -> None:
     values = ir.convenience.create_value_mapping(model.graph)
     planned = plan.by_name()
     if not plan.tensors:
-        raise PlanError(
-            "nothing would be quantized: every node is excluded or has no rule. "
-            "`lowbit plan` lists the reason for each"
-        )
+        raise PlanError(why_nothing(model, (row.why for row in plan.float_nodes)))
     if len(planned) != len(plan.tensors):
         raise PlanError("the plan lists a tensor twice")
     for tensor in plan.tensors:

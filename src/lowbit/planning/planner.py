@@ -22,8 +22,14 @@ from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement
 from lowbit.planning.block_axes import block_axes
 from lowbit.planning.head import Head, find_head
-from lowbit.planning.placement import Placement, Request, drop_fused, place
+from lowbit.planning.placement import (
+    Placement,
+    Request,
+    drop_fused,
+    place,
+)
 from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
+from lowbit.planning.poles import drop_before_poles
 from lowbit.planning.rules import Scheme, choose_schemes
 from lowbit.planning.sharing import find_groups, find_leaders, find_observed
 from lowbit.targets.target import Target
@@ -44,6 +50,7 @@ def make_plan(
     schemes = _protect_head(schemes, graph, head or find_head(graph), config, operators)
     placement = place(graph, schemes, target, operators)
     drop_fused(graph, placement, target)
+    drop_before_poles(graph, placement, operators)
     _override(placement, graph, config.tensors)
     axes = block_axes(graph, placement, target.block_axes)
     tensors = (*_activations(placement, graph, config, target), *_weights(placement))

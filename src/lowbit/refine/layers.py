@@ -223,14 +223,14 @@ def _after(state: Quantized, node: ir.Node) -> tuple[Activation, Quantizer | Non
     return activation, Quantizer(float(params.scale), low, high)
 
 
-def unrefined(state: Quantized, layer: RefinedLayer, result: LayerResult) -> LayerResult:
-    """Return what a layer was before, as a result that was not kept."""
+def unrefined(state: Quantized, layer: RefinedLayer, error: float) -> LayerResult:
+    """Return what a layer was before, with its error, as a result that was not kept."""
     return LayerResult(
         layer.node,
         state.weights.tensors[layer.weight.name](),
         float_bias(state, layer),
-        result.before,
-        result.before,
+        error,
+        error,
         kept=False,
     )
 

@@ -19,7 +19,7 @@ from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
 from lowbit.parallel import cpu_count, ordered_map
 from lowbit.refine.algorithm import Feeds, LoopSettings, Solve
-from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants
+from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
 from lowbit.refine.layerwise_run import LayerwiseRun
 from lowbit.refine.samples import (
     LayerSample,
@@ -139,7 +139,7 @@ class LayerLoop:
             return
         for step, (index, layer) in enumerate(rest):
             samples = self._take_samples(step, layer, constants)
-            result = listener.solved(index, layer, _solved(solve, layer, samples))
+            result = listener.solved(index, layer, self._solved(solve, layer, samples))
             del samples  # before the next are taken, which can then use this memory
             release_memory()
             constants |= replaced_constants(self.state, layer, result)
@@ -158,7 +158,7 @@ class LayerLoop:
 
             for step, (index, layer) in enumerate(rest):
                 samples = self._take_samples(step, layer, {})
-                pending.append((index, layer, pool.submit(_solved, solve, layer, samples)))
+                pending.append((index, layer, pool.submit(self._solved, solve, layer, samples)))
                 if len(pending) > threads:
                     yield first()
             while pending:
@@ -179,7 +179,20 @@ class LayerLoop:
                 return sample
             return SampleOnDisk(self.disk, layer.node, index, sample)
 
-        return list(ordered_map(take, self._indexed_feeds(step), cpu_count()))
+        found = list(ordered_map(take, self._indexed_feeds(step), cpu_count()))
+        # A sample of batch 0, or an empty cache, shows nothing of a layer.
+        return [sample for sample in found if sample.count]
+
+    def _solved(
+        self, solve: Solve, layer: RefinedLayer, samples: Sequence[LayerSample]
+    ) -> LayerResult:
+        if not samples:
+            return unrefined(self.state, layer, 0.0)
+        result = solve(layer, samples)
+        for sample in samples:
+            if isinstance(sample, SampleOnDisk):
+                sample.drop()
+        return result
 
     def _indexed_feeds(self, step: int) -> Iterator[tuple[int, Feed | None]]:
         if step > 0:
@@ -189,14 +202,6 @@ class LayerLoop:
         for index, feed in enumerate(self.feeds()):
             self._count = index + 1
             yield index, feed
-
-
-def _solved(solve: Solve, layer: RefinedLayer, samples: Sequence[LayerSample]) -> LayerResult:
-    result = solve(layer, samples)
-    for sample in samples:
-        if isinstance(sample, SampleOnDisk):
-            sample.drop()
-    return result
 
 
 def batched(feeds: Feeds, size: int) -> Iterator[Feed]:

@@ -66,7 +66,7 @@ class Selection:
         changed = replaced_constants(self.state, layer, result)
         error = self.measured(changed)
         if not error < self.error:
-            return unrefined(self.state, layer, result)
+            return unrefined(self.state, layer, result.before)
         self.error = error
         self.constants |= changed
         return result

@@ -237,7 +237,10 @@ def _error(
     if importance is not None:
         return float(importance.error(difference).sum(dtype=np.float64))
     flat = difference.reshape(-1)
-    return float(flat @ flat)
+    with np.errstate(over="ignore"):
+        found = float(flat @ flat)
+    # Squares of numbers beyond 1e19 are too large for float32.
+    return found if np.isfinite(found) else float(np.square(flat, dtype=np.float64).sum())
 
 
 def _least_output_error(data: FloatArray, spec: IntegerSpec, importance: Importance) -> QParams:
@@ -267,7 +270,8 @@ def _per_row(
         scale, zero = params.scale[:, None], params.zero_point[:, None].astype(np.float32)
         codes = np.clip(np.rint(rows / scale) + zero, qmin, qmax)
         difference = rows - (codes - zero) * scale
-        error = np.square(difference).sum(axis=1) if known is None else known.error(difference)
+        with np.errstate(over="ignore"):  # of numbers beyond 1e19, the whole range is kept
+            error = np.square(difference).sum(axis=1) if known is None else known.error(difference)
         better = error < least
         least = np.where(better, error, least)
         best = QParams(

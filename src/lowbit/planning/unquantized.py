@@ -1,0 +1,53 @@
+"""What a plan leaves in float and why, in a sentence: for models of which nothing, or too little, is quantized."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import subgraphs
+from lowbit.ops.linear import LINEAR, has_constant_weight, linear_operator
+
+_MOST = 4
+
+
+def why_nothing(model: ir.Model, whys: Iterable[str]) -> str:
+    """Return what was found in a model of which nothing would be quantized, and why its nodes stay."""
+    found = _counted(node.op_type for node in model.graph)
+    parts = [f"nothing would be quantized. The model has {found or 'no nodes'}"]
+    if hidden := layers_in_subgraphs(model):
+        parts.append(hidden)
+    elif not any(linear_operator(node) is not None for node in model.graph):
+        parts.append(f"it has no linear layer ({', '.join(LINEAR)}), so there is nothing to gain")
+    elif not any(has_constant_weight(node) for node in model.graph):
+        parts.append("none of its linear layers has constant weights")
+    if reasons := _counted(whys):
+        parts.append(f"nodes stay in float because: {reasons}")
+    return "; ".join(parts) + ". `lowbit plan --all` lists the reason for each"
+
+
+def layers_in_subgraphs(model: ir.Model) -> str:
+    """Return which linear layers stay in float inside If, Loop and Scan, in a sentence, or nothing."""
+    outer: Counter[str] = Counter()
+    for node in model.graph:
+        inner = [
+            each
+            for part in subgraphs(node)
+            for each in ir.traversal.RecursiveGraphIterator(part)
+            if linear_operator(each) is not None
+        ]
+        if inner:
+            outer[node.op_type] += len(inner)
+    if not outer:
+        return ""
+    text = " and ".join(f"{count} linear layers inside {name}" for name, count in outer.items())
+    way_out = "; if an input chooses the branch, fix it (--fix-input NAME=VALUE)"
+    return f"{text} stay in float{way_out if 'If' in outer else ''}"
+
+
+def _counted(words: Iterable[str]) -> str:
+    counts = Counter(words).most_common()
+    text = ", ".join(f"{word} ({count})" for word, count in counts[:_MOST])
+    return text + (f" and {len(counts) - _MOST} more kinds" if len(counts) > _MOST else "")

@@ -1,0 +1,63 @@
+"""Any model that onnxruntime runs is quantized, and its outputs stay what they are."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+import pytest
+from helpers.odd_models import ODD, SEVERAL_INPUTS
+
+import lowbit
+from lowbit.config.presets import find_preset
+from lowbit.config.refinement import AdaQuant, AdaRound, Gptq
+from lowbit.evaluate.same_outputs import arrays_of, difference
+
+_QUICK = {"num_iterations": 10, "data_size": 4}
+REFINEMENTS = {"GPTQ": Gptq(), "AdaRound": AdaRound(**_QUICK), "AdaQuant": AdaQuant(**_QUICK)}
+
+
+def outputs(model, feed) -> dict[str, np.ndarray]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    names = [value.name for value in session.get_outputs()]
+    pairs = zip(names, session.run(None, feed), strict=True)
+    return {part: array for name, value in pairs for part, array in arrays_of(name, value)}
+
+
+def check(model, feeds, result) -> None:
+    for feed in feeds:
+        want, got = outputs(model, feed), outputs(result.model, feed)
+        assert list(want) == list(got)
+        for name, array in want.items():
+            assert array.dtype == got[name].dtype
+            assert difference(array, got[name]) == ""
+    assert result.report.sqnr_db > 15
+
+
+def configured(word: str):
+    if word not in REFINEMENTS:
+        return find_preset(word)
+    return msgspec.structs.replace(find_preset("A8W8"), refinement=REFINEMENTS[word])
+
+
+@pytest.mark.parametrize("config", ["A8W8", "XINT8", "A16W8", *REFINEMENTS])
+@pytest.mark.parametrize("name", SEVERAL_INPUTS)
+def test_models_of_several_inputs_are_refined(name: str, config: str) -> None:
+    model, feeds = SEVERAL_INPUTS[name]()
+
+    result = lowbit.quantize(model, data=feeds, config=configured(config))
+
+    check(model, feeds, result)
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A16W8", "BF16"])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_models_are_quantized(name: str, preset: str) -> None:
+    model, feeds = ODD[name]()
+
+    result = lowbit.quantize(model, data=feeds, preset=preset, allow_ruined=True)
+
+    check(model, feeds, result)
