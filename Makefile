@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test corpus check bench bench-regress clean
+.PHONY: demo test test-oldest corpus check docs bench bench-regress clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +18,10 @@ $(VENV)/.check: $(VENV)/.installed
 	$(BIN)/pip install --quiet -e '.[check]'
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e '.[docs]'
+	touch $@
+
 $(VENV)/.bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet -e '.[bench]'
 	touch $@
@@ -27,6 +31,13 @@ demo: $(VENV)/.installed  ## quantize the bundled example with XINT8, print accu
 
 test: $(VENV)/.test  ## run every test, one process for each core
 	$(BIN)/python -m pytest -n auto
+
+test-oldest: OLDEST ?= python3.10
+test-oldest:  ## the tests with the oldest Python and the oldest versions that pyproject.toml names
+	$(OLDEST) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[test]'
+	.venv-oldest/bin/python -m pytest -n auto -m 'not slow'
 
 CORPUS ?= A16W8,BF16,XINT8,A8W8,U8S8_PERCHANNEL
 
@@ -40,6 +51,10 @@ check: $(VENV)/.check  ## formatting, lints, types, layers
 	MYPYPATH=src:drop-in/src $(BIN)/mypy tests/quark/typed_script.py
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.docs  ## write docs/cli.md from the parser, then build/site; a link that leads nowhere is an error
+	$(BIN)/python -m lowbit.cli.manual > docs/cli.md
+	$(BIN)/mkdocs build --strict --quiet
+
 bench: $(VENV)/.bench  ## time, memory and accuracy beside rivals, each in an environment of its own
 	$(BIN)/python -m bench
 
@@ -47,4 +62,4 @@ bench-regress: $(VENV)/.installed  ## has it become slower? under a minute, bund
 	$(BIN)/python -m bench.regress
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) .venv-oldest build demo-output

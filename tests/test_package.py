@@ -135,3 +135,11 @@ def test_the_core_does_not_know_quark() -> None:
     ]
 
     assert knows == []
+
+
+def test_packages_are_reachable_without_importing_them() -> None:
+    code = "import lowbit; print(lowbit.data.open_data.__name__, lowbit.quark.__name__)"
+
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert ran.stdout.split() == ["open_data", "lowbit.quark"]

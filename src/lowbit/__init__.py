@@ -10,6 +10,7 @@ Everything heavy is imported when it is first used.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import (
@@ -26,7 +27,7 @@ from lowbit.errors import (
 from lowbit.version import __version__
 
 if TYPE_CHECKING:
-    from lowbit.api import Result, compare, convert, plan, quantize
+    from lowbit.api import Result, compare, convert, inspect, plan, quantize
     from lowbit.config import presets
     from lowbit.config.config import QuantConfig
     from lowbit.config.files import read_config
@@ -60,6 +61,7 @@ _LAZY = {
     "IntegerSpec": "lowbit.config.specs",
     "convert": "lowbit.api",
     "compare": "lowbit.api",
+    "inspect": "lowbit.api",
     "load_plan": "lowbit.planning.plan",
     "plan": "lowbit.api",
     "quantize": "lowbit.api",
@@ -93,6 +95,7 @@ __all__ = [
     "__version__",
     "compare",
     "convert",
+    "inspect",
     "load_plan",
     "plan",
     "presets",
@@ -107,6 +110,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("lowbit.config.presets")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    # Packages are reachable after ``import lowbit`` alone, as the documentation prints them.
+    if not name.startswith("_") and importlib.util.find_spec(f"lowbit.{name}") is not None:
+        return importlib.import_module(f"lowbit.{name}")
     raise AttributeError(f"module 'lowbit' has no attribute {name!r}")
 
 

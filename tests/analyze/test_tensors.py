@@ -110,6 +110,12 @@ def test_views_show_what_each_quantizer_holds(result, samples) -> None:
         np.mean((x < -128 * step - step / 2) | (x > 127 * step + step / 2)), abs=1e-4
     )
     assert sum(view.histogram.counts) == x.size
+    # The same values, rounded: in the same bins they are as many, on fewer places.
+    rounded = np.clip(np.rint(x / np.float32(step)), -128, 127) * step
+    bins = len(view.histogram.counts)
+    low, high = view.range
+    counts, _ = np.histogram(np.clip(rounded, low, high), bins, (low, high))
+    assert np.abs(np.array(view.quantized_histogram.counts) - counts).sum() <= x.size // 100
     assert view.channel_high == pytest.approx(x.max(axis=(0, 1, 3, 4)), rel=1e-3)
 
 
@@ -120,7 +126,12 @@ def test_views_of_weights_show_the_float_values_by_output_channel(result, sample
         onnx.numpy_helper.to_array(t) for t in small_cnn().graph.initializer if t.name == "w3"
     )
     view = views["w3"]
-    assert (view.kind, view.op_type, view.histogram) == ("weight", "Gemm", None)
+    assert (view.kind, view.op_type) == ("weight", "Gemm")
+    counts, _ = np.histogram(weight, len(view.histogram.counts), (weight.min(), weight.max()))
+    assert view.histogram.counts == tuple(counts)
+    after = view.quantized_histogram
+    assert (after.low, after.high) == (view.histogram.low, view.histogram.high)
+    assert sum(after.counts) == weight.size
     assert view.range == (weight.min(), weight.max())
     assert view.channel_low == pytest.approx(weight.min(axis=1), rel=1e-3)
     assert view.channel_high == pytest.approx(weight.max(axis=1), rel=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import pathlib
 import sys
 
@@ -18,6 +19,7 @@ from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.config.methods import Percentile
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.refinement import AdaRound
+from lowbit.errors import ConfigError
 from lowbit.graph import io
 from lowbit.ops.traits import OPERATORS
 from lowbit.pipeline import stages
@@ -369,3 +371,36 @@ def test_real_models_quantize(assets: pathlib.Path, model: str, preset: str, low
 
     assert result.report.held_out
     assert result.report.sqnr_db > lowest
+
+
+# What a notebook shows, and what a script may give
+
+
+def test_a_result_prints_as_one_line_and_shows_its_page_in_a_notebook() -> None:
+    result = lowbit.quantize(small_cnn(), data=small_feeds(6), limit=4)
+
+    assert repr(result).startswith("Result(Report(A8W8 for ryzen-ai: ")
+    assert len(repr(result)) < 200
+    assert "2 held-out samples" in repr(result)
+    shown = result._repr_html_()
+    assert shown.startswith("<iframe srcdoc=")
+    assert "A8W8" in html.unescape(shown)
+    # Nothing of the page can leave the attribute.
+    assert shown.count('"') == 8
+
+
+def test_a_target_may_be_given_by_its_name() -> None:
+    result = lowbit.quantize(small_cnn(), data=small_feeds(4), target="onnxruntime")
+
+    assert result.state.target.name == result.report.target == "onnxruntime"
+    assert lowbit.plan(small_cnn(), target="ryzen-ai-cnn", preset="XINT8").target == "ryzen-ai-cnn"
+    with pytest.raises(ConfigError, match="did you mean 'onnxruntime'"):
+        lowbit.plan(small_cnn(), target="onnxruntim")
+
+
+def test_as_many_samples_calibrate_as_asked_for() -> None:
+    result = lowbit.quantize(small_cnn(), data=small_feeds(40), limit=32)
+
+    assert result.report.calibration_samples == 32
+    assert result.report.verification_samples == 4
+    assert result.report.steps

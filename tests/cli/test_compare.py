@@ -37,6 +37,29 @@ def test_json_is_one_complete_document(run, model, quantized, data) -> None:
     assert report["layers"]
 
 
+def test_several_models_are_compared_with_one(run, model, quantized, data) -> None:
+    run("quantize", model, "wide.onnx", "--data", data, "--preset", "A16W8", "--quiet")
+    words = ("compare", model, quantized, "wide.onnx", "--data", data, "--limit", 3)
+
+    ran = run(*words, "--report", "both.html")
+    rows = json.loads(run(*words, "--json").out)
+
+    assert ran.code == 0, ran.err
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert [line[:2] for line in lines if line[:1] and line[0].endswith(".onnx")] == [
+        ["int8.onnx", "A8W8"],
+        ["wide.onnx", "A16W8"],
+    ]
+    assert [row["quantized_model"] for row in rows] == [quantized, "wide.onnx"]
+    page = Path("both.html").read_text()
+    assert '"title":"int8.onnx"' in page
+    assert '"title":"wide.onnx"' in page
+    gated = run(*words, "--fail-if", "sqnr<1")
+    assert (gated.code, gated.out) == (2, "")
+    assert "for one quantized model" in gated.err
+    assert "given twice" in run("compare", model, quantized, quantized, "--data", data).err
+
+
 def test_a_model_is_exactly_itself(run, model, data) -> None:
     ran = run("compare", model, model, "--data", data)
 

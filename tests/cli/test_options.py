@@ -9,7 +9,8 @@ import pytest
 from lowbit.api.compare import Effort
 from lowbit.api.convert import FORMATS
 from lowbit.api.quantize import DEFAULT_PRESET
-from lowbit.cli import options
+from lowbit.cli import option_groups, options
+from lowbit.cli.completion import SHELLS
 from lowbit.config import config, methods
 from lowbit.data import PREPROCESSINGS, preprocessing
 from lowbit.targets.builtin import BUILTIN
@@ -17,16 +18,17 @@ from lowbit.transforms.rewrites import REWRITES
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert set(options.METHODS) == set(methods.BY_NAME)
-    assert set(options.WEIGHT_METHODS) == set(methods.FOR_WEIGHTS)
-    assert get_args(config.Head) == options.HEADS
+    assert set(option_groups.METHODS) == set(methods.BY_NAME)
+    assert set(option_groups.WEIGHT_METHODS) == set(methods.FOR_WEIGHTS)
+    assert get_args(config.Head) == option_groups.HEADS
     assert get_args(config.Domain) == options.DOMAINS
-    assert tuple(PREPROCESSINGS) == options.PREPROCESSINGS
-    assert get_args(preprocessing.Layout) == options.LAYOUTS
-    assert get_args(preprocessing.ChannelOrder) == options.CHANNEL_ORDERS
+    assert tuple(PREPROCESSINGS) == option_groups.PREPROCESSINGS
+    assert get_args(preprocessing.Layout) == option_groups.LAYOUTS
+    assert get_args(preprocessing.ChannelOrder) == option_groups.CHANNEL_ORDERS
     assert get_args(Effort) == options.EFFORTS
     assert options.FLOAT_FORMATS == FORMATS
-    assert options.DEFAULT_PRESET == DEFAULT_PRESET
+    assert tuple(SHELLS) == options.SHELLS
+    assert option_groups.DEFAULT_PRESET == DEFAULT_PRESET
 
 
 def test_every_rewrite_of_a_target_can_be_named() -> None:
@@ -38,6 +40,8 @@ WORDS = {
     "quantize": ["m.onnx", "q.onnx", "--data", "d"],
     "plan": ["m.onnx"],
     "compare": ["m.onnx", "q.onnx", "--data", "d"],
+    "inspect": ["m.onnx"],
+    "bench": ["m.onnx"],
     "infer": ["m.onnx", "--data", "d", "--output", "o"],
     "evaluate": ["a", "b"],
     "convert": ["m.onnx", "q.onnx", "--to", "bf16"],

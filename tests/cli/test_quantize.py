@@ -35,12 +35,21 @@ def test_writes_a_quantized_model_and_says_how_good_it_is(run, model, data) -> N
     assert "QuantizeLinear" in {node.op_type for node in onnx.load("int8.onnx").graph.node}
     assert "A8W8 for ryzen-ai" in ran.out
     assert "on 8 samples" in ran.out
-    assert "on 4 samples held out of calibration" in ran.out
+    assert "on 4 held-out samples" in ran.out
     assert "logits" in ran.out
     assert "times smaller" in ran.out
-    assert "does not run Cos quantized" in ran.out
+    assert "does not run Cos" in ran.out
+    assert "next: add --report page.html" in ran.out
+    assert len(ran.out.splitlines()) <= 25
     assert "\x1b" not in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_verbose_prints_every_table(run, model, data) -> None:
+    ran = run("quantize", model, "int8.onnx", "--data", data, "--limit", 8, "--verbose")
+
+    for title in ("outputs, against the float model", "worst layers", "steps tried"):
+        assert title in ran.out
 
 
 def test_all_data_is_used_without_a_limit_and_that_is_noted(run, model, data) -> None:
@@ -464,9 +473,10 @@ def test_a_page_holds_what_single_tensors_do(run, model, data) -> None:
 
     assert (ran.code, ran.err) == (0, "")
     (text,) = re.findall(r'id="data">(.*?)</script>', Path("r.html").read_text(), re.DOTALL)
-    page = json.loads(text)
-    assert page["title"] == "int8.onnx"
-    report = page["report"]
+    (entry,) = json.loads(text)["reports"]
+    assert entry["title"] == "int8.onnx"
+    report = entry["report"]
+    assert report["network"]["nodes"]
     assert report["budget"]["rows"]
     assert {"image", "w1"} <= {view["tensor"] for view in report["tensors"]}
     # Of a run it says also what it was calibrated on.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 
 import msgspec
 import pytest
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.presets import PRESETS, find_preset
+from lowbit.config.presets import PRESETS, PURPOSES, find_preset
 from lowbit.config.refinement import AdaQuant, LayerReconstruction
 from lowbit.config.specs import BLOCKS, FloatSpec, IntegerSpec
 from lowbit.errors import ConfigError
 from lowbit.targets import find_target
+from lowbit.targets.builtin import BUILTIN
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -108,3 +110,14 @@ def test_a_per_channel_variant_differs_by_the_scales_of_weights_only(name: str) 
     assert isinstance(plain.weight, IntegerSpec)
     weight = msgspec.structs.replace(plain.weight, per_channel=True)
     assert fine == msgspec.structs.replace(plain, name=f"{name}_PERCHANNEL", weight=weight)
+
+
+def test_every_built_in_target_has_one_purpose_and_advice_names_presets() -> None:
+    targets = [target for purpose in PURPOSES for target in purpose.targets]
+
+    assert sorted(targets) == sorted(BUILTIN)
+    for purpose in PURPOSES:
+        named = re.findall(r"\b[A-Z]+\d+\w*\b", purpose.advice)
+        assert named
+        for name in named:
+            assert find_preset(name).target in purpose.targets

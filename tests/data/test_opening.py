@@ -270,3 +270,14 @@ def test_samples_of_several_images_have_no_names(tmp_path: Path, save_image: Sav
     data = open_data(tmp_path, [InputInfo("image", np.dtype(np.float32), (2, 3, 8, 8))])
 
     assert (len(data), data.names) == (2, ())
+
+
+def test_batches_of_a_loader_become_samples(image_input: InputInfo) -> None:
+    rows = np.random.default_rng(0).random((10, 3, 8, 8), dtype=np.float32)
+    batches = [(rows[i : i + 5], np.arange(5)) for i in (0, 5)]
+
+    for source in (batches, iter(batches)):
+        data = open_data(source, [image_input], limit=7)
+        assert len(data) == 7
+        found = np.concatenate([feed["image"] for feed in data])
+        np.testing.assert_array_equal(found, rows[:7])

@@ -66,6 +66,16 @@ def test_of_few_samples_all_fit_and_validate() -> None:
     assert _values(parts.fitting()) == _values(parts.validation()) == list(range(1, 11))
 
 
+def test_with_samples_to_spare_as_many_calibrate_as_asked_for() -> None:
+    parts = split(_data(64 + 4 + 8), 64, 4)
+
+    fitting, validation = _values(parts.fitting()), _values(parts.validation())
+    assert len(fitting) == parts.calibration_count == 64
+    assert fitting == _values(parts.calibration())
+    assert (len(validation), parts.verification_count) == (8, 4)
+    assert sorted([*fitting, *validation, *_values(parts.verification())]) == list(range(1, 77))
+
+
 def test_held_out_samples_are_spread_over_the_dataset() -> None:
     parts = split(_data(100), 90, 4)
 
@@ -96,7 +106,7 @@ def test_the_first_sample_is_read_alone() -> None:
             yield {"x": np.full((1, 2), k + 1, np.float32)}
 
     data = open_data(feeds(), INPUTS)
-    whole = Split(data, 5, frozenset(), frozenset(), frozenset())
+    whole = Split(data, 5, *[frozenset()] * 4)
 
     assert _values([whole.first()]) == [1]
     assert made == [0]

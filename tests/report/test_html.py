@@ -49,12 +49,30 @@ def test_the_page_holds_everything_and_asks_for_nothing(report) -> None:
 
     data = data_of(page)
     assert data["command"] == "lowbit compare a b"
-    assert {row["tensor"] for row in data["report"]["tensors"]} >= {"input", "r1", "w1"}
+    assert {row["tensor"] for row in data["reports"][0]["report"]["tensors"]} >= {
+        "input",
+        "r1",
+        "w1",
+    }
     assert data["versions"]["numpy"]
     assert not re.search(r'(src|href)="(?!#|data:)', page)
     assert "@import" not in page
-    assert "Permission is hereby granted" in page  # the library's licence
+    assert page.count("Permission is hereby granted") == 2  # the libraries' licences
+    assert len(page) < 2_000_000
     assert not re.search(r"@[A-Z]+@", page)
+
+
+def test_several_reports_are_in_one_page_and_the_libraries_once(report) -> None:
+    page = render_report(report, title="a", others={"b": report, "c": report})
+
+    assert [one["title"] for one in data_of(page)["reports"]] == ["a", "b", "c"]
+    assert page.count("var dagre=") == 1
+
+
+def test_the_layout_library_is_there_only_where_it_is_used(report) -> None:
+    page = render_report(msgspec.structs.replace(report, network=None), title="a")
+
+    assert "var dagre=" not in page
 
 
 def test_names_cannot_become_markup(report) -> None:
@@ -65,7 +83,7 @@ def test_names_cannot_become_markup(report) -> None:
     page = render_report(hostile, title=name)
 
     assert "<script>alert" not in page
-    assert data_of(page)["report"]["layers"][0]["tensor"] == name
+    assert data_of(page)["reports"][0]["report"]["layers"][0]["tensor"] == name
 
 
 def test_a_page_is_written_whole_or_not_at_all(report, tmp_path) -> None:
@@ -89,7 +107,7 @@ def test_the_title_is_escaped_where_it_is_markup(report) -> None:
     page = render_report(report, title="<b>&amp;</b>")
 
     assert "<title>&lt;b&gt;&amp;amp;&lt;/b&gt;</title>" in page
-    assert data_of(page)["title"] == "<b>&amp;</b>"
+    assert data_of(page)["reports"][0]["title"] == "<b>&amp;</b>"
 
 
 def test_the_policy_of_the_page_forbids_what_it_does_not_need(report) -> None:
@@ -206,5 +224,5 @@ def test_an_infinite_figure_is_null_in_the_page(report) -> None:
 
     page = render_report(msgspec.structs.replace(report, outputs=(exact,)), title="t")
 
-    assert data_of(page)["report"]["outputs"][0]["sqnr_db"] is None
+    assert data_of(page)["reports"][0]["report"]["outputs"][0]["sqnr_db"] is None
     assert not re.search(r"[:,\[](NaN|-?Infinity)[,\]}]", json.dumps(data_of(page)))

@@ -8,8 +8,10 @@ import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
+from lowbit.analyze.network import _Folding
 from lowbit.api import compare
 from lowbit.report.html import write_report
+from lowbit.report.values import Network, NetworkNode, Report, Score
 
 _FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run "
@@ -126,7 +128,7 @@ def test_a_tensor_opens_by_the_keyboard_alone(page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("width", [400, 800, 1200])
 def test_it_fits_any_width_in_either_scheme(page, scheme, width) -> None:
     page.execute_cdp_cmd(
         "Emulation.setEmulatedMedia",
@@ -147,6 +149,72 @@ def test_it_fits_any_width_in_either_scheme(page, scheme, width) -> None:
     assert (int(background.split("(")[1].split(",")[0]) < 128) == (scheme == "dark")
 
 
+# The drawing
+
+
+def drawing(page) -> dict:
+    return page.execute_async_script(
+        """const done = arguments[0];
+        requestAnimationFrame(() => requestAnimationFrame(() => done(window.drawing.state())))"""
+    )
+
+
+def test_the_network_is_drawn(page) -> None:
+    assert is_drawn(page, "#network")
+    assert "nodes." in page.find_element("css selector", "#network .how").text
+
+
+def test_the_network_zooms_and_pans(page) -> None:
+    from selenium.webdriver import ActionChains
+
+    canvas = page.find_element("css selector", "#network canvas")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    before = drawing(page)
+    page.find_element("css selector", "[data-act=closer]").click()
+    closer = drawing(page)
+    ActionChains(page).drag_and_drop_by_offset(canvas, 40, 25).perform()
+    moved = drawing(page)
+
+    assert closer["scale"] == pytest.approx(1.4 * before["scale"])
+    assert (moved["x"] - closer["x"], moved["y"] - closer["y"]) == pytest.approx((40, 25))
+    page.find_element("css selector", "[data-act=fit]").click()
+
+
+def test_the_keyboard_goes_through_the_network(page) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    canvas = page.find_element("css selector", "#network canvas")
+    page.execute_script("document.querySelector('[data-act=fold]').click()")
+    canvas.send_keys(Keys.ARROW_RIGHT)
+    said = page.find_element("css selector", ".says")
+    first = said.text
+    canvas.send_keys(Keys.ARROW_DOWN)
+
+    assert first
+    assert said.text
+    assert said.text != first
+    canvas.send_keys(Keys.ENTER)
+    assert page.find_element("id", "detail-title").text in said.text
+
+
+def test_a_node_is_found_by_its_name(page) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    box = page.find_element("css selector", "#network input")
+    box.send_keys("gemm", Keys.ENTER)
+
+    assert "Gemm" in page.find_element("css selector", ".says").text
+
+
+def test_a_command_can_be_copied(page) -> None:
+    button = page.find_element("css selector", "#again .copy")
+    page.execute_script("arguments[0].click()", button)
+
+    assert page.execute_async_script(
+        "const done = arguments[1]; setTimeout(() => done(arguments[0].textContent), 50)", button
+    )
+
+
 def test_nothing_was_fetched_and_nothing_complained(page) -> None:
     assert page.get_log("browser") == []
     sent = [
@@ -158,3 +226,79 @@ def test_nothing_was_fetched_and_nothing_complained(page) -> None:
     # The browser's own first tab loads pages of its own.
     asked = [p["request"]["url"] for p in sent if p["documentURL"] == page.current_url]
     assert [url for url in asked if not url.startswith("data:")] == [page.current_url]
+
+
+# Pages of other reports
+
+
+def chain(count: int) -> Network:
+    """A network of residual blocks of ten nodes."""
+    rows = [
+        NetworkNode(
+            name=f"/layer.{i // 10}/node{i % 10}",
+            op_type="Add" if i % 10 == 9 else "Conv",
+            tensor=f"t{i}",
+            inputs=tuple({max(0, i - 1), max(0, i - 9) if i % 10 == 9 else max(0, i - 1)})
+            if i
+            else (),
+            weights=(),
+            format="int8" if i % 7 else "",
+            quantized=bool(i % 7),
+        )
+        for i in range(count)
+    ]
+    return Network(nodes=tuple(rows), root=_Folding(rows).block(0, count))
+
+
+@pytest.mark.parametrize("count", [5000, 20_000])
+def test_a_large_network_is_drawn_and_stays_fluid(browser, tmp_path, count) -> None:
+    layers = tuple(
+        Score(tensor=f"t{i}", sqnr_db=50 - 45 * i / count, cosine=1.0, max_error=0.1)
+        for i in range(0, count, 10)
+    )
+    report = Report(
+        preset="A8W8",
+        target="t",
+        version="1",
+        data="d",
+        calibration_samples=1,
+        verification_samples=1,
+        held_out=True,
+        outputs=layers[-1:],
+        layers=layers,
+        network=chain(count),
+    )
+    path = tmp_path / "large.html"
+    write_report(report, path)
+
+    browser.get(path.as_uri())
+    opened = browser.execute_script(
+        """document.querySelector('#network [data-act=worst]').click();
+        return window.drawing.state().open"""
+    )
+    # Work of the script alone, for sixty frames; what else the machine does counts in part.
+    cost = browser.execute_script("return window.drawing.measure(60)")
+
+    assert path.stat().st_size < (2_000_000 if count <= 5000 else 4_000_000)
+    assert opened >= 1
+    assert is_drawn(browser, "#network")
+    assert cost < 60 * 50
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_several_models_can_be_chosen(browser, tmp_path) -> None:
+    feeds = small_feeds(4)
+    one, two = (lowbit.quantize(small_cnn(), data=feeds, preset=name) for name in ("A8W8", "XINT8"))
+    reports = [compare(small_cnn(), result.quantized, feeds) for result in (one, two)]
+    path = tmp_path / "both.html"
+    write_report(reports[0], path, title="first", others={"second": reports[1]})
+
+    browser.get(path.as_uri())
+    browser.find_element("xpath", "//section[@id='models']//button[text()='second']").click()
+
+    assert browser.find_element("id", "title").text == "second"
+    assert "XINT8" in browser.find_element("id", "subtitle").text
+    assert is_drawn(browser, "#network")
+    assert is_drawn(browser, "#layers .plot")
+    current = browser.find_element("css selector", "#models button[aria-current]")
+    assert current.text == "second"

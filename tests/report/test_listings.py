@@ -8,10 +8,17 @@ import pytest
 
 from lowbit.config.presets import PRESETS
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
+from lowbit.evaluate.benchmark import Timing
 from lowbit.evaluate.folders import Evaluation, FileScore, Summary
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning.plan import AlignedGroup, BiasPlan, FloatNode, Plan, TensorPlan
-from lowbit.report.listings import show_evaluation, show_plan, show_presets, show_targets
+from lowbit.report.listings import (
+    show_evaluation,
+    show_plan,
+    show_presets,
+    show_targets,
+    show_timings,
+)
 from lowbit.targets.builtin import BUILTIN, find_target
 
 INT8 = IntegerSpec(format=IntegerFormat.INT8)
@@ -61,13 +68,13 @@ def test_every_decision_is_shown_within_the_width(console, width, everything) ->
 
     text = screen.file.getvalue()
     assert max(map(len, text.splitlines())) <= width
+    assert ("output of Reshape r" in text) == everything
     for words in (
         "3 activations, 1 weight, 1 bias",
         "10 of 30 nodes",
         "1 group of tensors",
         "int8 sym minmax 0..1",
         "int32 accumulator",
-        "output of Reshape r",
         "Op0 x2, Op1 x2, Op2 x2, Op3, ...",
         "stays in float, on the CPU",
     ):
@@ -85,7 +92,7 @@ def rows_of(text: str, first: str) -> list[str]:
 def test_a_wide_terminal_has_a_line_a_tensor(console) -> None:
     screen = console(160)
 
-    show_plan(screen, PLAN, find_target("onnxruntime"), nodes=30, everything=False)
+    show_plan(screen, PLAN, find_target("onnxruntime"), nodes=30, everything=True)
 
     assert rows_of(screen.file.getvalue(), "moved") == (
         "moved int8 sym minmax x output of Reshape r".split()
@@ -95,27 +102,55 @@ def test_a_wide_terminal_has_a_line_a_tensor(console) -> None:
 def test_a_narrow_one_tells_what_shares_a_scale_after_the_reason(console) -> None:
     screen = console(80)
 
-    show_plan(screen, PLAN, find_target("onnxruntime"), nodes=30, everything=False)
+    show_plan(screen, PLAN, find_target("onnxruntime"), nodes=30, everything=True)
 
     assert "output of Reshape r; shares with x" in screen.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_presets_have_their_formats_and_target(console, width) -> None:
-    screen = console(width)
+def test_presets_have_their_formats_and_target_where_there_is_room(console) -> None:
+    screen = console(160)
     chosen = [PRESETS["XINT8"], PRESETS["U8S8"], PRESETS["BF16"]]
 
     show_presets(screen, chosen)
 
     text = " ".join(screen.file.getvalue().split())
-    assert max(map(len, screen.file.getvalue().splitlines())) <= width
-    join = " / " if width == 80 else " "
+    assert max(map(len, screen.file.getvalue().splitlines())) <= 160
     for words in (
         ("int8 sym pow2 mse", "int8 sym pow2 mse", "int8 sym pow2 mse", "ryzen-ai-cnn"),
         ("uint8 asym mse", "int8 sym mse", "int32 accumulator", "onnxruntime"),
         ("bfloat16", "bfloat16", "bfloat16", "ryzen-ai-float"),
     ):
-        assert join.join(words) in text
+        assert " ".join(words) in text
+
+
+def test_every_preset_is_in_one_group_that_says_where_to_start(console) -> None:
+    screen = console(80)
+
+    show_presets(screen, list(PRESETS.values()))
+
+    lines = screen.file.getvalue().splitlines()
+    # In its table a name is followed by spaces, in a sentence by one.
+    names = [
+        line.split()[0] for line in lines if "  " in line.strip() and line.split()[0] in PRESETS
+    ]
+    assert sorted(names) == sorted(PRESETS)
+    assert sum(line.startswith(("Start with", "VINT8 quantizes")) for line in lines) == 4
+    assert max(map(len, lines)) <= 80
+
+
+def test_timings_are_told_beside_the_first(console) -> None:
+    screen = console(100)
+    plain = {"runs": 9, "low_ms": 1.0, "high_ms": 9.0}
+    first = Timing(model="a", median_ms=4.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0, **plain)
+    other = Timing(model="b", median_ms=2.0, ratio=2.0, ratio_low=1.5, ratio_high=2.5, **plain)
+
+    show_timings(screen, [first, other], threads=2, provider=None)
+
+    text = screen.file.getvalue()
+    assert rows_of(text, "a") == "a 4 1 to 9".split()
+    assert rows_of(text, "b") == "b 2 1 to 9 2.00 1.50 to 2.50".split()
+    assert "CPUExecutionProvider, 2 threads" in text
+    assert "9 runs of each" in text
 
 
 def test_targets_have_their_formats_and_kind_of_scale(console) -> None:

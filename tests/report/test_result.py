@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import msgspec
@@ -243,13 +244,29 @@ def test_the_budget_tells_tensors_causes_and_suggested_fixes(console) -> None:
     assert ["r2", "(int8)", "31.50", "5.0%", "+12.5%"] in lines
     assert ["r3", "(int8)", "31.50", "~0.1%"] in lines
     assert "  clipped range: 5 % of the values" in text
-    assert ["r1:", "the", "whole", "range", "+2.50"] in lines
-    assert ["r1:", "in", "float", "-1.00"] in lines
-    assert '  {"tensors":[]}' in text
+    assert ["1", "r1", "the", "whole", "range", "+2.50"] in lines
+    assert ["2", "r1", "in", "float", "-1.00"] in lines
+    # How to ask for it is printed where it helps.
+    assert '  {"tensors":[]}' in text.splitlines()
+    assert "--preset A8W8" not in text
     assert "1 tensors are measured (1 of them on 2 samples, the others on one), 1 estimated" in (
         " ".join(text.split())
     )
     assert "promoted" not in text
+
+
+def test_json_is_never_broken_over_lines(console) -> None:
+    screen = console(40)
+    line = json.dumps({"tensors": [{"tensor": "/long" * 30, "spec": {"type": "integer"}}]})
+    fix = SuggestedFix(what="16 bits", config=line, sqnr_db=12.5, gain_db=2.5)
+
+    show_budget(
+        screen,
+        budget([row("r1", 0.8, suggested_fixes=(fix,))], promotion=promotion(config=line)),
+    )
+
+    assert [text for text in screen.file.getvalue().splitlines() if text.strip() == line] != []
+    assert screen.file.getvalue().count(line) == 2
 
 
 def test_a_long_budget_shows_the_worst(console) -> None:

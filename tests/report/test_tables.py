@@ -1,4 +1,4 @@
-"""What terminal output is made of: names, numbers, tables, progress."""
+"""What terminal output is made of: names, numbers, tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from lowbit.report.tables import (
     reasons_table,
     shorten,
     show,
-    show_stages,
     stderr,
     stdout,
 )
@@ -105,31 +104,7 @@ def test_cosines_and_counts() -> None:
     assert tables.counted(0, "bias", "biases") == "0 biases"
 
 
-# Progress
-
-
-def test_a_terminal_sees_stage_and_count() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
-
-    with show_stages(quiet=False, console=console) as tell:
-        tell("load", 0, None)
-        tell("calibrate", 3, 8)
-
-    text = console.file.getvalue()
-    assert "calibrate" in text
-    assert "3/8" in text
-
-
-def test_quiet_and_pipes_see_nothing(capsys) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True)
-
-    with show_stages(quiet=True, console=console) as tell:
-        tell("load", 0, None)
-    with show_stages(quiet=False) as tell:
-        tell("load", 0, None)
-
-    assert console.file.getvalue() == ""
-    assert capsys.readouterr() == ("", "")
+# Consoles
 
 
 def test_names_are_no_markup(capsys) -> None:
@@ -209,7 +184,7 @@ def test_rarer_reasons_are_counted_together(console) -> None:
     show(screen, reasons_table(NODES, "in float", most=1))
 
     rows = [line.split() for line in screen.file.getvalue().splitlines()[3:-1]]
-    assert rows[1] == ["4", "2", "more", "reasons", "(--json", "lists", "all)"]
+    assert rows[1] == ["4", "2", "more", "reasons"]
 
 
 def test_every_node_is_listed_with_its_reason(console) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowbit.analyze.quantizers import Quantizer
 from lowbit.calibrate import log_histogram
@@ -11,6 +12,7 @@ from lowbit.graph.session import Array
 from lowbit.report.values import Histogram
 
 _BINS = 96
+_MOST_CODES = 255
 _MOST_CHANNELS = 4096
 
 
@@ -20,6 +22,7 @@ class Observation:
     def __init__(self, quantizer: Quantizer) -> None:
         self._scale = quantizer.scale
         self._raw: log_histogram.Counts | None = None
+        self._codes: NDArray[np.int64] | None = None
         self.low, self.high = np.inf, -np.inf
         self.signal = self.noise = self.clip_noise = 0.0
         self.count = self.clipped = 0
@@ -61,13 +64,25 @@ class Observation:
         middles = (edges[:-1] + edges[1:]) / 2
         values = np.concatenate([-middles[::-1], [0.0], middles])
         filled = counts > 0
-        bins, _ = np.histogram(
-            np.clip(values[filled], self.low, self.high),
-            _BINS,
-            (self.low, self.high),
-            weights=counts[filled],
-        )
-        return Histogram(low=self.low, high=self.high, counts=tuple(int(n) for n in bins))
+        return weighted_histogram(values[filled], counts[filled], self.low, self.high)
+
+    def quantized_histogram(self) -> Histogram | None:
+        """Return the distribution of the quantized values in the same bins."""
+        scale = self._scale
+        if self._codes is None or scale is None or not self.low < self.high:
+            return None
+        zero, step = scale.zero_point.reshape(-1)[0], scale.scale.reshape(-1)[0]
+        values = (np.arange(scale.low, scale.high + 1) - zero) * step
+        return weighted_histogram(values, self._codes, self.low, self.high)
+
+    def _add_codes(self, codes: Array) -> None:
+        """Count the integers, unless they are so many that nobody could tell them from floats."""
+        scale = self._scale
+        if scale is None or scale.high - scale.low > _MOST_CODES:
+            return
+        count = scale.high - scale.low + 1
+        found = np.bincount(codes.reshape(-1).astype(np.int64) - scale.low, minlength=count)
+        self._codes = found if self._codes is None else self._codes + found
 
     def _add_noise(self, x: Array) -> None:
         scale = self._scale
@@ -77,6 +92,7 @@ class Observation:
         step, zero = float(scale.scale.reshape(-1)[0]), float(scale.zero_point.reshape(-1)[0])
         inside = np.clip(x, low, high)
         codes = np.clip(np.rint(x / np.float32(step)) + np.float32(zero), scale.low, scale.high)
+        self._add_codes(codes)
         error = x - (codes - np.float32(zero)) * np.float32(step)
         beyond = x - inside
         self.noise += float(np.sum(error * error, dtype=np.float64))
@@ -94,3 +110,9 @@ class Observation:
         elif self.channel_low.shape == low.shape:
             self.channel_low = np.minimum(self.channel_low, low)
             self.channel_high = np.maximum(self.channel_high, high)
+
+
+def weighted_histogram(values: Array, counts: Array, low: float, high: float) -> Histogram:
+    """Return how often values come, in equal bins; what is beyond an end counts there."""
+    bins, _ = np.histogram(np.clip(values, low, high), _BINS, (low, high), weights=counts)
+    return Histogram(low=low, high=high, counts=tuple(int(n) for n in bins))

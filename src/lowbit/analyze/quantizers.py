@@ -26,6 +26,9 @@ Kind = Literal["activation", "weight"]
 _QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear"})
 _DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear"})
 _WHOLE = frozenset({"BFPQuantizeDequantize", "MXQuantizeDequantize", "BFPFixNeuron", "MXFixNeuron"})
+CONVERTERS = _QUANTIZE | _DEQUANTIZE | _WHOLE
+"""Operators that quantize, dequantize, or do both."""
+
 _SUFFIXES = ("_DequantizeLinear_Output", "_QuantizeLinear_Input", "_quantized")
 
 

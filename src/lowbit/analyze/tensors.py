@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from lowbit.analyze import causes, suggestions
 from lowbit.analyze.budget import Subject, make_budget
-from lowbit.analyze.observations import Observation
+from lowbit.analyze.observations import Observation, weighted_histogram
 from lowbit.analyze.quantizers import (
     Constant,
     Quantizer,
@@ -28,7 +28,7 @@ from lowbit.evaluate.runner import Outputs, ReferenceSample, Run, compared
 from lowbit.graph.session import Array
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.numerics.metrics import SignalNoise, decibels
-from lowbit.report.values import Budget, Promotion, TensorView
+from lowbit.report.values import Budget, Histogram, Promotion, TensorView
 from lowbit.targets.target import Target
 
 _WORST = 5
@@ -242,6 +242,7 @@ def _view(
     rows = np.moveaxis(np.atleast_1d(values), quantizer.channel_axis, 0)
     rows = rows.reshape(len(rows), -1)
     low, high = scale.limits
+    before, after = _weight_histograms(constant)
     return TensorView(
         tensor=quantizer.tensor,
         kind="weight",
@@ -251,9 +252,25 @@ def _view(
         limits=scale.limits,
         range=(float(values.min()), float(values.max())),
         clipped=float(np.mean((values < low) | (values > high))),
+        histogram=before,
+        quantized_histogram=after,
         channel_low=_short(rows.min(axis=1)),
         channel_high=_short(rows.max(axis=1)),
     )
+
+
+def _weight_histograms(constant: Constant) -> tuple[Histogram | None, Histogram | None]:
+    """Return a weight's distribution in float, where it is known, and quantized, in the same bins."""
+    known = [v for v in (constant.float_value, constant.quantized) if v is not None]
+    low, high = (float(end(v)) for end, v in ((np.min, known[0]), (np.max, known[0])))
+    if not low < high:
+        return None, None
+    after = _histogram(constant.quantized, low, high)
+    return None if constant.float_value is None else _histogram(known[0], low, high), after
+
+
+def _histogram(values: Array, low: float, high: float) -> Histogram:
+    return weighted_histogram(values, np.ones(values.shape, np.int64), low, high)
 
 
 def _activation_view(quantizer: Quantizer, seen: Observation) -> TensorView | None:
@@ -269,6 +286,7 @@ def _activation_view(quantizer: Quantizer, seen: Observation) -> TensorView | No
         range=(seen.low, seen.high),
         clipped=seen.clipped / seen.count,
         histogram=seen.histogram(),
+        quantized_histogram=seen.quantized_histogram(),
         channel_low=() if seen.channel_low is None else _short(seen.channel_low),
         channel_high=() if seen.channel_high is None else _short(seen.channel_high),
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 import onnx_ir as ir
 
+from lowbit.analyze.network import draw_network
 from lowbit.analyze.quantizers import find_quantizers, is_refined
 from lowbit.analyze.tensors import TensorAnalysis, analyze_tensors, noise_of
 from lowbit.api.quantize import ModelSource, Result, quantize
@@ -223,6 +224,7 @@ def examine(
         layers=found.layers or known.layers,
         budget=found.budget,
         tensors=found.tensors,
+        network=found.network,
         notes=(*known.notes, *found.notes),
         seconds={**known.seconds, **found.seconds},
     )
@@ -250,6 +252,7 @@ def _report(
         layers=scores(analysis.layers) if analysis else (),
         budget=analysis.budget if analysis else None,
         tensors=analysis.views if analysis else (),
+        network=draw_network(other, find_quantizers(other)),
         notes=(*_notes(found), *(analysis.notes if analysis else ()), *_refined(other, analysis)),
         size_before=constants_size(float_model),
         size_after=constants_size(other),

@@ -16,7 +16,7 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
 from lowbit.data import Preprocessing, open_data
-from lowbit.data.split import Split, split
+from lowbit.data.split import Split, split, validation_count
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
@@ -30,6 +30,7 @@ from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
 from lowbit.pipeline.verify import verify as verify_model
 from lowbit.planning.plan import Plan
 from lowbit.refine.refine import check_refinement
+from lowbit.report.html import framed, render_report
 from lowbit.report.values import Report, Step
 from lowbit.scales.parameters import Params
 from lowbit.search.keep_if_better import as_collected, has_optional_steps, keep_what_helps
@@ -45,9 +46,10 @@ ModelSource = Any
 """A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``."""
 
 DEFAULT_PRESET = "A8W8"
+_IN_PYTHON = "lowbit.quantize(...)"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """What a run gives: everything it found out, and how good the quantized model is.
 
@@ -59,6 +61,14 @@ class Result:
     report: Report
     samples: Split
     mixed_precision: MixedPrecisionResult | None = None
+
+    def __repr__(self) -> str:
+        """Return one line: what was made, and how good it is."""
+        return f"Result({self.report!r})"
+
+    def _repr_html_(self) -> str:
+        """Return the page of the report, for a notebook; its scripts stay in a frame of their own."""
+        return framed(render_report(self.report, title=self.report.preset, command=_IN_PYTHON))
 
     @property
     def quantized(self) -> ir.Model:
@@ -102,7 +112,7 @@ def quantize(
     data: Any,
     preset: str | None = None,
     config: QuantConfig | None = None,
-    target: Target | None = None,
+    target: Target | str | None = None,
     operators: Operators = OPERATORS,
     plan: Plan | None = None,
     stats: Stats | None = None,
@@ -133,7 +143,7 @@ def quantize(
             reader of feeds (``lowbit.data.open_data``).
         preset: Name of a preset (``lowbit.presets``); ``A8W8`` if no ``config`` is given.
         config: A configuration, instead of a preset.
-        target: A target that is none of the built-in ones, instead of the configuration's.
+        target: A target, its name or its file, instead of the configuration's.
         operators: What is known of operators: ``lowbit.ops.traits.OPERATORS`` with rows of your own.
         plan: A plan made before, perhaps edited, instead of planning anew.
         stats: Statistics collected before, instead of running the data again.
@@ -161,7 +171,7 @@ def quantize(
     clock = Clock(progress)
     with clock.stage("load"):
         state = _load(model, config, target, operators)
-        kept = None if limit is None else limit + verify
+        kept = None if limit is None else limit + verify + _validated_on(config, stats, limit)
         inputs = model_inputs(state.loaded)
         opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
         samples = split(opened, limit, verify)
@@ -208,7 +218,7 @@ def plan(
     *,
     preset: str | None = None,
     config: QuantConfig | None = None,
-    target: Target | None = None,
+    target: Target | str | None = None,
     operators: Operators = OPERATORS,
     fix_inputs: Mapping[str, Any] | None = None,
     input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
@@ -219,7 +229,7 @@ def plan(
         model: A path, the bytes of a file, or a loaded model.
         preset: Name of a preset (``lowbit.presets``); ``A8W8`` if no ``config`` is given.
         config: A configuration, instead of a preset.
-        target: A target that is none of the built-in ones, instead of the configuration's.
+        target: A target, its name or its file, instead of the configuration's.
         operators: What is known of operators: ``lowbit.ops.traits.OPERATORS`` with rows of your own.
         fix_inputs: Inputs that become constants, with their values.
         input_shapes: Shapes of inputs, instead of those in the file.
@@ -232,7 +242,7 @@ def planned_state(
     model: ModelSource,
     preset: str | None = None,
     config: QuantConfig | None = None,
-    target: Target | None = None,
+    target: Target | str | None = None,
     operators: Operators = OPERATORS,
 ) -> Planned:
     """Return a model after all stages that need no data; its plan may quantize nothing."""
@@ -248,13 +258,14 @@ def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def _load(
-    model: ModelSource, config: QuantConfig, target: Target | None, operators: Operators
+    model: ModelSource, config: QuantConfig, target: Target | str | None, operators: Operators
 ) -> Loaded:
     loaded = io.load(model)
     refuse_quantized(loaded)
     free_sizes(loaded)
     settle_inputs(loaded, config.fix_inputs, config.input_shapes)
-    target = target or find_target(config.target)
+    if target is None or isinstance(target, str):
+        target = find_target(target or config.target)
     return Loaded(loaded=loaded, samples=None, config=config, target=target, operators=operators)
 
 
@@ -344,6 +355,11 @@ def _refined(
             resume=resume,
         )
     return pipeline.emitted(solved), notes
+
+
+def _validated_on(config: QuantConfig, stats: Stats | None, limit: int) -> int:
+    """Return how many samples more are read to decide which steps are kept."""
+    return validation_count(limit) if stats is None and has_optional_steps(config) else 0
 
 
 def _is_transformed(config: QuantConfig) -> bool:

@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     try:
         args = parser.parse(sys.argv[1:] if argv is None else argv)
+        if args.completion is not None:
+            importlib.import_module("lowbit.cli.commands").print_completion(args.completion)
+            return 0
         if args.command is None:
             parser.print_help(sys.stderr)
             return WRONG

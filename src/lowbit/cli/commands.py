@@ -12,14 +12,18 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.cli.compare import compare
+from lowbit.cli.completion import completion
 from lowbit.cli.configuration import make_config, make_preprocessing
+from lowbit.cli.models import bench, inspect, print_json
+from lowbit.cli.options import make_parser
 from lowbit.cli.quantize import quantize
 from lowbit.cli.saving import check_outputs, writing
 from lowbit.config.presets import PRESETS
 from lowbit.errors import ConfigError
 from lowbit.planning.plan import save_plan
 from lowbit.report.listings import show_evaluation, show_plan, show_presets, show_targets
-from lowbit.report.tables import counted, show_stages, stdout
+from lowbit.report.progress import show_stages
+from lowbit.report.tables import counted, stdout
 from lowbit.targets.builtin import BUILTIN, find_target
 
 
@@ -33,7 +37,7 @@ def plan(args: argparse.Namespace) -> None:
         with writing({args.output: lambda path: save_plan(state.plan, path)}):
             pass
     if args.json:
-        _print_json(state.plan)
+        print_json(state.plan)
     else:
         nodes = state.adapted.graph.num_nodes()
         show_plan(stdout(), state.plan, state.target, nodes=nodes, everything=args.all)
@@ -99,7 +103,7 @@ def presets(args: argparse.Namespace) -> None:
     if not args.json:
         show_presets(stdout(), list(PRESETS.values()))
         return
-    _print_json(
+    print_json(
         [
             {"name": p.name, "summary": p.summary, "config": msgspec.to_builtins(p.config)}
             for p in PRESETS.values()
@@ -110,15 +114,11 @@ def presets(args: argparse.Namespace) -> None:
 def targets(args: argparse.Namespace) -> None:
     """List the targets, or print one."""
     if args.name is not None:
-        _print_json(find_target(args.name))
+        print_json(find_target(args.name))
     elif args.json:
-        _print_json(list(BUILTIN.values()))
+        print_json(list(BUILTIN.values()))
     else:
         show_targets(stdout(), list(BUILTIN.values()))
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
 
 
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = MappingProxyType(
@@ -126,6 +126,8 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = MappingProxyType(
         "quantize": quantize,
         "plan": plan,
         "compare": compare,
+        "inspect": inspect,
+        "bench": bench,
         "infer": infer,
         "evaluate": evaluate,
         "convert": convert,
@@ -133,3 +135,9 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = MappingProxyType(
         "targets": targets,
     }
 )
+
+
+def print_completion(shell: str) -> None:
+    """Print the completion script of a shell."""
+    values = {"--preset": tuple(PRESETS), "--target": tuple(BUILTIN)}
+    sys.stdout.write(completion(shell, make_parser(), values))

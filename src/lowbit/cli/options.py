@@ -6,22 +6,17 @@ holds them together.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 from lowbit.cli import parser as types
+from lowbit.cli.model_options import add_bench, add_inspect
+from lowbit.cli.option_groups import add_data, add_engine, add_images, add_scheme
 from lowbit.cli.parser import Parser, one_of
 from lowbit.version import __version__
 
-METHODS = ("minmax", "percentile", "entropy", "mse", "nonoverflow", "distribution", "layerwise")
-WEIGHT_METHODS = ("minmax", "mse", "output")
-HEADS = ("auto", "float", "int8")
 DOMAINS = ("auto", "ai.onnx", "com.microsoft")
-PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
-LAYOUTS = ("auto", "NCHW", "NHWC")
-CHANNEL_ORDERS = ("RGB", "BGR")
+SHELLS = ("bash", "zsh", "fish")
 EFFORTS = ("none", "quick", "full")
-DEFAULT_PRESET = "A8W8"
 FLOAT_FORMATS = tuple(
     "fp32 bf16 fp16 bfp16 mx4 mx6 mx9 mxint8 mxfp8e5m2 mxfp8e4m3 mxfp6e3m2 mxfp6e2m3 "
     "mxfp4e2m1".split()
@@ -30,10 +25,10 @@ FLOAT_FORMATS = tuple(
 _EPILOG = """\
 examples:
   lowbit quantize model.onnx int8.onnx --preset XINT8 --data images/ --preprocess imagenet
+  lowbit inspect model.onnx                      what it is, and what each target would do
   lowbit plan model.onnx --preset XINT8          what would be quantized, and what not and why
   lowbit compare model.onnx int8.onnx --data images/ --preprocess imagenet
-  lowbit infer model.onnx --data inputs/ --output float_results
-  lowbit evaluate float_results int8_results
+  lowbit bench model.onnx int8.onnx              how long both take
 
 `lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
 2 something was wrong (one line on stderr says what), 3 a gate failed,
@@ -50,12 +45,21 @@ def make_parser() -> Parser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"lowbit {__version__}")
+    parser.add_argument(
+        "--completion",
+        type=one_of(SHELLS),
+        metavar="SHELL",
+        help=f"print a completion script for {', '.join(SHELLS)}",
+    )
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", parser_class=Parser
     )
     for name, summary, add_options in _COMMANDS:
         command = commands.add_parser(
-            name, prog=f"lowbit {name}", help=summary, description=f"{summary.capitalize()}."
+            name,
+            prog=f"lowbit {name}",
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
         )
         add_options(command)
     parser.commands = commands.choices
@@ -65,9 +69,9 @@ def make_parser() -> Parser:
 def _quantize(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the float model, an .onnx file")
     parser.add_argument("output", metavar="OUTPUT", help="where the quantized model is written")
-    _add_data(parser, "calibrate on")
-    _add_scheme(parser)
-    _add_images(parser)
+    add_data(parser, "calibrate on")
+    add_scheme(parser)
+    add_images(parser)
     more = parser.add_argument_group("stages")
     more.add_argument(
         "--no-bias-correction",
@@ -100,7 +104,7 @@ def _quantize(parser: Parser) -> None:
         metavar="NAME",
         help="operator domain of the Q/DQ nodes: auto, ai.onnx or com.microsoft",
     )
-    _add_engine(parser)
+    add_engine(parser)
     files = parser.add_argument_group("decisions and statistics, kept and reused")
     files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")
     files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, to be edited")
@@ -139,23 +143,28 @@ def _add_result(parser: Parser) -> None:
         "--report", metavar="FILE", help="write the report: a page if it ends in .html, else JSON"
     )
     out.add_argument("--json", action="store_true", help="print the report as JSON, nothing else")
+    out.add_argument(
+        "--verbose", action="store_true", help="print every table, not only a summary of one screen"
+    )
     out.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def _plan(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the float model, an .onnx file")
-    _add_scheme(parser)
+    add_scheme(parser)
     out = parser.add_argument_group("result")
     out.add_argument("--output", metavar="FILE", help="write the plan as JSON, for quantize --plan")
     out.add_argument("--json", action="store_true", help="print the plan as JSON, nothing else")
-    out.add_argument("--all", action="store_true", help="list every node that stays in float")
+    out.add_argument("--all", action="store_true", help="list every tensor and node")
 
 
 def _compare(parser: Parser) -> None:
     parser.add_argument("reference", metavar="REFERENCE", help="the float model")
-    parser.add_argument("quantized", metavar="QUANTIZED", help="the quantized model")
-    _add_data(parser, "compare on")
-    _add_images(parser)
+    parser.add_argument(
+        "quantized", metavar="QUANTIZED", nargs="+", help="the quantized model, or several of them"
+    )
+    add_data(parser, "compare on")
+    add_images(parser)
     parser.add_argument(
         "--budget",
         type=one_of(EFFORTS),
@@ -205,8 +214,8 @@ def _compare(parser: Parser) -> None:
 
 def _infer(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a float or quantized model")
-    _add_data(parser, "run")
-    _add_images(parser)
+    add_data(parser, "run")
+    add_images(parser)
     parser.add_argument(
         "--output", required=True, metavar="FOLDER", help="a new folder: 0.npy, 1.npy and so on"
     )
@@ -271,148 +280,11 @@ _COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
     ("quantize", "quantize a model, verify it and write it", _quantize),
     ("plan", "show what would be quantized to what, without any data", _plan),
     ("compare", "measure how far a quantized model is from its float model", _compare),
+    ("inspect", "show what a model is, and what each target would do with it", add_inspect),
+    ("bench", "measure how long models take here", add_bench),
     ("infer", "run a model and write its outputs, a file for each sample", _infer),
     ("evaluate", "measure how alike two folders of results are", _evaluate),
     ("convert", "convert between float formats, without data", _convert),
     ("presets", "list the presets", _presets),
     ("targets", "list the targets, or print one as JSON", _targets),
 )
-
-
-def _add_data(parser: Parser, verb: str) -> None:
-    parser.add_argument(
-        "--data",
-        required=True,
-        metavar="PATH",
-        help="a folder of images or .npy files, an .npz, an .npy, or the word random",
-    )
-    parser.add_argument(
-        "--limit", type=types.count, metavar="N", help=f"how many samples to {verb} (default all)"
-    )
-
-
-def _add_scheme(parser: Parser) -> None:
-    """Add the options that decide the plan."""
-    group = parser.add_argument_group(
-        "what is quantized to what",
-        "PATTERN is a glob on names of nodes or of their outputs, or re: and a regular expression.",
-    )
-    group.add_argument(
-        "--preset", metavar="NAME", help=f"see `lowbit presets` (default {DEFAULT_PRESET})"
-    )
-    group.add_argument(
-        "--config", metavar="FILE", help="a .json or .toml, whole or what differs from the preset"
-    )
-    group.add_argument(
-        "--target", metavar="NAME|FILE", help="see `lowbit targets` (default the preset's)"
-    )
-    group.add_argument(
-        "--calibration",
-        type=one_of(METHODS),
-        metavar="METHOD",
-        help=f"how activation ranges are found: {', '.join(METHODS)}",
-    )
-    group.add_argument(
-        "--percentile",
-        type=types.percent,
-        metavar="P",
-        help="percent of the values kept in range, for --calibration percentile",
-    )
-    group.add_argument(
-        "--weights",
-        type=one_of(WEIGHT_METHODS),
-        metavar="METHOD",
-        help=f"how weight ranges are found: {', '.join(WEIGHT_METHODS)}",
-    )
-    for option, kind, what in (
-        ("--fix-input", types.fixed_input, "sr=16000: make an input a constant (repeatable)"),
-        ("--input-shape", types.input_shape, "x=1,3,320,320: an input's shape (repeatable)"),
-    ):
-        group.add_argument(
-            option, action="append", default=[], type=kind, metavar="NAME=VALUE", help=what
-        )
-    _add_exceptions(group)
-
-
-def _add_exceptions(group: argparse._ArgumentGroup) -> None:
-    """Add the options that except nodes from the scheme."""
-    for option, what in (
-        ("--include", "quantize only nodes that match (repeatable)"),
-        ("--exclude", "keep nodes that match in float (repeatable)"),
-    ):
-        group.add_argument(
-            option,
-            action="append",
-            default=[],
-            type=types.pattern,
-            metavar="PATTERN",
-            help=what,
-        )
-    group.add_argument(
-        "--exclude-op",
-        action="append",
-        default=[],
-        metavar="TYPE",
-        help="keep operators of this type in float (repeatable)",
-    )
-    group.add_argument(
-        "--head",
-        type=one_of(HEADS),
-        metavar="KIND",
-        help="after the last linear layers (boxes decoded, a last average): auto (float where needed), "
-        "float or int8",
-    )
-    group.add_argument(
-        "--skip-rewrite",
-        action="append",
-        default=[],
-        metavar="REWRITE",
-        help="skip one of the target's graph rewrites (repeatable)",
-    )
-
-
-def _add_engine(parser: Parser) -> None:
-    """Add the options that share the work out."""
-    group = parser.add_argument_group(
-        "workers", "Without these, threads of one process. The result has the same bytes."
-    )
-    group.add_argument(
-        "--workers", type=types.count, metavar="N", help="so many processes on this machine"
-    )
-    group.add_argument(
-        "--cluster",
-        metavar="ENGINE=ADDRESS",
-        help="dask=tcp://host:8786, ray=auto, or the name of a joblib backend",
-    )
-    group.add_argument(
-        "--state",
-        metavar="DIR",
-        help="keep finished shards in this folder or fsspec URL, and find those of earlier runs",
-    )
-
-
-def _add_images(parser: Parser) -> None:
-    """Add the options that say how images become inputs."""
-    group = parser.add_argument_group(
-        "images", "Input values are (pixel * scale - mean) / std, after resize and crop."
-    )
-    group.add_argument(
-        "--preprocess",
-        type=one_of(PREPROCESSINGS),
-        metavar="NAME",
-        help=f"{', '.join(PREPROCESSINGS)}; the options below override parts of it",
-    )
-    group.add_argument("--mean", type=types.channels, metavar="R,G,B", help="one number or three")
-    group.add_argument("--std", type=types.channels, metavar="R,G,B", help="one number or three")
-    group.add_argument("--scale", type=types.factor, metavar="X", help="default 1/255")
-    group.add_argument(
-        "--resize", type=types.size, metavar="S|H,W", help="shorter side, or height,width"
-    )
-    group.add_argument("--crop", type=types.size, metavar="S|H,W", help="from the centre")
-    group.add_argument("--layout", type=one_of(LAYOUTS), metavar="NAME", help=", ".join(LAYOUTS))
-    group.add_argument(
-        "--channel-order",
-        type=one_of(CHANNEL_ORDERS),
-        metavar="NAME",
-        help="what the model wants: RGB or BGR",
-    )

@@ -143,6 +143,14 @@ class Parser(argparse.ArgumentParser):
                 known = [option for option in self._option_string_actions if option[1] == "-"]
                 self.error(f"unknown option {name!r}{did_you_mean(name, known, 1)}")
 
+    def actions(self) -> Sequence[argparse.Action]:
+        """Return the arguments and options, for what describes them: argparse has no public list."""
+        return tuple(self._actions)
+
+    def groups(self) -> Sequence[argparse._ArgumentGroup]:
+        """Return the groups of arguments, in the order of the help."""
+        return tuple(self._action_groups)
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage: ``main`` prints one line."""
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
@@ -179,4 +187,5 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
             )
         return word
 
+    choose.names = tuple(names)  # type: ignore[attr-defined]  # read by shell completion
     return choose

@@ -16,13 +16,17 @@ from lowbit.api.quantize import quantize as run
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing
 from lowbit.cli.saving import Write, check_outputs, writing
+from lowbit.config.config import QuantConfig
 from lowbit.errors import ConfigError
 from lowbit.parallel import engine
 from lowbit.planning.plan import load_plan, save_plan
 from lowbit.report.html import write_report as write_report_page
+from lowbit.report.progress import TYPICAL, show_stages
 from lowbit.report.result import show_result
-from lowbit.report.tables import show_stages, stdout
+from lowbit.report.summary import show_summary
+from lowbit.report.tables import stdout
 from lowbit.report.values import Report
+from lowbit.search.keep_if_better import has_optional_steps
 
 
 def quantize(args: argparse.Namespace) -> None:
@@ -46,7 +50,7 @@ def quantize(args: argparse.Namespace) -> None:
     stats = load_stats(args.stats) if args.stats else None
     with (
         engine(args.cluster, args.workers),
-        show_stages(quiet=args.quiet or args.json) as progress,
+        show_stages(quiet=args.quiet or args.json, stages=_stages(config, args)) as progress,
     ):
         result = run(
             args.model,
@@ -66,7 +70,7 @@ def quantize(args: argparse.Namespace) -> None:
             state_dir=args.state,
             progress=progress,
         )
-        if args.report and args.report.endswith(".html"):
+        if _wants_page(args):
             # The page shows what single tensors do, which has to be analyzed.
             report = examine(args.model, result, progress=progress)
             result = dataclasses.replace(result, report=report)
@@ -75,8 +79,34 @@ def quantize(args: argparse.Namespace) -> None:
         result.save(args.output)
     if args.json:
         sys.stdout.write(document)
-    elif not args.quiet:
+    elif args.verbose:
         show_result(stdout(), result.report, args.output)
+    elif not args.quiet:
+        show_summary(stdout(), result.report, args.output, _next_step(args))
+
+
+def _stages(config: QuantConfig, args: argparse.Namespace) -> set[str]:
+    """Return the stages that this run will go through, for the time that is left."""
+    needed = {
+        "refine": config.refinement is not None,
+        "search": config.mixed_precision is not None,
+        "promote": False,  # only where a model turns out not to be usable
+        "validate": has_optional_steps(config) and not args.stats,
+        "calibrate": not args.stats,
+        "compare": _wants_page(args),
+        "analyze": _wants_page(args),
+    }
+    return {stage for stage in TYPICAL if needed.get(stage, True)}
+
+
+def _wants_page(args: argparse.Namespace) -> bool:
+    return bool(args.report) and args.report.endswith(".html")
+
+
+def _next_step(args: argparse.Namespace) -> str:
+    if _wants_page(args):
+        return f"open {args.report} to see which tensors cause the error, and what would lower it"
+    return "add --report page.html to see which tensors cause the error, and what would lower it"
 
 
 def _document(report: Report, args: argparse.Namespace) -> str:

@@ -208,6 +208,41 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 
 
+class Purpose(msgspec.Struct, frozen=True, kw_only=True):
+    """What presets are for, by their targets, and which one to start with."""
+
+    title: str
+    targets: tuple[str, ...]
+    advice: str
+
+
+PURPOSES = (
+    Purpose(
+        title="AMD Ryzen AI NPU, integers",
+        targets=("ryzen-ai", "ryzen-ai-cnn"),
+        advice="Start with XINT8 for a CNN and with A8W8 for anything else; "
+        "take A16W8 where 8 bits lose too much.",
+    ),
+    Purpose(
+        title="onnxruntime, and every runtime that reads standard Q/DQ",
+        targets=("onnxruntime",),
+        advice="Start with U8S8_PERCHANNEL, the fastest measured on x86; "
+        "take U16S8_PERCHANNEL where 8 bits lose too much.",
+    ),
+    Purpose(
+        title="AMD Ryzen AI NPU, 16-bit floats and block formats",
+        targets=("ryzen-ai-float",),
+        advice="Start with BF16, which is nearly exact; block formats take fewer bits.",
+    ),
+    Purpose(
+        title="Other fixed-point devices",
+        targets=("vint8",),
+        advice="VINT8 quantizes every tensor and assumes nothing about the device.",
+    ),
+)
+"""The presets by purpose; every built-in target is in one of them."""
+
+
 def find_preset(name: str) -> QuantConfig:
     """Return the configuration of a preset, built in or installed.
 

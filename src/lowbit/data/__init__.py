@@ -4,7 +4,8 @@ Whatever the source, every feed is checked against the model's inputs before it 
 memory stays flat. Nothing here knows about quantization or graphs; a model is a list of inputs.
 """
 
-from lowbit.data.dataset import Data, InputInfo, Sample
+from lowbit.data.dataset import Data
+from lowbit.data.inputs import InputInfo, Sample
 from lowbit.data.opening import open_data
 from lowbit.data.preprocessing import PREPROCESSINGS, Preprocessing, find_preprocessing
 

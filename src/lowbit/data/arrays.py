@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.data.dataset import IndexedSource, InputInfo, Renumbered, Source
+from lowbit.data.dataset import IndexedSource, Renumbered, Source
+from lowbit.data.inputs import InputInfo
 from lowbit.data.sources import Spool
 from lowbit.errors import DataError, did_you_mean
 

@@ -12,49 +12,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lowbit.errors import DataError, did_you_mean
-
-Sample: TypeAlias = Mapping[str, NDArray[Any]]
-"""One feed: input name to array, with the batch dimension the model wants."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputInfo:
-    """What one model input wants.
-
-    Attributes:
-        name: Name of the input.
-        dtype: Element type.
-        shape: Fixed sizes as numbers, free ones as their name or ``None``; ``None`` for the whole
-            shape when not even the rank is known.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | str | None, ...] | None
-
-    @property
-    def is_float(self) -> bool:
-        """Whether the elements are floating-point numbers of any width."""
-        # ml_dtypes' narrow floats have kind "V", so the kind alone does not tell.
-        return "float" in self.dtype.name
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the elements are strings."""
-        return self.dtype.kind == "U"
-
-    @property
-    def shape_text(self) -> str:
-        """The shape as it is shown to people, ``?`` for a nameless free size."""
-        if self.shape is None:
-            return "[any shape]"
-        return "[" + ", ".join("?" if size is None else str(size) for size in self.shape) + "]"
+from lowbit.data.inputs import InputInfo, Sample, conform
+from lowbit.errors import DataError
 
 
 class Source(ABC):
@@ -145,122 +107,6 @@ class Renumbered(IndexedSource):
     def describe(self) -> str:
         """Return how many feeds of what."""
         return f"{len(self.indices)} of {self.source.describe()}"
-
-
-def conform(raw: object, inputs: Sequence[InputInfo], label: str) -> dict[str, NDArray[Any]]:
-    """Return ``raw`` as one fitting array an input, in the order of the inputs."""
-    given = _by_name(raw, inputs, label)
-    _check_names(given, inputs, label)
-    return {info.name: _conform_array(given[info.name], info, label) for info in inputs}
-
-
-def _by_name(raw: object, inputs: Sequence[InputInfo], label: str) -> Mapping[str, object]:
-    if isinstance(raw, Mapping):
-        return raw
-    if len(inputs) == 1:
-        return {inputs[0].name: raw}
-    raise DataError(
-        f"{label} is of type {type(raw).__name__}, but the model has {len(inputs)} inputs: "
-        f"give a dict with an array for each of {_quoted(inputs)}"
-    )
-
-
-def _check_names(given: Mapping[str, object], inputs: Sequence[InputInfo], label: str) -> None:
-    known = [info.name for info in inputs]
-    for name in given:
-        if name not in known:
-            near = did_you_mean(str(name), known)
-            raise DataError(
-                f"{label} has an array for {name!r}, which is no input of the model{near} "
-                f"(the inputs are {_quoted(inputs)})"
-            )
-    missing = [name for name in known if name not in given]
-    if missing:
-        names = ", ".join(map(repr, given)) or "nothing"
-        raise DataError(
-            f"{label} has no array for input {missing[0]!r}: expected arrays for "
-            f"{_quoted(inputs)}, got {names}; add the missing one"
-        )
-
-
-def _conform_array(value: object, info: InputInfo, label: str) -> NDArray[Any]:
-    where = f"{label}, input {info.name!r}"
-    array = _fit_shape(_as_array(value, info, where), info, where)
-    if bad := _count_not_finite(array, info):
-        raise DataError(
-            f"{where}: {bad} of {array.size} values are NaN or Inf; repair or skip this sample"
-        )
-    if array.dtype == info.dtype or (info.is_text and array.dtype.kind == "U"):
-        return array
-    cast = _cast(array, info, where)
-    if bad := _count_not_finite(cast, info):
-        raise DataError(
-            f"{where}: {bad} of {array.size} values are too large for {info.dtype}; scale the data"
-        )
-    return cast
-
-
-def _as_array(value: object, info: InputInfo, where: str) -> NDArray[Any]:
-    # Tensors of other libraries and numpy scalars convert; a list would guess its own type.
-    if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
-        array = np.asarray(value)
-        return array.astype(np.str_) if info.is_text and array.dtype == object else array
-    raise DataError(
-        f"{where} is of type {type(value).__name__}, expected a numpy array: "
-        f"wrap it with numpy.asarray(..., dtype={info.dtype})"
-    )
-
-
-def _fit_shape(array: NDArray[Any], info: InputInfo, where: str) -> NDArray[Any]:
-    if info.shape is None:
-        return array
-    rank = len(info.shape)
-    fitted = array[np.newaxis] if array.ndim == rank - 1 else array
-    message = f"{where}: expected shape {info.shape_text}, got {list(array.shape)}"
-    if fitted.ndim != rank:
-        raise DataError(
-            f"{message}; give an array of {rank} dimensions, or of {rank - 1} without the batch"
-        )
-    wrong = [
-        axis
-        for axis, size in enumerate(info.shape)
-        if isinstance(size, int) and size != fitted.shape[axis]
-    ]
-    if wrong == [0]:
-        raise DataError(
-            f"{message}; the model fixes the batch at {info.shape[0]}: feed as many samples at "
-            "a time, or give a .npz or one array, whose rows are grouped to fit"
-        )
-    if wrong:
-        axes = ", ".join(map(str, wrong))
-        raise DataError(f"{message}, which differs at axis {axes}; reshape or transpose the data")
-    return fitted
-
-
-def _count_not_finite(array: NDArray[Any], info: InputInfo) -> int:
-    """Return how many values are NaN or Inf; minus infinity among numbers is that of a mask."""
-    # Anything else is refused for its type, or cannot be NaN.
-    if not info.is_float or (array.dtype.kind != "f" and array.dtype != info.dtype):
-        return 0
-    finite = int(np.count_nonzero(np.isfinite(array)))
-    masked = int(np.count_nonzero(np.isneginf(array))) if finite < array.size else 0
-    return 0 if finite and finite + masked == array.size else array.size - finite
-
-
-def _cast(array: NDArray[Any], info: InputInfo, where: str) -> NDArray[Any]:
-    is_foreign_byte_order = array.dtype.newbyteorder("=") == info.dtype
-    if is_foreign_byte_order or (array.dtype == np.float32 and info.is_float):
-        # What overflows is counted and reported by the caller.
-        with np.errstate(over="ignore"):
-            return array.astype(info.dtype)
-    way_out = f"convert it with .astype(numpy.{info.dtype})"
-    if array.dtype == np.uint8 and info.is_float:
-        way_out = f"name a preprocessing such as 'imagenet' if these are images, or {way_out}"
-    raise DataError(f"{where}: expected {info.dtype}, got {array.dtype}; {way_out}")
-
-
-def _quoted(inputs: Sequence[InputInfo]) -> str:
-    return ", ".join(repr(info.name) for info in inputs)
 
 
 ZERO_FEEDS_TOLERATED = 16

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lowbit.data.dataset import InputInfo
+from lowbit.data.inputs import InputInfo
 from lowbit.data.preprocessing import (
     Framing,
     Layout,

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from lowbit.data.arrays import RowSource, Table, read_npy, read_npz, take_array
-from lowbit.data.dataset import Data, InputInfo, Source
+from lowbit.data.dataset import Data, Source
+from lowbit.data.inputs import InputInfo, separated
 from lowbit.data.preprocessing import Preprocessing, find_preprocessing
+from lowbit.data.random_source import RandomSource
 from lowbit.data.sources import (
     NpyFolderSource,
-    RandomSource,
     RewindableReader,
     RewindingSource,
     SequenceSource,
@@ -168,11 +169,17 @@ def _find_python_source(source: object, request: _Request) -> Source:
     if isinstance(source, bytes | bytearray) or not can_iterate(source):
         raise DataError(f"data is of type {type(source).__name__}; expected {KINDS}")
     _refuse_preprocessing(request, f"feeds from a Python {type(source).__name__}")
-    if isinstance(source, list | tuple):
+    if isinstance(source, list | tuple) and not _has_batches(source, request):
         return SequenceSource(source, request.limit)
     if isinstance(source, RewindableReader):
         return RewindingSource(source, request.limit)
     return SpoolingSource(source, request.inputs, request.limit)
+
+
+def _has_batches(source: Sequence[object], request: _Request) -> bool:
+    """Whether the first feed is more than the model takes at a time."""
+    parts = separated(source[0], request.inputs) if source else iter(())
+    return next(parts, None) is not None and next(parts, None) is not None
 
 
 def _refuse_preprocessing(request: _Request, what: str) -> None:

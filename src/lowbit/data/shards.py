@@ -10,7 +10,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from lowbit.data.dataset import Data, InputInfo, Notes, Sample, Source
+from lowbit.data.dataset import Data, Notes, Source
+from lowbit.data.inputs import InputInfo, Sample
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Samples from Python objects, folders of ``.npy`` files, and random numbers.
+"""Samples from Python objects and folders of ``.npy`` files.
 
 What can be read only once is kept on disk as it goes by, so it is consumed as lazily as the samples
 are asked for, and a second pass gives the same samples.
@@ -20,7 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.data.dataset import IndexedSource, InputInfo, Renumbered, Sample, Source, conform
+from lowbit.data.dataset import IndexedSource, Source
+from lowbit.data.inputs import InputInfo, Sample, conform, separated
 from lowbit.errors import DataError, did_you_mean
 
 
@@ -147,7 +148,8 @@ class SpoolingSource(Source):
         """Take anything that can be iterated; nothing is read yet."""
         self._kind = _kind(source)
         self._empty_message = _empty_message(source)
-        self._items = islice(_iterate(source), limit)
+        each = (part for item in _iterate(source) for part in separated(item, inputs))
+        self._items = islice(each, limit)
         self._inputs = tuple(inputs)
         self._spool = FeedSpool(inputs)
         self._is_complete = False
@@ -340,70 +342,3 @@ def _load(path: Path) -> NDArray[Any]:
         raise DataError(
             f"file {path} cannot be read ({error}): write it with numpy.save, as a plain array"
         ) from error
-
-
-DEFAULT_COUNT = 8
-
-
-class RandomSource(IndexedSource):
-    """Uniform numbers of [0, 1) for float inputs, 0 or 1 for all others."""
-
-    def __init__(self, inputs: Sequence[InputInfo], *, limit: int | None, seed: int) -> None:
-        """Find the shapes; what the same seed gives is always the same."""
-        self._shapes = [(info, _shape(info)) for info in inputs]
-        self._count = DEFAULT_COUNT if limit is None else limit
-        self._seed = seed
-
-    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
-        """Yield the feeds of these numbers; each has a generator of its own, so all are the same."""
-        for index in indices:
-            generator = np.random.default_rng((self._seed, index))
-            yield (
-                f"random feed {index}",
-                {info.name: _draw(generator, info, shape) for info, shape in self._shapes},
-            )
-
-    def shard(self, indices: Sequence[int]) -> Source:
-        """Return the numbers of the feeds: each is made from its own."""
-        return Renumbered(self, tuple(indices))
-
-    def count(self) -> int:
-        """Return the number of feeds."""
-        return self._count
-
-    def describe(self) -> str:
-        """Say that the data is random."""
-        return f"{self._count} feeds of random numbers (seed {self._seed}), not real data"
-
-
-def _shape(info: InputInfo) -> tuple[int, ...]:
-    if info.is_text:
-        raise DataError(
-            f"input {info.name!r} takes strings, of which none can be made up: give real samples, "
-            "or cut the text processing off the model"
-        )
-    if info.shape is None:
-        raise DataError(
-            f"random data needs the shape of input {info.name!r}, which is not known: give real "
-            "samples"
-        )
-    sizes = list(info.shape)
-    if sizes and not isinstance(sizes[0], int):
-        sizes[0] = 1
-    free = [
-        f"axis {axis} ({size or 'nameless'})"
-        for axis, size in enumerate(sizes)
-        if not isinstance(size, int)
-    ]
-    if free:
-        raise DataError(
-            f"random data needs fixed sizes, input {info.name!r} of shape {info.shape_text} "
-            f"leaves open {', '.join(free)}: fix them in the model, or give real samples"
-        )
-    return tuple(size for size in sizes if isinstance(size, int))
-
-
-def _draw(generator: np.random.Generator, info: InputInfo, shape: tuple[int, ...]) -> NDArray[Any]:
-    if info.is_float:
-        return generator.random(shape, dtype=np.float32)
-    return generator.integers(0, 2, size=shape).astype(info.dtype)

@@ -24,6 +24,8 @@ class Split:
         held_out: Samples that nothing but verification sees.
         verifying: Samples to verify on: those held out, or some of the others if there are none.
         validating: Samples on which it is decided which steps are kept.
+        excluded: Samples that do not calibrate: those held out, and those that validate where the
+            data has enough for both.
     """
 
     data: Data
@@ -31,6 +33,7 @@ class Split:
     held_out: frozenset[int]
     verifying: frozenset[int]
     validating: frozenset[int]
+    excluded: frozenset[int]
 
     @property
     def is_verified_on_held_out(self) -> bool:
@@ -40,7 +43,7 @@ class Split:
     @property
     def calibration_count(self) -> int:
         """How many samples calibrate."""
-        return self.total - len(self.held_out)
+        return self.total - len(self.excluded)
 
     @property
     def verification_count(self) -> int:
@@ -49,12 +52,12 @@ class Split:
 
     def calibration(self) -> Selection:
         """Return the samples to calibrate on."""
-        return self._all_but(self.held_out)
+        return self._all_but(self.excluded)
 
     def fitting(self) -> Selection:
         """Return the samples to calibrate on where others decide which steps are kept."""
-        enough = len(self.validating) < self.calibration_count
-        return self._all_but(self.held_out | self.validating if enough else self.held_out)
+        enough = len(self.validating - self.excluded) < self.calibration_count
+        return self._all_but(self.excluded | self.validating if enough else self.excluded)
 
     def validation(self) -> Iterator[Sample]:
         """Yield the samples that decide which steps are kept."""
@@ -77,21 +80,27 @@ class Split:
 def split(data: Data, limit: int | None, held_out: int) -> Split:
     """Hold out what the data has beyond ``limit``, spread evenly over it.
 
-    Without a limit every sample calibrates, and ``held_out`` of them verify as well.
+    Verification takes its samples first, then validation. Without a limit every sample calibrates,
+    and ``held_out`` of them verify as well.
     """
     total = len(data)
-    extra = 0 if limit is None else min(max(total - limit, 0), held_out)
-    held = frozenset(_spread(total, extra))
+    extra = 0 if limit is None else max(total - limit, 0)
+    wanted = 0 if limit is None else validation_count(limit)
+    # Where there are few more than the limit, both get some of them.
+    room = extra - wanted if extra > wanted else extra
+    held = frozenset(_spread(total, min(room, held_out)))
     verifying = held or frozenset(_spread(total, min(held_out, total)))
-    return Split(data, total, held, verifying, _validating(total, held))
-
-
-def _validating(total: int, held: frozenset[int]) -> frozenset[int]:
-    """Return an eighth of the samples that calibrate, spread over them; of few, all."""
     left = [i for i in range(total) if i not in held]
-    if len(left) < _ENOUGH_TO_HOLD_OUT:
-        return frozenset(left)
-    return frozenset(left[i] for i in _spread(len(left), min(len(left) // 8, _MOST_VALIDATION)))
+    apart = 0 < wanted <= extra - len(held)
+    count = wanted if apart else validation_count(len(left))
+    # Of few samples all validate, and calibrate as well.
+    validating = frozenset(left[i] for i in _spread(len(left), count)) if count else frozenset(left)
+    return Split(data, total, held, verifying, validating, held | validating if apart else held)
+
+
+def validation_count(limit: int) -> int:
+    """Return how many samples validate beside so many that calibrate; of few, none of their own."""
+    return min(limit // 8, _MOST_VALIDATION) if limit >= _ENOUGH_TO_HOLD_OUT else 0
 
 
 def _spread(total: int, count: int) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph.session import Feed
 
 QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
@@ -20,7 +21,9 @@ QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
 class DeployedSession:
     """A session with all optimizations, that also tells what became of the graph."""
 
-    def __init__(self, path: pathlib.Path, folder: str, threads: int) -> None:
+    def __init__(
+        self, path: pathlib.Path, folder: str, threads: int, provider: str | None = None
+    ) -> None:
         """Open the model; ``folder`` takes what onnxruntime writes about it."""
         import onnxruntime as ort
 
@@ -29,7 +32,12 @@ class DeployedSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 4
-        self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        providers = _providers(provider)
+        try:
+            self._session = ort.InferenceSession(path, options, providers=providers)
+        except Exception as error:  # onnxruntime's exceptions share no public base
+            reason = " ".join(str(error).split())[:600]
+            raise ModelError(f"onnxruntime cannot load the model: {reason}") from error
 
     def run(self, feed: Feed) -> float:
         """Return how many seconds one run takes."""
@@ -69,6 +77,18 @@ class DeployedSession:
             if node.op_type not in QDQ and "DequantizeLinear" in sources:
                 found[node.op_type].append(node.name)
         return dict(found)
+
+
+def _providers(name: str | None) -> list[str]:
+    import onnxruntime as ort
+
+    available = ort.get_available_providers()
+    if name is not None and name not in available:
+        raise ConfigError(
+            f"onnxruntime has no provider {name!r} here{did_you_mean(name, available)} "
+            f"(it has {', '.join(available)})"
+        )
+    return list(dict.fromkeys((name or "CPUExecutionProvider", "CPUExecutionProvider")))
 
 
 @functools.cache

@@ -44,7 +44,7 @@ class Checkpoint:
                 f"{folder} cannot hold finished layers: it has other files ({foreign[0]}); "
                 "give an empty folder or one that does not exist"
             )
-        if resume and marker.exists() and marker.read_text() != fingerprint:
+        if resume and marker.exists() and marker.read_text("utf-8") != fingerprint:
             raise ConfigError(
                 f"the checkpoint {folder} is of another run: model, data, configuration or version "
                 "differ; start anew without --resume"
@@ -53,7 +53,7 @@ class Checkpoint:
             if not resume:
                 _clear(folder)
             folder.mkdir(exist_ok=True)
-            marker.write_text(fingerprint)
+            marker.write_text(fingerprint, encoding="utf-8")
         except OSError as error:
             raise OutputError(
                 f"cannot keep finished layers in {folder}: {error.strerror or error}"

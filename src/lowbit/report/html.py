@@ -1,4 +1,4 @@
-"""Put a report, its style, its script and the plotting library into one page.
+"""Put reports, their style, their scripts and the libraries they draw with into one page.
 
 The page asks for nothing from anywhere, and its policy forbids it to. All text of a model is data
 in JSON, put into the document as text by the script: no name of a tensor can become markup.
@@ -17,12 +17,15 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from lowbit.errors import OutputError
 from lowbit.report.values import Report
 from lowbit.version import __version__
 
-_LIBRARY = "uPlot-1.6.32.min"
+_PLOTS = "uPlot-1.6.32.min"
+_LAYOUT = "dagre-3.1.1.min"
 _PACKAGES = ("onnxruntime", "onnx", "onnx-ir", "numpy")
 
 
@@ -32,10 +35,14 @@ def write_report(
     *,
     title: str = "Quantization report",
     command: str | None = None,
+    others: Mapping[str, Report] = MappingProxyType({}),
 ) -> None:
-    """Write the report as a page; it appears complete or not at all."""
+    """Write the report as a page; it appears complete or not at all.
+
+    ``others`` are reports of other models by their titles, shown beside it.
+    """
     path = pathlib.Path(path)
-    text = render_report(report, title=title, command=command)
+    text = render_report(report, title=title, command=command, others=others)
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
             file = pathlib.Path(folder, path.name)
@@ -45,28 +52,49 @@ def write_report(
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def render_report(report: Report, *, title: str, command: str | None = None) -> str:
+def render_report(
+    report: Report,
+    *,
+    title: str,
+    command: str | None = None,
+    others: Mapping[str, Report] = MappingProxyType({}),
+) -> str:
     """Return the page; ``command`` is what to run to get it again, the running one if not given."""
     data = {
-        "title": title,
         "command": command or shlex.join(["lowbit", *sys.argv[1:]]),
         "versions": _versions(),
         "memory": _peak_memory(),
-        "report": json.loads(report.to_json()),
+        "reports": [
+            {"title": name, "verdict": _verdict(one), "report": json.loads(one.to_json())}
+            for name, one in ((title, report), *others.items())
+        ],
     }
+    drawn = any(one.network is not None for one in (report, *others.values()))
     parts = {
         "@TITLE@": html.escape(title),
-        "@STYLE@": f"{_asset(f'{_LIBRARY}.css')}\n{_asset('report.css')}",
+        "@STYLE@": f"{_asset(f'{_PLOTS}.css')}\n{_asset('report.css')}",
         # Inside a script only this sequence is special.
         "@DATA@": json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace(
             "<", "\\u003c"
         ),
-        "@LICENCE@": _asset("uPlot-LICENSE.txt"),
-        "@LIBRARY@": _asset(f"{_LIBRARY}.js"),
-        "@SCRIPT@": _asset("report.js"),
+        "@LICENCES@": _asset("uPlot-LICENSE.txt") + _asset("dagre-LICENSE.txt"),
+        "@LIBRARIES@": _asset(f"{_PLOTS}.js") + (_asset(f"{_LAYOUT}.js") if drawn else ""),
+        "@SCRIPT@": _asset("network.js") + _asset("report.js"),
     }
     pieces = re.split("(@[A-Z]+@)", _asset("page.html"))
     return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+def _verdict(report: Report) -> str:
+    return "" if report.verdict is None else report.verdict.describe()
+
+
+def framed(page: str) -> str:
+    """Return a page as a frame that a notebook shows, apart from all else there."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" '
+        'style="width: 100%; height: 720px; border: 0" title="lowbit report"></iframe>'
+    )
 
 
 def _asset(name: str) -> str:
@@ -92,4 +120,4 @@ def _peak_memory() -> int:
     return int(peak) * (1 if sys.platform == "darwin" else 1024)
 
 
-__all__ = ["render_report", "write_report"]
+__all__ = ["framed", "render_report", "write_report"]

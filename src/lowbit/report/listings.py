@@ -1,16 +1,18 @@
-"""Listings: a plan, presets, targets, and how alike two folders of results are."""
+"""Listings: a plan, presets, targets, timings, and how alike two folders of results are."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.config.presets import Preset
+from lowbit.config.presets import PURPOSES, Preset
+from lowbit.evaluate.benchmark import Timing
 from lowbit.evaluate.folders import Evaluation, FileScore
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.report.tables import (
@@ -27,6 +29,7 @@ from lowbit.report.tables import (
 )
 from lowbit.targets.target import Target
 
+_REASONS = 10
 _WIDE = 132
 """Columns from which on a tensor and its reason, or every property, have a column of their own."""
 
@@ -34,7 +37,7 @@ _WIDE = 132
 def show_plan(
     console: Console, plan: Plan, target: Target, *, nodes: int, everything: bool
 ) -> None:
-    """Print the decisions; ``everything`` lists each node that stays in float."""
+    """Print a summary, what stays in float first; ``everything`` lists each decision."""
     facts = make_facts()
     facts.add_row("preset", f"{plan.preset} for {plan.target}")
     facts.add_row(
@@ -46,12 +49,25 @@ def show_plan(
     if plan.groups:
         facts.add_row("kept equal", f"{counted(len(plan.groups), 'group')} of tensors")
     show(console, facts)
+    title = f"stays in float, on {target.fallback}"
+    show(console, reasons_table(plan.float_nodes, title, most=None if everything else _REASONS))
+    show(console, _formats_table(plan))
+    if not everything:
+        console.print("--all lists every tensor and node, --output FILE writes the plan.")
+        return
+    show(console, nodes_table(plan.float_nodes, "every node that stays in float"))
     for heading, rows in _sections(plan):
         show(console, _decisions(heading, rows, wide=console.width >= _WIDE))
-    title = f"stays in float, on {target.fallback}"
-    show(console, reasons_table(plan.float_nodes, title))
-    if everything:
-        show(console, nodes_table(plan.float_nodes, "every node that stays in float"))
+
+
+def _formats_table(plan: Plan) -> Table:
+    """Return how many tensors become what."""
+    table = make_table("quantized", "tensors", "kind", "format")
+    table.columns[0].justify = "right"
+    for heading, rows in _sections(plan):
+        for form, count in Counter(row.format for row in rows).most_common():
+            table.add_row(str(count), heading, form)
+    return table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,10 +120,22 @@ def _format(row: TensorPlan) -> str:
 
 
 def show_presets(console: Console, presets: Sequence[Preset]) -> None:
-    """Print the presets, one a row."""
+    """Print the presets by what they are for, each group with the one to start with."""
     names = ("name", "activation", "weight", "bias", "target", "summary")
-    rows = [(p.name, *_formats(p), p.config.target, p.summary) for p in presets]
-    _show(console, "presets", names, rows)
+    for purpose in PURPOSES:
+        rows = [
+            (p.name, *_formats(p), p.config.target, p.summary)
+            for p in presets
+            if p.config.target in purpose.targets
+        ]
+        if not rows:
+            continue
+        console.print(Text.assemble((purpose.title, "bold"), "\n", (purpose.advice, "green")))
+        if console.width >= _WIDE:
+            _show(console, "", names, rows)
+        else:
+            _show(console, "", (names[0], names[-1]), [(row[0], row[-1]) for row in rows])
+    console.print("`lowbit presets --json` prints whole configurations, a start for --config.")
 
 
 def show_targets(console: Console, targets: Sequence[Target]) -> None:
@@ -137,9 +165,11 @@ def _show(
             table.add_row(*row)
     else:
         first, *between, last = names
-        table = make_table(title, first, f"{last}; {' / '.join(between)}")
+        heading = f"{last}; {' / '.join(between)}" if between else last
+        table = make_table(title, first, heading)
         for name, *properties, summary in rows:
-            table.add_row(name, Text.assemble(summary, "\n", (" / ".join(properties), "dim")))
+            details = Text(f"\n{' / '.join(properties)}" if properties else "", style="dim")
+            table.add_row(name, Text.assemble(summary, details))
     for column in table.columns[:-1]:
         column.no_wrap = True
     show(console, table)
@@ -184,3 +214,23 @@ def _shown(figure: str, value: float) -> str:
     if figure == "psnr":
         return "equal" if value == math.inf else f"{value:.2f}"
     return number(value) if figure == "l2" else cosine(value)
+
+
+def show_timings(
+    console: Console, timings: Sequence[Timing], *, threads: int, provider: str | None
+) -> None:
+    """Print how long each model takes, the first being what the others are compared with."""
+    where = f"{provider or 'CPUExecutionProvider'}, {threads or 'default'} threads"
+    title = f"milliseconds a run on {where}"
+    table = make_table(
+        title, "model", "median", "95 % interval", "times as fast", "95 % interval", figures=4
+    )
+    for row in timings:
+        is_first = row is timings[0]
+        faster = "" if is_first else f"{row.ratio:.2f}"
+        between = "" if is_first else f"{row.ratio_low:.2f} to {row.ratio_high:.2f}"
+        spread = f"{row.low_ms:.3g} to {row.high_ms:.3g}"
+        table.add_row(Name(row.model), f"{row.median_ms:.3g}", spread, faster, between)
+    show(console, table)
+    runs = counted(timings[0].runs, "run")
+    console.print(f"{runs} of each, in turn; a median lies in its interval with 95 %.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.evaluate.verdict import Verdict
 from lowbit.report.tables import (
     Name,
     cosine,
@@ -22,7 +23,15 @@ from lowbit.report.tables import (
     show,
     size,
 )
-from lowbit.report.values import Budget, PromotedRegion, Promotion, Report, Score, Step
+from lowbit.report.values import (
+    Budget,
+    PromotedRegion,
+    Promotion,
+    Report,
+    Score,
+    Step,
+    SuggestedFix,
+)
 from lowbit.scales.parameters import Adjustment
 
 _SHOWN = 8
@@ -37,7 +46,22 @@ def show_budget(console: Console, budget: Budget) -> None:
     console.print(Text(_how(budget), style="dim"))
     if budget.promotion is not None:
         console.print(_promotion(budget))
+        _print_json(console, budget.promotion.config)
+    _show_configurations(console, budget)
     console.print()
+
+
+def _print_json(console: Console, line: str) -> None:
+    """Print a line to be copied: never broken, however narrow the terminal."""
+    console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+
+
+def _show_configurations(console: Console, budget: Budget) -> None:
+    """Print how to ask for each suggested fix that helps."""
+    for index, fix in enumerate(_fixes(budget), 1):
+        if fix.gain_db > 0:
+            console.print(f"fix {index}, as --config or as an option:")
+            _print_json(console, fix.config)
 
 
 def _rows(budget: Budget) -> Table:
@@ -56,16 +80,16 @@ def _rows(budget: Budget) -> Table:
 
 def _suggested_fixes(budget: Budget) -> Table:
     table = make_table(
-        "suggested fixes, tried one at a time", "fix, and how to ask for it", "gain dB", figures=1
+        "suggested fixes, tried one at a time", "", "tensor", "fix", "gain dB", figures=1
     )
-    for row in budget.rows[:_SHOWN]:
-        for fix in row.suggested_fixes:
-            what = Name(f"{row.tensor}: {fix.what}")
-            table.add_row(
-                Group(what, Text(f"  {fix.config}", style="dim", overflow="fold")),
-                f"{fix.gain_db:+.2f}",
-            )
+    rows = [(row.tensor, fix) for row in budget.rows[:_SHOWN] for fix in row.suggested_fixes]
+    for index, (tensor, fix) in enumerate(rows, 1):
+        table.add_row(str(index), Name(tensor), fix.what, f"{fix.gain_db:+.2f}")
     return table
+
+
+def _fixes(budget: Budget) -> list[SuggestedFix]:
+    return [fix for row in budget.rows[:_SHOWN] for fix in row.suggested_fixes]
 
 
 def _how(budget: Budget) -> str:
@@ -86,9 +110,8 @@ def _promotion(budget: Budget) -> Text:
     return Text.assemble(
         (f"the {count} promoted to 16 bits, measured together: ", "bold"),
         f"{decibels(budget.sqnr_db)} -> {decibels(promotion.sqnr_db)} dB, "
-        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget)}\n",
+        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget)}",
         _requantized(promotion),
-        (f"  {promotion.config}", "dim"),
     )
 
 
@@ -108,7 +131,7 @@ def _of_known(budget: Budget) -> str:
 def _requantized(promotion: Promotion) -> str:
     if promotion.requantized_sqnr_db is None:
         return ""
-    return f"quantized again with them at 16 bits: {decibels(promotion.requantized_sqnr_db)} dB\n"
+    return f"\nquantized again with them at 16 bits: {decibels(promotion.requantized_sqnr_db)} dB"
 
 
 _FEW = 5
@@ -148,10 +171,13 @@ def show_verdict(console: Console, report: Report) -> None:
             level = Text(row.level, style=_COLOURS[row.level])
             table.add_row(Name(row.output), row.describe().removeprefix(f"{row.output}: "), level)
         show(console, table)
+    console.print(describe_verdict(verdict))
+
+
+def describe_verdict(verdict: Verdict) -> Text:
+    """Return the level in its colour, and the number it rests on."""
     colour = _COLOURS[verdict.level]
-    console.print(
-        Text.assemble(("verdict: ", "bold"), (verdict.level, colour), f" ({verdict.describe()})")
-    )
+    return Text.assemble(("verdict: ", "bold"), (verdict.level, colour), f" ({verdict.describe()})")
 
 
 _COLOURS = {"good": "bold green", "usable": "green", "poor": "bold yellow", "ruined": "bold red"}
@@ -186,6 +212,19 @@ def show_comparison(console: Console, report: Report) -> None:
     if report.budget is not None:
         show_budget(console, report.budget)
     _show_notes(console, report.notes)
+
+
+def show_models(console: Console, reports: Mapping[str, Report]) -> None:
+    """Print how close several models are to one float model, a row each."""
+    first = next(iter(reports.values()))
+    title = f"compared on {counted(first.verification_samples, 'sample')}"
+    table = make_table(title, "model", "preset", "accuracy", "constants", "SQNR dB", figures=2)
+    for name, report in reports.items():
+        accuracy = ", ".join(f"{r.name} {r.quantized_score:.2f}" for r in report.accuracy)
+        ratio = decibels(report.worst_slice_db)
+        table.add_row(Name(name), report.preset, accuracy, size(report.size_after), ratio)
+    show(console, table)
+    console.print("--report page.html shows them side by side, tensor by tensor.")
 
 
 def _show_scores(console: Console, report: Report) -> None:

@@ -1,29 +1,16 @@
-"""What all terminal output is made of: consoles, progress, layout, names and numbers."""
+"""What all terminal output is made of: consoles, layout, names and numbers."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -48,7 +35,7 @@ def make_table(title: str, *names: str, figures: int = 0) -> Table:
     """Return an empty table; the last ``figures`` columns hold numbers and are never cut."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=Text(title, style="bold"),
+        title=Text(title, style="bold") if title else None,
         title_justify="left",
         title_style="",
         show_edge=False,
@@ -191,7 +178,7 @@ def reasons_table(nodes: Sequence[InFloat], title: str, *, most: int | None = No
         table.add_row(str(count), why, operators)
     left = counts.total() - sum(count for _, count in ranked)
     if left:
-        table.add_row(str(left), f"{len(counts) - len(ranked)} more reasons (--json lists all)", "")
+        table.add_row(str(left), f"{len(counts) - len(ranked)} more reasons", "")
     return table
 
 
@@ -207,42 +194,3 @@ def _listed(words: Iterable[str], most: int = 4) -> str:
     ranked = Counter(words).most_common()
     shown = [word if count == 1 else f"{word} x{count}" for word, count in ranked[:most]]
     return ", ".join([*shown, *(["..."] if len(ranked) > most else [])])
-
-
-Report: TypeAlias = Callable[[str, int, int | None], None]
-"""Told the stage, how much of it is done, and how much there is (if known)."""
-
-
-class _Rate(ProgressColumn):
-    """How many are done in a second."""
-
-    def render(self, task: Task) -> Text:
-        """Return the rate, or nothing before there is one."""
-        return Text("" if task.speed is None else f"{task.speed:.3g}/s")
-
-
-@contextlib.contextmanager
-def show_stages(*, quiet: bool, console: Console | None = None) -> Iterator[Report]:
-    """Yield a function to be told about progress; it shows a bar unless quiet or piped."""
-    if quiet or (console is None and not sys.stderr.isatty()):
-        yield lambda stage, done, total: None
-        return
-    columns = (
-        SpinnerColumn("line"),
-        TextColumn("{task.description:<10}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console or stderr(), transient=True) as bar:
-        task = bar.add_task("start", total=None)
-
-        def tell(stage: str, done: int, total: int | None) -> None:
-            if bar.tasks[0].description != stage:
-                # The rate is that of this stage.
-                bar.reset(task, description=stage)
-            bar.update(task, completed=done, total=total)
-
-        yield tell

@@ -108,8 +108,47 @@ class TensorView(_Value, frozen=True, kw_only=True):
     range: tuple[float, float]
     clipped: float
     histogram: Histogram | None = None
+    quantized_histogram: Histogram | None = None
     channel_low: tuple[float, ...] = ()
     channel_high: tuple[float, ...] = ()
+
+
+class NetworkNode(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A node of the quantized model, Q/DQ pairs aside.
+
+    Attributes:
+        name: The node.
+        op_type: Its operator.
+        tensor: Its first output, as the float model calls it.
+        inputs: The numbers of the nodes it reads.
+        weights: Its quantized constants.
+        format: What its output is quantized to; nothing where it stays in float.
+        quantized: Whether it reads or gives quantized values.
+    """
+
+    name: str
+    op_type: str
+    tensor: str
+    inputs: tuple[int, ...]
+    weights: tuple[str, ...]
+    format: str
+    quantized: bool
+
+
+class NetworkBlock(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The nodes from ``start`` to before ``end``, in smaller blocks if they are many."""
+
+    title: str
+    start: int
+    end: int
+    blocks: tuple[NetworkBlock, ...] = ()
+
+
+class Network(_Value, frozen=True, kw_only=True):
+    """The network as it is drawn: nodes in graph order, and the blocks they are folded into."""
+
+    nodes: tuple[NetworkNode, ...]
+    root: NetworkBlock
 
 
 class PromotedRegion(_Value, frozen=True, kw_only=True):
@@ -198,6 +237,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     budget: Budget | None = None
     latency: Latency | None = None
     tensors: tuple[TensorView, ...] = ()
+    network: Network | None = None
+
+    def __repr__(self) -> str:
+        """Return one line: all of it is in ``to_json``."""
+        held = "held-out samples" if self.held_out else "samples, also calibrated on"
+        return (
+            f"Report({self.preset} for {self.target}: {self.sqnr_db:.2f} dB on "
+            f"{self.verification_samples} {held}, {self.size_before / 1e6:.1f} -> "
+            f"{self.size_after / 1e6:.1f} MB of constants)"
+        )
 
     @property
     def sqnr_db(self) -> float:

@@ -147,7 +147,7 @@ def find_target(name: str) -> Target:
     """
     if name in BUILTIN:
         return BUILTIN[name]
-    if name.endswith(".json") or os.sep in name:
+    if name.endswith(".json") or os.path.dirname(name):  # noqa: PTH120  # either separator
         return read_target(pathlib.Path(name))
     installed = {entry.name: entry for entry in importlib.metadata.entry_points(group=_GROUP)}
     if name in installed:

@@ -1,7 +1,11 @@
 "use strict";
 (() => {
   const page = JSON.parse(document.getElementById("data").textContent);
-  const report = page.report;
+  const template = document.querySelector("main").cloneNode(true);
+  let current = null;
+  const plots = [];
+  const showReport = (number) => {
+  const entry = page.reports[number], report = entry.report;
   const by = (id) => document.getElementById(id);
   const make = (tag, props = {}, ...inside) => {
     const node = Object.assign(document.createElement(tag), props);
@@ -19,7 +23,11 @@
     return (unit ? bytes.toFixed(1) : bytes) + " " + units[unit];
   };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  const plots = [];
+  // ---- one report takes the place of another
+  document.querySelector("main").replaceWith(template.cloneNode(true));
+  document.querySelector("nav").replaceChildren();
+  for (const plot of plots.splice(0)) plot.destroy();
+  const cutName = (text, most) => (text.length <= most ? text : text.slice(0, most >> 1) + "…" + text.slice(text.length - (most >> 1)));
 
   // ---- rows: what is known of each tensor, from layers, budget and distributions
   const views = new Map(report.tensors.map((view) => [view.tensor, view]));
@@ -46,9 +54,16 @@
 
   // ---- header and summary
   by("version").textContent = report.version;
-  by("title").textContent = page.title;
+  by("title").textContent = entry.title;
   by("subtitle").textContent = report.preset + " for " + report.target + ", " + report.verification_samples +
     (report.held_out && report.calibration_samples ? " held-out samples" : " samples") + ", " + report.data;
+  const verdict = report.verdict;
+  if (verdict) {
+    const place = by("verdict");
+    place.hidden = false;
+    place.className = "verdict " + verdict.level;
+    place.append(make("b", { textContent: verdict.level }), make("span", { textContent: entry.verdict }));
+  }
   const cards = document.querySelector(".cards");
   const card = (label, value, small) => cards.append(make("div", { className: "card" },
     make("span", { className: "label", textContent: label }), make("b", { textContent: value }), make("small", { textContent: small || "" })));
@@ -90,6 +105,24 @@
     }
     ctx.restore();
   };
+  // Names at the points where the ratio falls most, where they do not cover each other.
+  const named = (plotted) => (plot) => {
+    const falls = plotted.map((row, index) => [index, index && known(row.sqnr) && known(plotted[index - 1].sqnr) ? plotted[index - 1].sqnr - row.sqnr : 0]);
+    const places = [];
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
+    ctx.fillStyle = colour("ink");
+    for (const [index, fall] of falls.sort((a, b) => b[1] - a[1]).slice(0, 8)) {
+      if (fall <= 0 || places.length > 4) continue;
+      const text = cutName(plotted[index].tensor, 26), x = plot.valToPos(index + 1, "x", true), y = plot.valToPos(plotted[index].sqnr, "y", true) + 14 * devicePixelRatio;
+      const width = ctx.measureText(text).width, left = Math.min(Math.max(x - width / 2, bbox.left), bbox.left + bbox.width - width);
+      if (places.some(([a, b, c]) => left < b && left + width > a && Math.abs(y - c) < 14 * devicePixelRatio) || y > bbox.top + bbox.height) continue;
+      places.push([left, left + width, y]);
+      ctx.fillText(text, left, y);
+    }
+    ctx.restore();
+  };
   const pick = (rowsOf) => (plot) => plot.over.addEventListener("click", () => { const at = plot.cursor.idx; if (at !== null && at !== undefined && rowsOf[at]) select(rowsOf[at].tensor); });
 
   const drawLayers = () => {
@@ -101,29 +134,29 @@
       axes: [axis({ label: "layer, in graph order", labelFont: "12px system-ui", values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t : "")) }), axis({ label: "dB", labelFont: "12px system-ui", size: 48 })],
       series: [{ label: "layer", value: (_, v) => (v === null ? "-" : plotted[Math.round(v) - 1]?.tensor ?? v) },
         { label: "SQNR dB", stroke: () => colour("accent"), fill: () => colour("accent-soft"), width: 2, points: { show: plotted.length < 160, size: 5 }, value: (_, v) => (v === null ? "-" : v.toFixed(2)) }],
-      hooks: { ready: [pick(plotted)] },
+      hooks: { ready: [pick(plotted)], draw: [named(plotted)] },
     }, [plotted.map((_, index) => index + 1), plotted.map((row) => row.sqnr)]);
   };
   const drawBudget = () => {
-    const top = report.budget.rows.slice(0, 24);
-    draw(document.querySelector("#budget .plot"), "Sensitivity of the " + top.length + " worst tensors: share of the outputs' noise with only that tensor quantized; the list below has the numbers", 220, {
+    const top = report.budget.rows.slice(0, document.documentElement.clientWidth < 640 ? 9 : 24);
+    draw(document.querySelector("#budget .plot"), "Sensitivity of the " + top.length + " worst tensors: share of the outputs' noise with only that tensor quantized; the list below has the numbers", 300, {
       scales: { x: { time: false, range: [0.4, top.length + 0.6] }, y: { range: (_, low, high) => [0, (high || 1) * 1.1] } },
-      axes: [axis({ values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? t : "")) }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
+      axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => top.map((row) => cutName(row.tensor, 20)), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
       series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : top[Math.round(v) - 1]?.tensor ?? v) },
         { label: "sensitivity", stroke: () => colour("warm"), fill: () => colour("warm-soft"), width: 1, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false }, value: (_, v) => (v === null ? "-" : v.toFixed(2) + " %") }],
       hooks: { ready: [pick(top)] },
     }, [top.map((_, index) => index + 1), top.map((row) => 100 * row.sensitivity)]);
   };
   const drawHistogram = (view, place) => {
-    const { low, high, counts } = view.histogram, step = (high - low) / counts.length;
+    const before = view.histogram, after = view.quantized_histogram, { low, high, counts } = before ?? after, step = (high - low) / counts.length;
     const edge = (high - low) * 0.03;
     const from = Math.min(low, Math.max(view.limits[0], low - (high - low))) - edge, to = Math.max(high, Math.min(view.limits[1], high + (high - low))) + edge;
     draw(place, "Histogram of " + view.tensor + " from " + brief(low) + " to " + brief(high) + ", clipped at " + brief(view.limits[0]) + " and " + brief(view.limits[1]), 240, {
       scales: { x: { time: false, range: [from, to] }, y: { distr: 3, range: (_, a, b) => [0.7, Math.max(2, b) * 1.6] } },
       axes: [axis({}), axis({ size: 58, values: (_, ticks) => ticks.map((t) => (t === null ? "" : t >= 1 && Number.isInteger(Math.log10(t)) ? t.toExponential(0).replace("e+", "e") : "")) })],
-      series: [{ label: "value", value: (_, v) => brief(v) }, { label: "count", stroke: () => colour("accent"), fill: () => colour("accent-soft"), width: 1, paths: uPlot.paths.bars({ size: [1, 100] }), points: { show: false } }],
+      series: [{ label: "value", value: (_, v) => brief(v) }, ...(before ? [{ label: "float", stroke: () => colour("accent"), fill: () => colour("accent-soft"), width: 1, paths: uPlot.paths.bars({ size: [1, 100] }), points: { show: false } }] : []), ...(after ? [{ label: "quantized", stroke: () => colour("warm"), width: 1.5, paths: uPlot.paths.stepped({ align: 0 }), points: { show: false }, spanGaps: false }] : [])],
       hooks: { draw: [lines([["x", view.limits[0]], ["x", view.limits[1]]], "warm")] },
-    }, [counts.map((_, index) => low + (index + 0.5) * step), counts.map((count) => (count > 0 ? count : null))]);
+    }, [counts.map((_, index) => low + (index + 0.5) * step), ...[before, after].filter(Boolean).map((one) => one.counts.map((count) => (count > 0 ? count : null)))]);
   };
   const drawChannels = (view, place) => {
     const count = view.channel_low.length;
@@ -136,10 +169,30 @@
     }, [view.channel_low.map((_, index) => index), view.channel_high, view.channel_low]);
   };
 
+  // ---- the network
+  let drawing = null;
+  if (report.network && report.network.nodes.length) {
+    by("network").hidden = false;
+    by("network").querySelector(".how").textContent = report.network.nodes.length + " nodes. " + by("network").querySelector(".how").textContent;
+    const factsOf = new Map();
+    const of = (tensor, weights) => {
+      let found = factsOf.get(tensor);
+      if (!found) {
+        const layer = layers.get(tensor), all = [tensor, ...weights].map((name) => shares.get(name)).filter(Boolean);
+        found = { sqnr: layer ? layer.sqnr_db ?? 99 : null, sensitivity: all.length ? all.reduce((sum, share) => sum + share.sensitivity, 0) : null };
+        factsOf.set(tensor, found);
+      }
+      return found;
+    };
+    drawing = drawNetwork(report.network, by("network"), { of, select: (tensor) => select(tensor, false) });
+    window.drawing = drawing;
+  }
+
   // ---- one tensor
   let selected = null;
   const select = (tensor, move = true) => {
     selected = tensor;
+    if (drawing) drawing.reveal(tensor);
     for (const row of document.querySelectorAll("#table tbody tr")) row.setAttribute("aria-selected", row.dataset.tensor === tensor);
     const view = views.get(tensor), section = by("detail");
     section.hidden = !view;
@@ -147,11 +200,12 @@
     by("detail-title").textContent = tensor;
     section.querySelector(".quiet").textContent = view.op_type + ", " + view.kind + " " + view.format + ", scale " + brief(view.scale) + ", values " + brief(view.range[0]) + " to " + brief(view.range[1]) + ", limits " + brief(view.limits[0]) + " to " + brief(view.limits[1]) + (view.clipped ? ", " + percent(view.clipped, 3) + " clipped" : ", nothing clipped");
     const [left, right] = section.querySelectorAll("figure");
-    left.hidden = !view.histogram;
+    const distribution = view.histogram ?? view.quantized_histogram;
+    left.hidden = !distribution;
     right.hidden = !view.channel_low.length;
-    left.querySelector("figcaption").textContent = "Values (count on a logarithmic scale); dashed: where the range is clipped";
+    left.querySelector("figcaption").textContent = "Values" + (view.histogram && view.quantized_histogram ? ", float and quantized over each other" : "") + " (count on a logarithmic scale); dashed: where the range is clipped";
     right.querySelector("figcaption").textContent = "Lowest and highest value of each " + (view.kind === "weight" ? "output " : "") + "channel; dashed: the limits";
-    if (view.histogram) drawHistogram(view, left.querySelector(".plot"));
+    if (distribution) drawHistogram(view, left.querySelector(".plot"));
     if (view.channel_low.length) drawChannels(view, right.querySelector(".plot"));
     if (move) section.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   };
@@ -220,6 +274,26 @@
     plain("latency", ["operator", "count", "why it runs in float", "nodes"], report.latency.unfused.map((u) => [u.op_type, String(u.count), u.why, u.nodes.slice(0, 6).join(", ") + (u.nodes.length > 6 ? " ..." : "")]));
   }
   by("command").textContent = page.command;
+  // ---- several models side by side
+  if (page.reports.length > 1) {
+    by("models").hidden = false;
+    const figures = (one) => {
+      const rows = one.slices.length ? one.slices : one.outputs, low = rows.map((row) => row.sqnr_db).filter(known);
+      return [one.verdict ? one.verdict.level : "", low.length ? low.reduce((a, b) => Math.min(a, b)).toFixed(2) + " dB" : "exact", one.accuracy.map((row) => row.name + " " + brief(row.quantized_score) + " " + row.unit).join(", "), one.size_after ? size(one.size_after) : "", one.latency ? one.latency.quantized_ms.toFixed(2) + " ms" : ""];
+    };
+    const heads = ["model", "preset", "verdict", "SQNR", "accuracy", "constants", "time"];
+    const all = page.reports.map((one) => [one.title, one.report.preset, ...figures(one.report)]);
+    const used = heads.map((_, column) => column < 2 || all.some((row) => row[column]));
+    by("models").querySelector(".scroll").append(make("table", {}, make("thead", {}, make("tr", {}, ...heads.filter((_, c) => used[c]).map((text) => make("th", { scope: "col", textContent: text })))),
+      make("tbody", {}, ...all.map((row, index) => {
+        const button = make("button", { className: "open", type: "button", textContent: row[0] });
+        button.addEventListener("click", () => { showReport(index); document.querySelector("#models button[aria-current]").focus(); });
+        if (index === number) button.setAttribute("aria-current", "true");
+        const line = make("tr", {}, make("td", { className: "name" }, button), ...row.slice(1).filter((_, c) => used[c + 1]).map((text) => make("td", { textContent: text })));
+        line.setAttribute("aria-selected", index === number);
+        return line;
+      }))));
+  }
   plain("again", ["what", "version"], Object.entries(page.versions));
 
   // ---- the budget
@@ -240,20 +314,42 @@
     const promotion = budget.promotion;
     if (promotion) place.append(make("p", {}, make("b", { textContent: "The " + promotion.tensors.length + " worst tensors promoted to 16 bits, measured together: " }), db(budget.sqnr_db) + " → " + db(promotion.sqnr_db) + " dB, " + percent(promotion.noise_recovered, 0) + " of the noise recovered." + (known(promotion.requantized_sqnr_db) ? " Quantized again with them at 16 bits: " + db(promotion.requantized_sqnr_db) + " dB." : ""), make("code", { className: "line", textContent: promotion.config })));
   }
+  // ---- every command and every line of a configuration can be copied
+  for (const text of document.querySelectorAll("pre, code.line")) {
+    const button = make("button", { type: "button", className: "copy", textContent: "copy" });
+    button.setAttribute("aria-label", "copy " + text.textContent.slice(0, 40));
+    button.addEventListener("click", async () => {
+      try { await navigator.clipboard.writeText(text.textContent); } catch {
+        // A page from a file may not have the clipboard: select and copy as one would by hand.
+        const range = document.createRange(); range.selectNodeContents(text);
+        const selection = getSelection(); selection.removeAllRanges(); selection.addRange(range);
+        document.execCommand("copy");
+      }
+      button.textContent = "copied";
+      setTimeout(() => { button.textContent = "copy"; }, 1500);
+    });
+    const holder = make("div", { className: "copyable" });
+    text.replaceWith(holder);
+    holder.append(text, button);
+  }
   for (const section of document.querySelectorAll("main section:not([hidden])")) {
     const head = section.querySelector("h2");
     if (head && section.id !== "detail") document.querySelector("nav").append(make("a", { href: "#" + section.id, textContent: head.textContent }));
   }
 
   const drawAll = () => {
+    if (drawing) drawing.refresh();
     drawLayers();
     if (report.budget && report.budget.rows.length) drawBudget();
     const first = selected ?? (report.budget && report.budget.rows.find((row) => views.has(row.tensor))?.tensor) ?? report.tensors[0]?.tensor;
     if (first) select(first, false);
   };
   drawAll();
-  let waiting = 0;
-  addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => { for (const plot of plots) plot.setSize({ width: Math.max(240, plot.root.parentElement.clientWidth), height: plot.height }); }); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  current = { drawAll, drawing };
   document.documentElement.dataset.drawn = plots.length;
+  };
+  showReport(0);
+  let waiting = 0;
+  addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => { if (current.drawing) current.drawing.refresh(); for (const plot of plots) plot.setSize({ width: Math.max(240, plot.root.parentElement.clientWidth), height: plot.height }); }); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current.drawAll());
 })();

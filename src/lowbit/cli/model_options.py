@@ -1,0 +1,44 @@
+"""Options of the commands that look at models: inspect and bench. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from lowbit.cli import parser as types
+from lowbit.cli.parser import Parser
+
+
+def add_inspect(parser: Parser) -> None:
+    """Add the options of ``lowbit inspect``."""
+    parser.add_argument("model", metavar="MODEL", help="a float or quantized model")
+    parser.add_argument("--all", action="store_true", help="list every operator")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_bench(parser: Parser) -> None:
+    """Add the options of ``lowbit bench``."""
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="+", help="models with the same inputs, run in turn"
+    )
+    parser.add_argument(
+        "--data",
+        default="random",
+        metavar="PATH",
+        help="where the sample comes from, for models whose inputs have no fixed shapes "
+        "(default random)",
+    )
+    parser.add_argument(
+        "--runs", type=types.count, default=50, metavar="N", help="runs of each (default 50)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=types.count,
+        default=0,
+        metavar="N",
+        help="threads (default what onnxruntime takes)",
+    )
+    parser.add_argument(
+        "--provider",
+        metavar="NAME",
+        help="an execution provider of onnxruntime (default CPUExecutionProvider)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")

@@ -1,0 +1,132 @@
+"""The result of a run on one screen: how good it is, what was done, where the error is, what next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from lowbit.report.result import describe_verdict
+from lowbit.report.tables import (
+    Name,
+    counted,
+    decibels,
+    make_facts,
+    make_table,
+    seconds,
+    size,
+)
+from lowbit.report.values import Report, Score, Step
+
+MOST_LINES = 25
+_OUTPUTS, _DROPS = 2, 3
+
+
+def show_summary(console: Console, report: Report, output: str, next_step: str = "") -> None:
+    """Print at most ``MOST_LINES`` lines; ``lowbit quantize --verbose`` prints the rest."""
+    parts: list[RenderableType] = [*_verdict(report), _facts(report, output)]
+    drops = _drops(report)
+    if drops is not None:
+        parts += [Text(""), drops]
+    last = [Text(""), Text(f"next: {next_step}", style="bold")] if next_step else []
+    room = MOST_LINES - sum(_lines(console, part) for part in (*parts, *last))
+    for part in (*parts, *_notes(console, report.notes, room), *last):
+        console.print(part)
+
+
+def _lines(console: Console, part: RenderableType) -> int:
+    return len(console.render_lines(part))
+
+
+def _verdict(report: Report) -> Iterator[RenderableType]:
+    if report.verdict is not None:
+        yield describe_verdict(report.verdict)
+        yield Text("")
+
+
+def _facts(report: Report, output: str) -> RenderableType:
+    facts = make_facts()
+    smaller = report.size_before / report.size_after if report.size_after else 0.0
+    ratio = f", {smaller:.1f} times smaller" if smaller > 1 else ""
+    facts.add_row("wrote", Name(f"{output} ({size(report.size_after)} of constants{ratio})"))
+    facts.add_row("preset", Name(f"{report.preset} for {report.target}"))
+    for label, score in _worst_outputs(report):
+        facts.add_row(label, Name(_score(score)))
+    held = "held-out samples" if report.held_out else "samples that were calibrated on as well"
+    facts.add_row("verified", Name(f"on {report.verification_samples} {held}"))
+    facts.add_row("calibrated", Name(f"on {_calibrated(report)}"))
+    facts.add_row("quantized", Name(_kinds(report.quantized)))
+    facts.add_row("in float", Name(_in_float(report)))
+    if report.promoted:
+        facts.add_row("promoted", Name("; ".join(r.describe() for r in report.promoted)))
+    if report.steps:
+        facts.add_row("steps", Name(_steps(report.steps)))
+    facts.add_row("time", Name(_time(report.seconds)))
+    return facts
+
+
+def _worst_outputs(report: Report) -> Iterator[tuple[str, Score]]:
+    ranked = sorted(report.slices or report.outputs, key=lambda score: score.sqnr_db)
+    for index, score in enumerate(ranked[:_OUTPUTS]):
+        yield ("SQNR" if index == 0 else ""), score
+
+
+def _score(score: Score) -> str:
+    unit = " dB" if decibels(score.sqnr_db)[0].isdigit() else ""
+    return f"{decibels(score.sqnr_db)}{unit}, cosine {score.cosine:.5f} ({score.tensor})"
+
+
+def _calibrated(report: Report) -> str:
+    return f"{counted(report.calibration_samples, 'sample')}: {report.data}"
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    ranked = sorted(counts.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{count} x {kind}" for kind, count in ranked) or "nothing"
+
+
+def _in_float(report: Report) -> str:
+    if not report.float_nodes:
+        return "nothing"
+    (why, count), *others = Counter(node.why for node in report.float_nodes).most_common()
+    more = f"; {counted(len(others), 'other reason')}" if others else ""
+    operators = Counter(node.op_type for node in report.float_nodes if node.why == why)
+    names = ", ".join(name for name, _ in operators.most_common(3))
+    whole = counted(len(report.float_nodes), "node")
+    return f"{whole}, {count} of them {names}: {why}{more}"
+
+
+def _steps(steps: Sequence[Step]) -> str:
+    return ", ".join(f"{step.name} {'kept' if step.kept else 'dropped'}" for step in steps)
+
+
+def _time(stages: Mapping[str, float]) -> str:
+    longest = sorted(stages.items(), key=lambda pair: -pair[1])[:3]
+    parts = ", ".join(f"{name} {seconds(value)}" for name, value in longest)
+    return f"{seconds(sum(stages.values()))} ({parts})"
+
+
+def _drops(report: Report) -> RenderableType | None:
+    before = dict(zip((s.tensor for s in report.layers[1:]), report.layers, strict=False))
+    table = make_table("the error arises at", "tensor", "SQNR from", "to dB", figures=2)
+    for score in report.steepest_drops(_DROPS):
+        last = before[score.tensor].sqnr_db
+        table.add_row(Name(score.tensor), decibels(last), decibels(score.sqnr_db))
+    return table if table.row_count else None
+
+
+def _notes(console: Console, notes: Sequence[str], room: int) -> Iterator[RenderableType]:
+    """Yield the notes that there is room for, and how many there are besides."""
+    shown = [Text(f"note: {note}", style="yellow") for note in notes]
+    for index, note in enumerate(shown):
+        left = len(shown) - index
+        # The line that counts the rest needs room as well.
+        needed = _lines(console, note) + (left > 1)
+        if needed > room:
+            if room > 0:
+                yield Text(f"{counted(left, 'note')} more with --verbose", style="dim")
+            return
+        room -= _lines(console, note)
+        yield note

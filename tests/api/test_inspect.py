@@ -1,0 +1,41 @@
+"""What a model is, and what each target would do with it."""
+
+from __future__ import annotations
+
+from helpers.small_models import small_cnn, small_feeds
+
+import lowbit
+from lowbit.targets.builtin import BUILTIN
+
+
+def test_facts_are_those_of_the_file() -> None:
+    proto = small_cnn()
+
+    found = lowbit.inspect(proto)
+
+    assert sum(found.operators.values()) == len(proto.graph.node)
+    assert [t.name for t in found.inputs] == [v.name for v in proto.graph.input]
+    assert found.opsets["ai.onnx"] == proto.opset_import[0].version
+    sizes = [len(t.raw_data) or 4 * len(t.float_data) for t in proto.graph.initializer]
+    assert found.constant_bytes == sum(sizes)
+    assert found.constants == sum(sizes) // 4
+
+
+def test_every_built_in_target_has_an_outlook_as_its_plan_says() -> None:
+    found = lowbit.inspect(small_cnn())
+
+    assert {row.target for row in found.targets} == set(BUILTIN)
+    for row in found.targets:
+        plan = lowbit.plan(small_cnn(), preset=row.preset)
+        assert row.float_nodes == len(plan.float_nodes)
+        assert row.activations == len(plan.activations())
+        assert row.refused == ""
+
+
+def test_a_quantized_model_is_told_and_refused_by_the_targets() -> None:
+    quantized = lowbit.quantize(small_cnn(), data=small_feeds(4)).model
+
+    found = lowbit.inspect(quantized)
+
+    assert found.quantized_tensors > 3
+    assert all("quantized" in row.refused for row in found.targets)

@@ -1,0 +1,110 @@
+"""What is released: an sdist, and a wheel that works in an environment with nothing else in it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+
+import onnx
+import pytest
+from helpers.small_models import small_cnn
+
+import lowbit
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+pytestmark = pytest.mark.slow
+
+
+def _run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
+    # Nothing of this checkout may be found by accident.
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=clean,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("dist")
+    ran = _run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    if "Could not find a version" in ran.stdout + ran.stderr:
+        pytest.skip("no package index can be reached from here")
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scripts(built, tmp_path_factory) -> pathlib.Path:
+    """The programs of a clean environment that has the wheel."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=True)
+    programs = folder / ("Scripts" if os.name == "nt" else "bin")
+    (wheel,) = built.glob("*.whl")
+    ran = _run(programs / "python", "-m", "pip", "install", "--quiet", wheel)
+    if "Could not find a version" in ran.stderr:
+        pytest.skip("no package index can be reached from here")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return programs
+
+
+def test_names_have_the_version(built) -> None:
+    assert {path.name for path in built.iterdir()} == {
+        f"lowbit-{lowbit.__version__}-py3-none-any.whl",
+        f"lowbit-{lowbit.__version__}.tar.gz",
+    }
+
+
+def test_the_wheel_has_all_modules_and_assets_and_nothing_else(built) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("lowbit/")}
+        others = {name.split("/")[0] for name in archive.namelist()} - {"lowbit"}
+
+    source = ROOT / "src"
+    own = {
+        path.relative_to(source).as_posix()
+        for path in (source / "lowbit").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packed == own
+    assert others == {f"lowbit-{lowbit.__version__}.dist-info"}
+
+
+def test_the_sdist_has_what_is_needed_to_test_it(built) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+
+    for name in ("pyproject.toml", "LICENSE", "README.md", "tests/test_release.py", "docs/cli.md"):
+        assert name in names
+
+
+def test_the_import_is_silent(scripts, tmp_path) -> None:
+    code = "import lowbit, lowbit.api, lowbit.cli; print(lowbit.__version__)"
+
+    ran = _run(scripts / "python", "-W", "error", "-c", code, cwd=tmp_path)
+
+    assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, lowbit.__version__, "")
+
+
+def test_a_model_is_quantized_with_nothing_but_the_dependencies(scripts, tmp_path) -> None:
+    onnx.save(small_cnn(), tmp_path / "model.onnx")
+    words = "quantize model.onnx int8.onnx --data random --report page.html".split()
+
+    ran = _run(scripts / "lowbit", *words, cwd=tmp_path)
+
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert "SQNR" in ran.stdout
+    onnx.checker.check_model(onnx.load(tmp_path / "int8.onnx"))
+    assert (tmp_path / "page.html").stat().st_size > 50_000
