@@ -206,6 +206,8 @@ def examine(
     progress: Progress = ignore_progress,
 ) -> Report:
     """Return the report of a run with all that ``compare`` finds on its verification samples."""
+    if result.samples is None:
+        return result.report
     found = compare(
         reference,
         result.quantized,

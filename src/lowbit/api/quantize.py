@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from lowbit.data import Preprocessing, open_data
 from lowbit.data.split import Split, split
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
-from lowbit.graph.session import model_inputs
+from lowbit.graph.session import Feed, model_inputs
 from lowbit.normalize.inputs import free_sizes, settle_inputs
 from lowbit.normalize.normalize import refuse_quantized
 from lowbit.numerics.metrics import Metric
@@ -52,12 +52,12 @@ class Result:
     """What a run gives: everything it found out, and how good the quantized model is.
 
     ``state`` holds the model at every stage, ``mixed_precision`` which layers have other formats than
-    all, and what was measured to find them.
+    all, and what was measured to find them. There are no ``samples`` if no data was given.
     """
 
     state: Quantized
     report: Report
-    samples: Split
+    samples: Split | None
     mixed_precision: MixedPrecisionResult | None = None
 
     @property
@@ -99,7 +99,7 @@ def quantize(
     model: ModelSource,
     output: str | os.PathLike[str] | None = None,
     *,
-    data: Any,
+    data: Any = None,
     preset: str | None = None,
     config: QuantConfig | None = None,
     target: Target | None = None,
@@ -130,7 +130,7 @@ def quantize(
         model: A path, the bytes of a file, or a loaded model.
         output: Where to write the result; nothing is written if anything fails.
         data: A folder of images or ``.npy``, an ``.npz``, ``"random"``, or any iterable or
-            reader of feeds (``lowbit.data.open_data``).
+            reader of feeds (``lowbit.data.open_data``). Presets that calibrate nothing need none.
         preset: Name of a preset (``lowbit.presets``); ``A8W8`` if no ``config`` is given.
         config: A configuration, instead of a preset.
         target: A target that is none of the built-in ones, instead of the configuration's.
@@ -158,13 +158,12 @@ def quantize(
     """
     config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
     _check_request(config, output, plan, limit)
+    if data is None:
+        _check_needs_no_data(config, min_sqnr)
     clock = Clock(progress)
     with clock.stage("load"):
         state = _load(model, config, target, operators)
-        kept = None if limit is None else limit + verify
-        inputs = model_inputs(state.loaded)
-        opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
-        samples = split(opened, limit, verify)
+        samples = _open(state, data, preprocessing, limit, verify)
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
@@ -180,14 +179,15 @@ def quantize(
     if stats is None and has_optional_steps(config):
         built, steps = keep_what_helps(pipeline, normalized, plan)
     else:
-        built = pipeline.build(normalized, samples.calibration, plan=plan, stats=stats)
+        built = pipeline.build(normalized, _feeds(samples), plan=plan, stats=stats)
         steps = ()
     mixed: MixedPrecisionResult | None = None
     if config.mixed_precision is not None:
         built, mixed = search_mixed_precision(pipeline, built, config.mixed_precision, metric)
     folder = checkpoint if checkpoint is not None or output is None else checkpoint_of(output)
     finisher = _Finisher(pipeline, folder, steps, resume=resume)
-    if promote and plan is None and mixed is None and not samples.data.is_random:
+    is_measured = samples is not None and not samples.data.is_random
+    if promote and plan is None and mixed is None and is_measured:
         built, report, notes = finisher.promoted(built)
     else:
         built, report, notes = finisher.finished(built)
@@ -195,7 +195,7 @@ def quantize(
         report = with_reused(report, stats, transformed=_is_transformed(built.config))
     told = (*report.notes, *(() if mixed is None else (mixed.describe(),)), *notes)
     check_sqnr(report, min_sqnr)
-    check_verdict(report, allow_ruined=allow_ruined or samples.data.is_random)
+    check_verdict(report, allow_ruined=allow_ruined or not is_measured)
     if output is not None:
         with clock.stage("save"):
             io.save(built.emitted.model, output)
@@ -241,6 +241,37 @@ def planned_state(
     return stages.plan(stages.prepare(transformed), check=False)
 
 
+def _open(
+    state: Loaded,
+    data: Any,
+    preprocessing: Preprocessing | str | None,
+    limit: int | None,
+    held_out: int,
+) -> Split | None:
+    if data is None:
+        return None
+    kept = None if limit is None else limit + held_out
+    inputs = model_inputs(state.loaded)
+    opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
+    return split(opened, limit, held_out)
+
+
+def _check_needs_no_data(config: QuantConfig, min_sqnr: float | None) -> None:
+    """Raise if what is asked for cannot be had without samples."""
+    why = config.needs_data
+    if why is None and min_sqnr is not None:
+        why = f"an SQNR of {min_sqnr:g} dB is measured"
+    if why is not None:
+        raise DataError(
+            f"{config.name} needs data, because {why}: give samples as data (--data). The presets "
+            "DYNAMIC8, W8 and W4 need none"
+        )
+
+
+def _feeds(samples: Split | None) -> Callable[[], Iterator[Feed]]:
+    return samples.calibration if samples is not None else lambda: iter(())
+
+
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
     """Return the folder beside an output in which finished layers wait."""
     path = pathlib.Path(output)
@@ -277,8 +308,6 @@ class _Finisher:
         """Return the refined model and how good it is."""
         state, notes = _refined(self.pipeline, state, self.folder, resume=self.resume)
         stages.sign(state)
-        if state.samples is None:
-            raise ValueError("a model is verified on samples")
         with self.pipeline.clock.stage("verify"):
             return state, verify_model(state, state.samples, self.steps), notes
 

@@ -38,6 +38,7 @@ _DECIDE_THE_PLAN = (
     ("calibration", "--calibration"),
     ("percentile", "--percentile"),
     ("weights", "--weights"),
+    ("group_size", "--group-size"),
     ("include", "--include"),
     ("exclude", "--exclude"),
     ("exclude_op", "--exclude-op"),
@@ -110,6 +111,8 @@ def _change_methods(config: QuantConfig, args: argparse.Namespace) -> QuantConfi
             raise ConfigError("--weights is given, but no weights are quantized")
         weight = msgspec.structs.replace(config.weight, method=FOR_WEIGHTS[args.weights]())
         config = msgspec.structs.replace(config, weight=weight)
+    if args.group_size is not None:
+        config = config.with_group_size(args.group_size)
     return config
 
 

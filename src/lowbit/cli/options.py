@@ -65,7 +65,7 @@ def make_parser() -> Parser:
 def _quantize(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the float model, an .onnx file")
     parser.add_argument("output", metavar="OUTPUT", help="where the quantized model is written")
-    _add_data(parser, "calibrate on")
+    _add_data(parser, "calibrate on", required=False)
     _add_scheme(parser)
     _add_images(parser)
     more = parser.add_argument_group("stages")
@@ -279,10 +279,10 @@ _COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
 )
 
 
-def _add_data(parser: Parser, verb: str) -> None:
+def _add_data(parser: Parser, verb: str, *, required: bool = True) -> None:
     parser.add_argument(
         "--data",
-        required=True,
+        required=required,
         metavar="PATH",
         help="a folder of images or .npy files, an .npz, an .npy, or the word random",
     )
@@ -323,6 +323,12 @@ def _add_scheme(parser: Parser) -> None:
         type=one_of(WEIGHT_METHODS),
         metavar="METHOD",
         help=f"how weight ranges are found: {', '.join(WEIGHT_METHODS)}",
+    )
+    group.add_argument(
+        "--group-size",
+        type=types.count,
+        metavar="N",
+        help="so many weights of an output share a scale (W4: 32); less is nearer to float, and larger",
     )
     for option, kind, what in (
         ("--fix-input", types.fixed_input, "sr=16000: make an input a constant (repeatable)"),

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
-from lowbit.config.specs import BfpSpec, FloatSpec, IntegerSpec, MxSpec
+from lowbit.config.specs import BfpSpec, DynamicSpec, FloatSpec, IntegerSpec, MxSpec
 from lowbit.emit.blocks import BlockNodes
+from lowbit.emit.dynamic import DynamicNodes
 from lowbit.emit.emission import Emission, EmitOptions, Emitted, EmittedTensor
 from lowbit.emit.floats import FloatNodes
 from lowbit.emit.integers import IntegerNodes
@@ -34,7 +35,13 @@ class Nodes(Protocol):
 
 
 NODES: Mapping[type[Any], Callable[[Emission], Nodes]] = MappingProxyType(
-    {IntegerSpec: IntegerNodes, FloatSpec: FloatNodes, BfpSpec: BlockNodes, MxSpec: BlockNodes}
+    {
+        IntegerSpec: IntegerNodes,
+        DynamicSpec: DynamicNodes,
+        FloatSpec: FloatNodes,
+        BfpSpec: BlockNodes,
+        MxSpec: BlockNodes,
+    }
 )
 
 

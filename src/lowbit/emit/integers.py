@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from lowbit.emit.embeddings import EmbeddingNodes, Table
 from lowbit.emit.emission import Emission, EmittedTensor
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.affine import QParams
@@ -32,6 +33,7 @@ class IntegerNodes:
         self._editor = context.editor
         self._context = context
         self._domain = context.options.domain
+        self._embeddings = EmbeddingNodes(context)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
@@ -58,9 +60,13 @@ class IntegerNodes:
         stored = self._editor.lazy(
             f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
         )
-        node = self._node(
-            "DequantizeLinear", [stored, *self._parameters(name, params)], name, params
-        )
+        scale, zero_point = self._parameters(name, params)
+        table = Table(name, stored, scale, zero_point if params.zero_point.any() else None, params)
+        for embedding in self._embeddings.picked(tuple(value.uses()), params):
+            self._embeddings.write(embedding, table)
+        if not value.uses() and not value.is_graph_output():
+            return EmittedTensor(tensor_name(stored), tensor_name(stored))
+        node = self._node("DequantizeLinear", [stored, scale, zero_point], name, params)
         result = self._editor.read_through(value, tuple(value.uses()), [node])
         return EmittedTensor(tensor_name(stored), tensor_name(result))
 

@@ -5,7 +5,7 @@ A graph output keeps its name whatever is put before it, taken out or replaced: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -238,13 +238,14 @@ class GraphEditor:
     def node(
         self,
         op: str,
-        inputs: Sequence[ir.Value],
+        inputs: Sequence[ir.Value | None],
         name: str,
         attributes: Attributes | None = None,
         domain: str = "",
         overload: str = "",
+        outputs: Sequence[str] = ("Output",),
     ) -> ir.Node:
-        """Return a new node ``name`` whose output is ``name_Output``."""
+        """Return a new node ``name`` whose output is ``name_Output``; of several each has its word."""
         if domain:
             self.model.opset_imports.setdefault(domain, 1)
         node = ir.node(
@@ -254,8 +255,10 @@ class GraphEditor:
             domain=domain,
             overload=overload,
             name=self.free(name),
+            num_outputs=len(outputs),
         )
-        node.outputs[0].name = self.free(f"{name}_Output")
+        for value, word in zip(node.outputs, outputs, strict=True):
+            value.name = self.free(f"{name}_{word}")
         return node
 
     def free(self, name: str) -> str:
@@ -305,11 +308,20 @@ class GraphEditor:
             name=name,
         )
 
-    def put_after(self, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
-        """Let all consumers of an activation read the last of ``nodes``, whose first one reads it."""
-        uses = tuple(use for use in value.uses() if use[0] not in nodes)
+    def put_after(
+        self, value: ir.Value, nodes: Sequence[ir.Node], consumers: Collection[str] = ()
+    ) -> None:
+        """Let consumers of an activation read the last of ``nodes``, whose first one reads it.
+
+        All consumers, and the graph's output, unless some are named.
+        """
+        uses = tuple(
+            use
+            for use in value.uses()
+            if use[0] not in nodes and (not consumers or use[0].name in consumers)
+        )
         # An input that is an output as well stays what it is: both have the same name.
-        is_output = value.is_graph_output() and value.producer() is not None
+        is_output = value.is_graph_output() and value.producer() is not None and not consumers
         result = nodes[-1].outputs[0]
         result.type, result.shape = value.type, value.shape
         producer = value.producer()

@@ -241,6 +241,7 @@ def emit(state: Solved) -> Quantized:
         domain=config.domain,
         casts=config.casts,
         half_weights=config.half_weights,
+        packed=() if config.domain == "ai.onnx" else state.target.packed,
         operators=state.operators,
     )
     emitted = emit_model(state.adapted, state.plan, state.params, state.weights, options)

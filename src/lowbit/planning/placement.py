@@ -5,7 +5,6 @@ Works on a placement that later steps (fusing, sharing) narrow down. Nothing her
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import msgspec
@@ -33,7 +32,9 @@ from lowbit.ops.traits import (
     moves_exactly,
     traits_of,
 )
+from lowbit.planning.requests import Placement, Request, is_lone
 from lowbit.planning.rules import Scheme
+from lowbit.planning.weights_only import is_weight_only, place_weights
 from lowbit.targets.target import FusedPair, Target
 
 # They read what tensors look like, not their numbers.
@@ -41,40 +42,6 @@ _NO_NUMBERS = ("Shape", "Size")
 
 # Trees and the like compare numbers with thresholds, which rounding crosses.
 _CLASSICAL = "ai.onnx.ml"
-
-
-@dataclasses.dataclass(slots=True)
-class Request:
-    """What the operators around one activation request for it."""
-
-    spec: Spec
-    priority: int
-    why: str
-
-
-@dataclasses.dataclass(slots=True)
-class Placement:
-    """The requests collected so far, in the order they were made."""
-
-    activations: dict[str, Request] = dataclasses.field(default_factory=dict)
-    weights: dict[str, Request] = dataclasses.field(default_factory=dict)
-    channel_axis: dict[str, int] = dataclasses.field(default_factory=dict)
-    active: dict[ir.Node, OpTraits] = dataclasses.field(default_factory=dict)
-    float_why: dict[ir.Node, str] = dataclasses.field(default_factory=dict)
-
-    def request(self, value: ir.Value, scheme: Scheme, why: str) -> None:
-        """Ask for an activation to be quantized; a later rule overrides an earlier one."""
-        name, spec = tensor_name(value), scheme.activation
-        if spec is None or _is_lone(value, spec):
-            return
-        known = self.activations.get(name)
-        if known is None or scheme.priority > known.priority:
-            self.activations[name] = Request(spec, scheme.priority, why)
-
-
-def _is_lone(value: ir.Value, spec: Spec) -> bool:
-    """Whether this is a single number, of which no block can be made."""
-    return spec.is_block and value.shape is not None and value.shape.rank() == 0
 
 
 def place(
@@ -91,6 +58,9 @@ def place(
         if node.meta.get(REQUANTIZED) and node.outputs[0].is_graph_output():
             placement.request(node.outputs[0], schemes[node], "output of the graph")
         if node.meta.get(ARITHMETIC) or node.meta.get(REQUANTIZED) or not _touches_floats(node):
+            continue
+        if is_weight_only(schemes[node]) and schemes[node].excluded is None:
+            place_weights(placement, node, schemes[node], target, operators)
             continue
         traits = _traits(node, target, operators)
         reason = _stays_float(node, traits, schemes[node], target, shapes)
@@ -215,7 +185,7 @@ def _place_constants(
         spec = scheme.weight
         if value is not weight and value in inputs:
             spec = _beside_activations(scheme, spec)
-        if _is_lone(value, spec):
+        if is_lone(value, spec):
             continue
         spec, axis = _granularity(node, traits, value, spec)
         role = "weight" if value is weight else "constant"

@@ -38,6 +38,7 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
         leader: The tensor whose parameters it uses; itself if it has its own.
         observe: The tensor whose statistics its range comes from.
         range: A range fixed beforehand, instead of statistics.
+        consumers: The nodes that read it quantized; all that read it if none is named.
         why: The reason, for people.
     """
 
@@ -48,6 +49,7 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
     leader: str
     observe: str
     range: tuple[float, float] | None = None
+    consumers: tuple[str, ...] = ()
     why: str
 
     @property
