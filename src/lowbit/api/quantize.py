@@ -15,7 +15,7 @@ import onnx_ir as ir
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
-from lowbit.data import Preprocessing, open_data
+from lowbit.data import Preprocessing, Tokenization, open_data
 from lowbit.data.split import Split, split
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
@@ -107,7 +107,7 @@ def quantize(
     plan: Plan | None = None,
     stats: Stats | None = None,
     limit: int | None = None,
-    preprocessing: Preprocessing | str | None = None,
+    preprocessing: Preprocessing | Tokenization | str | None = None,
     fix_inputs: Mapping[str, Any] | None = None,
     input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     min_sqnr: float | None = None,
@@ -244,7 +244,7 @@ def planned_state(
 def _open(
     state: Loaded,
     data: Any,
-    preprocessing: Preprocessing | str | None,
+    preprocessing: Preprocessing | Tokenization | str | None,
     limit: int | None,
     held_out: int,
 ) -> Split | None:

@@ -14,7 +14,7 @@ from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, Percentile
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.refinement import LayerReconstruction, Refinement
 from lowbit.config.specs import Rule
-from lowbit.data import Preprocessing, find_preprocessing
+from lowbit.data import Preprocessing, Tokenization, find_preprocessing
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.planning.plan import Plan
 from lowbit.targets.builtin import find_target
@@ -22,8 +22,10 @@ from lowbit.targets.builtin import find_target
 _FIELDS = ("mean", "std", "scale", "resize", "crop", "layout", "channel_order")
 
 
-def make_preprocessing(args: argparse.Namespace) -> Preprocessing | None:
-    """Return what is done to images, or ``None`` when no option says anything about it."""
+def make_preprocessing(args: argparse.Namespace) -> Preprocessing | Tokenization | None:
+    """Return what is done to images or texts, or ``None`` when no option says anything about it."""
+    if getattr(args, "tokenizer", None) is not None:
+        return Tokenization(tokenizer=args.tokenizer, max_length=args.max_length)
     given = {name: getattr(args, name) for name in _FIELDS if getattr(args, name) is not None}
     if args.preprocess is None and not given:
         return None

@@ -284,7 +284,17 @@ def _add_data(parser: Parser, verb: str, *, required: bool = True) -> None:
         "--data",
         required=required,
         metavar="PATH",
-        help="a folder of images or .npy files, an .npz, an .npy, or the word random",
+        help="a folder of images or .npy files, an .npz, an .npy, a .txt or .jsonl of texts, or the "
+        "word random",
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", help="a tokenizer.json, which turns texts into inputs"
+    )
+    parser.add_argument(
+        "--max-length",
+        type=types.count,
+        metavar="N",
+        help="how many tokens of a text to take at most (default the model's or the tokenizer's length)",
     )
     parser.add_argument(
         "--limit", type=types.count, metavar="N", help=f"how many samples to {verb} (default all)"

@@ -7,6 +7,7 @@ memory stays flat. Nothing here knows about quantization or graphs; a model is a
 from lowbit.data.dataset import Data, InputInfo, Sample
 from lowbit.data.opening import open_data
 from lowbit.data.preprocessing import PREPROCESSINGS, Preprocessing, find_preprocessing
+from lowbit.data.text import Tokenization
 
 __all__ = [
     "PREPROCESSINGS",
@@ -14,6 +15,7 @@ __all__ = [
     "InputInfo",
     "Preprocessing",
     "Sample",
+    "Tokenization",
     "find_preprocessing",
     "open_data",
 ]

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from lowbit.emit.embeddings import EmbeddingNodes, Table
 from lowbit.emit.emission import Emission, EmittedTensor
+from lowbit.emit.packed import Matrix, PackedNodes
+from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntegerFormat
@@ -34,6 +36,7 @@ class IntegerNodes:
         self._context = context
         self._domain = context.options.domain
         self._embeddings = EmbeddingNodes(context)
+        self._packed = PackedNodes(context)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
@@ -57,6 +60,12 @@ class IntegerNodes:
         name, params = tensor.name, self._context.params.tensors[tensor.name]
         value = self._editor.values[name]
         fmt = params.format
+        products = self._packed.products(tuple(value.uses()), params)
+        if products:
+            shape = constant_shape(value) or (0, 0)
+            packed = self._packed.write(products, Matrix(name, (shape[0], shape[1]), params, make))
+            if not value.uses() and not value.is_graph_output():
+                return EmittedTensor(packed, packed)
         stored = self._editor.lazy(
             f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
         )

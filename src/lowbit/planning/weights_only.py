@@ -15,7 +15,7 @@ from lowbit.config.specs import DynamicSpec, IntegerSpec, Spec
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.traits import Operators, OpTraits, traits_of
-from lowbit.ops.weights import WeightInput, is_embedding, weight_inputs
+from lowbit.ops.weights import RECURRENT, WeightInput, is_embedding, weight_inputs
 from lowbit.planning.requests import Placement, Request
 from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
@@ -34,6 +34,9 @@ def place_weights(
 ) -> None:
     """Request the weights of one node, and its input where its scale is found at run time."""
     weights = weight_inputs(node, operators)
+    if weights and not _takes(node, target):
+        placement.float_why[node] = f"{target.name} does not run {node.op_type} quantized"
+        return
     if is_embedding(node) and _size(node, weights[0]) < _FEWEST_IN_TABLE:
         placement.float_why[node] = f"its table has fewer than {_FEWEST_IN_TABLE} numbers"
         return
@@ -46,6 +49,13 @@ def place_weights(
         _place_weight(placement, node, weight, scheme, saturates=is_dynamic)
     if is_dynamic:
         _place_input(placement, node, scheme)
+
+
+def _takes(node: ir.Node, target: Target) -> bool:
+    name = operator_name(node)
+    if name in RECURRENT:
+        return target.recurrent
+    return target.every_operator or name in target.operators
 
 
 def _size(node: ir.Node, weight: WeightInput) -> int:

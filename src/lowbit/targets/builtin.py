@@ -64,6 +64,7 @@ ONNXRUNTIME = Target(
     weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
     float_formats=FLOATS,
     blocks=True,
+    recurrent=True,
     shares=DATA_MOVEMENT,
     fuse=(FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS), PADDED_POOLS),
 )
@@ -75,6 +76,7 @@ ONNXRUNTIME_WEIGHTS = Target(
     activation_formats=INTEGERS,
     weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
     dynamic=("MatMul",),
+    recurrent=True,
     packed=("GatherBlockQuantized",),
     transforms=("gemm_to_matmul",),
 )

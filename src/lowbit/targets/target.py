@@ -87,6 +87,7 @@ class Target(_Data, frozen=True, kw_only=True):
         activation_formats: Formats of activations; ``weight_formats`` likewise for weights.
         float_formats: 16-bit float formats of both; ``blocks``: whether it has block formats.
         dynamic: Operators it computes in integers with a scale that is found when the model runs.
+        recurrent: Whether the weights of LSTM, GRU and RNN may be integers.
         packed: Operators of com.microsoft that read packed weights instead of a DequantizeLinear.
         formats: Operators that take other formats; of two entries for one operator the last holds.
         power_of_two: Whether every scale must be a power of two.
@@ -115,6 +116,7 @@ class Target(_Data, frozen=True, kw_only=True):
     float_formats: tuple[FloatFormat, ...] = ()
     blocks: bool = False
     dynamic: tuple[str, ...] = ()
+    recurrent: bool = False
     packed: tuple[PackedOperator, ...] = ()
     formats: tuple[OperatorFormats, ...] = ()
     block_axes: BlockAxes = "contracted"
