@@ -31,6 +31,7 @@ from lowbit.ops.geometry import TransposedConvLayer
 from lowbit.ops.linear import layer_of, linear_operator
 from lowbit.planning.plan import Plan
 from lowbit.scales.ranges import params_of, power_of_two_of_range
+from lowbit.scales.saturation import limited_pairs, saturation_free_scales
 from lowbit.scales.search import power_of_two_candidates
 
 
@@ -136,7 +137,7 @@ def weight_params(
     params = _of_rows(rows, spec, _row_importance(importance, axis, spec.group_size))
     scale = _revive(params.scale, rows)
     if spec.saturation_free:
-        scale = np.maximum(scale, _saturation_free_scale(rows))
+        scale = saturation_free_scales(rows, scale, spec.limits[1])
     if spec.group_size is None:
         return QParams(scale, params.zero_point, spec.format, axis)
     shape = list(np.moveaxis(data, axis, -1).shape)
@@ -145,22 +146,6 @@ def weight_params(
         np.moveaxis(array.reshape(shape), -1, axis) for array in (scale, params.zero_point)
     )
     return QParams(scale, zero, spec.format, axis, spec.group_size, data.shape[axis])
-
-
-# Codes of two neighbours sum up to at most 128 after rounding, and 255 * 128 is within 16 bits.
-_LARGEST_PAIR = 127
-
-
-def _saturation_free_scale(rows: FloatArray) -> FloatArray:
-    """Return the smallest scale of each row with which no two products exceed 16 bits.
-
-    Kernels multiply uint8 by int8 and add the products of inputs 0 and 1, 2 and 3 and so on in 16
-    bits, where they saturate. It is a matter of pairs of like sign.
-    """
-    even = np.pad(rows, ((0, 0), (0, rows.shape[1] % 2)))
-    pairs = even.reshape(len(rows), -1, 2)
-    sums = [np.maximum(sign * pairs, 0).sum(axis=2).max(axis=1) for sign in (1, -1)]
-    return np.asarray(np.maximum(*sums) / _LARGEST_PAIR, np.float32)
 
 
 def _rows(data: FloatArray, axis: int, group_size: int | None) -> FloatArray:
@@ -204,7 +189,12 @@ def _of_rows(rows: FloatArray, spec: IntegerSpec, known: Importance | None) -> Q
 
 def integers(data: FloatArray, params: QParams, spec: IntegerSpec) -> NDArray[np.integer]:
     """Return the stored integers of a constant: nearest codes within the format's limits."""
-    return quantize(data, params, spec.limits)
+    codes = quantize(data, params, spec.limits)
+    if not spec.saturation_free or params.axis is None:
+        return codes
+    turned = np.moveaxis(codes, params.axis, 0)
+    limited = limited_pairs(turned.reshape(len(turned), -1)).reshape(turned.shape)
+    return np.moveaxis(limited, 0, params.axis).astype(codes.dtype)
 
 
 def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | None) -> QParams:
