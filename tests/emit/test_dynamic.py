@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -6,7 +7,8 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import lowbit
-from lowbit.config.specs import DynamicSpec
+from lowbit.config.presets import find_preset
+from lowbit.config.specs import DynamicSpec, Rule
 from lowbit.emit.dynamic import DynamicNodes
 from lowbit.planning.plan import TensorPlan
 
@@ -30,7 +32,27 @@ def test_residual_sums_read_the_float_value() -> None:
 
     reads = {node.name: list(node.input) for node in made.graph.node}
     assert "n" in reads["residual"]
+    assert reads["up_proj_MatMulInteger"] == [
+        "n_DynamicQuantizeLinear_Output",
+        "up_quantized",
+        "n_DynamicQuantizeLinear_ZeroPoint",
+    ]
+    assert "DequantizeLinear" not in {node.op_type for node in made.graph.node}
+
+
+def test_a_product_with_weights_of_another_kind_reads_a_dequantizer() -> None:
+    weight = lowbit.IntegerSpec(format=lowbit.IntegerFormat.UINT8, symmetric=False)
+    config = msgspec.structs.replace(
+        find_preset("DYNAMIC8"), rules=(Rule(name="up_proj", weight=weight),)
+    )
+
+    made = lowbit.quantize(token_model(), config=config).model
+
+    reads = {node.name: list(node.input) for node in made.graph.node}
     assert reads["up_proj"] == ["n_DequantizeLinear_Output", "up_DequantizeLinear_Output"]
+    feed, floats = token_feeds()[0], token_model()
+    noise = run_tokens(made, feed) - run_tokens(floats, feed)
+    assert (noise**2).mean() < 1e-3 * (run_tokens(floats, feed) ** 2).mean()
 
 
 def test_no_product_saturates_in_16_bits() -> None:

@@ -36,14 +36,27 @@ class EmitOptions:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DynamicInput:
+    """What DynamicQuantizeLinear makes of an activation."""
+
+    codes: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Emission:
-    """One model that is being written."""
+    """One model that is being written.
+
+    ``dynamic`` are the inputs, by node, of products that may be computed in integers.
+    """
 
     editor: GraphEditor
     functions: Functions
     params: Params
     options: EmitOptions
     planned: frozenset[str]
+    dynamic: dict[str, DynamicInput] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, model: ir.Model, plan: Plan, params: Params, options: EmitOptions) -> Emission:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from lowbit.emit.dynamic import IntegerProducts
 from lowbit.emit.embeddings import EmbeddingNodes, Table
 from lowbit.emit.emission import Emission, EmittedTensor
 from lowbit.emit.packed import Matrix, PackedNodes
@@ -37,6 +38,7 @@ class IntegerNodes:
         self._domain = context.options.domain
         self._embeddings = EmbeddingNodes(context)
         self._packed = PackedNodes(context)
+        self._products = IntegerProducts(context)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
@@ -70,6 +72,8 @@ class IntegerNodes:
             f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
         )
         scale, zero_point = self._parameters(name, params)
+        for product in self._products.products(tuple(value.uses()), params):
+            self._products.write(product, stored, scale)
         table = Table(name, stored, scale, zero_point if params.zero_point.any() else None, params)
         for embedding in self._embeddings.picked(tuple(value.uses()), params):
             self._embeddings.write(embedding, table)
