@@ -34,19 +34,21 @@ if TYPE_CHECKING:
     from lowbit.config.specs import (
         AccumulatorBias,
         BfpSpec,
+        DynamicSpec,
         FloatSpec,
         IntegerSpec,
         MxSpec,
         Rule,
         TensorOverride,
     )
-    from lowbit.data import Preprocessing
+    from lowbit.data import Preprocessing, Tokenization
     from lowbit.numerics.formats import IntegerFormat
     from lowbit.planning.plan import Plan, load_plan, save_plan
     from lowbit.report.values import Report
 
 _LAZY = {
     "BfpSpec": "lowbit.config.specs",
+    "DynamicSpec": "lowbit.config.specs",
     "FloatSpec": "lowbit.config.specs",
     "MxSpec": "lowbit.config.specs",
     "IntegerFormat": "lowbit.numerics.formats",
@@ -58,6 +60,7 @@ _LAZY = {
     "Result": "lowbit.api",
     "Rule": "lowbit.config.specs",
     "TensorOverride": "lowbit.config.specs",
+    "Tokenization": "lowbit.data",
     "IntegerSpec": "lowbit.config.specs",
     "convert": "lowbit.api",
     "compare": "lowbit.api",
@@ -75,6 +78,7 @@ __all__ = [
     "CalibrationError",
     "ConfigError",
     "DataError",
+    "DynamicSpec",
     "FloatSpec",
     "IntegerFormat",
     "IntegerSpec",
@@ -91,6 +95,7 @@ __all__ = [
     "RuinedError",
     "Rule",
     "TensorOverride",
+    "Tokenization",
     "VerificationError",
     "__version__",
     "compare",

@@ -157,7 +157,7 @@ def test_misspelt_random_is_recognized(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("a.jpg", r"kind '\.jpg' \(give its folder\)"), ("a.txt", r"kind '\.txt'")],
+    [("a.jpg", r"kind '\.jpg' \(give its folder\)"), ("a.doc", r"kind '\.doc'")],
 )
 def test_file_of_unknown_kind_is_refused(
     tmp_path: Path, image_input: InputInfo, name: str, message: str

@@ -16,7 +16,7 @@ from lowbit.analyze.tensors import TensorAnalysis, analyze_tensors, noise_of
 from lowbit.api.quantize import ModelSource, Result, quantize
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert, decode_json
-from lowbit.data import Data, Preprocessing, open_data
+from lowbit.data import Data, Preprocessing, Tokenization, open_data
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.accuracy import (
     Label,
@@ -68,7 +68,7 @@ def compare(
     data: Any,
     *,
     limit: int | None = None,
-    preprocessing: Preprocessing | str | None = None,
+    preprocessing: Preprocessing | Tokenization | str | None = None,
     budget: Effort = "quick",
     labels: str | Sequence[Label] | None = None,
     metric: str | Metric | None = None,
@@ -207,6 +207,8 @@ def examine(
     progress: Progress = ignore_progress,
 ) -> Report:
     """Return the report of a run with all that ``compare`` finds on its verification samples."""
+    if result.samples is None:
+        return result.report
     found = compare(
         reference,
         result.quantized,
@@ -323,7 +325,7 @@ def _quantized_again(
     analysis: TensorAnalysis,
     found: Comparison,
     data: Any,
-    preprocessing: Preprocessing | str | None,
+    preprocessing: Preprocessing | Tokenization | str | None,
     progress: Progress,
 ) -> TensorAnalysis:
     """Return the analysis with what a new run with the promoted tensors gives, on the same samples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,11 +15,11 @@ import onnx_ir as ir
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
-from lowbit.data import Preprocessing, open_data
+from lowbit.data import Preprocessing, Tokenization, open_data
 from lowbit.data.split import Split, split, validation_count
 from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
-from lowbit.graph.session import model_inputs
+from lowbit.graph.session import Feed, model_inputs
 from lowbit.normalize.inputs import free_sizes, settle_inputs
 from lowbit.normalize.normalize import refuse_quantized
 from lowbit.numerics.metrics import Metric
@@ -27,14 +27,13 @@ from lowbit.ops.traits import OPERATORS, Operators
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
 from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
-from lowbit.pipeline.verify import verify as verify_model
 from lowbit.planning.plan import Plan
 from lowbit.refine.refine import check_refinement
 from lowbit.report.html import framed, render_report
-from lowbit.report.values import Report, Step
+from lowbit.report.values import Report
 from lowbit.scales.parameters import Params
+from lowbit.search.finishing import Finisher
 from lowbit.search.keep_if_better import as_collected, has_optional_steps, keep_what_helps
-from lowbit.search.promotion import Promoter
 from lowbit.search.sensitivity_file import MixedPrecisionResult
 from lowbit.search.strategies import search_mixed_precision
 from lowbit.state import Loaded, Planned, Quantized, extended
@@ -54,12 +53,12 @@ class Result:
     """What a run gives: everything it found out, and how good the quantized model is.
 
     ``state`` holds the model at every stage, ``mixed_precision`` which layers have other formats than
-    all, and what was measured to find them.
+    all, and what was measured to find them. There are no ``samples`` if no data was given.
     """
 
     state: Quantized
     report: Report
-    samples: Split
+    samples: Split | None
     mixed_precision: MixedPrecisionResult | None = None
 
     def __repr__(self) -> str:
@@ -109,7 +108,7 @@ def quantize(
     model: ModelSource,
     output: str | os.PathLike[str] | None = None,
     *,
-    data: Any,
+    data: Any = None,
     preset: str | None = None,
     config: QuantConfig | None = None,
     target: Target | str | None = None,
@@ -117,7 +116,7 @@ def quantize(
     plan: Plan | None = None,
     stats: Stats | None = None,
     limit: int | None = None,
-    preprocessing: Preprocessing | str | None = None,
+    preprocessing: Preprocessing | Tokenization | str | None = None,
     fix_inputs: Mapping[str, Any] | None = None,
     input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     min_sqnr: float | None = None,
@@ -140,7 +139,7 @@ def quantize(
         model: A path, the bytes of a file, or a loaded model.
         output: Where to write the result; nothing is written if anything fails.
         data: A folder of images or ``.npy``, an ``.npz``, ``"random"``, or any iterable or
-            reader of feeds (``lowbit.data.open_data``).
+            reader of feeds (``lowbit.data.open_data``). Presets that calibrate nothing need none.
         preset: Name of a preset (``lowbit.presets``); ``A8W8`` if no ``config`` is given.
         config: A configuration, instead of a preset.
         target: A target, its name or its file, instead of the configuration's.
@@ -168,13 +167,13 @@ def quantize(
     """
     config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
     _check_request(config, output, plan, limit)
+    if data is None:
+        _check_needs_no_data(config, min_sqnr)
     clock = Clock(progress)
     with clock.stage("load"):
         state = _load(model, config, target, operators)
-        kept = None if limit is None else limit + verify + _validated_on(config, stats, limit)
-        inputs = model_inputs(state.loaded)
-        opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
-        samples = split(opened, limit, verify)
+        more = verify + (0 if limit is None else _validated_on(config, stats, limit))
+        samples = _open(state, data, preprocessing, limit, (verify, more))
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
@@ -190,14 +189,15 @@ def quantize(
     if stats is None and has_optional_steps(config):
         built, steps = keep_what_helps(pipeline, normalized, plan)
     else:
-        built = pipeline.build(normalized, samples.calibration, plan=plan, stats=stats)
+        built = pipeline.build(normalized, _feeds(samples), plan=plan, stats=stats)
         steps = ()
     mixed: MixedPrecisionResult | None = None
     if config.mixed_precision is not None:
         built, mixed = search_mixed_precision(pipeline, built, config.mixed_precision, metric)
     folder = checkpoint if checkpoint is not None or output is None else checkpoint_of(output)
-    finisher = _Finisher(pipeline, folder, steps, resume=resume)
-    if promote and plan is None and mixed is None and not samples.data.is_random:
+    finisher = Finisher(pipeline, folder, steps, resume=resume)
+    is_measured = samples is not None and not samples.data.is_random
+    if promote and plan is None and mixed is None and is_measured:
         built, report, notes = finisher.promoted(built)
     else:
         built, report, notes = finisher.finished(built)
@@ -205,7 +205,7 @@ def quantize(
         report = with_reused(report, stats, transformed=_is_transformed(built.config))
     told = (*report.notes, *(() if mixed is None else (mixed.describe(),)), *notes)
     check_sqnr(report, min_sqnr)
-    check_verdict(report, allow_ruined=allow_ruined or samples.data.is_random)
+    check_verdict(report, allow_ruined=allow_ruined or not is_measured)
     if output is not None:
         with clock.stage("save"):
             io.save(built.emitted.model, output)
@@ -251,6 +251,41 @@ def planned_state(
     return stages.plan(stages.prepare(transformed), check=False)
 
 
+def _open(
+    state: Loaded,
+    data: Any,
+    preprocessing: Preprocessing | Tokenization | str | None,
+    limit: int | None,
+    beside: tuple[int, int],
+) -> Split | None:
+    """Open the data; ``beside`` the limit so many samples verify, and so many more are read."""
+    if data is None:
+        return None
+    held_out, more = beside
+    kept = None if limit is None else limit + more
+    inputs = model_inputs(state.loaded)
+    opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
+    return split(opened, limit, held_out)
+
+
+def _check_needs_no_data(config: QuantConfig, min_sqnr: float | None) -> None:
+    """Raise if what is asked for cannot be had without samples."""
+    why = config.needs_data
+    if why is None and min_sqnr is not None:
+        why = f"an SQNR of {min_sqnr:g} dB is measured"
+    if why is not None:
+        raise DataError(
+            f"{config.name} needs data, because {why}: give samples as data (--data). The presets "
+            "DYNAMIC8, W8 and W4 need none"
+        )
+
+
+def _feeds(samples: Split | None) -> Callable[[], Iterable[Feed]]:
+    if samples is None:
+        return tuple
+    return samples.calibration
+
+
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
     """Return the folder beside an output in which finished layers wait."""
     path = pathlib.Path(output)
@@ -273,42 +308,6 @@ def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfi
     if preset is not None and config is not None:
         raise ConfigError("give a preset or a config, not both")
     return config if config is not None else find_preset(preset or DEFAULT_PRESET)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Finisher:
-    """Refines, signs and verifies a model, and promotes parts of it if it is not usable."""
-
-    pipeline: Pipeline
-    folder: str | os.PathLike[str] | None
-    steps: tuple[Step, ...]
-    resume: bool
-
-    def finished(self, state: Quantized) -> tuple[Quantized, Report, tuple[str, ...]]:
-        """Return the refined model and how good it is."""
-        state, notes = _refined(self.pipeline, state, self.folder, resume=self.resume)
-        stages.sign(state)
-        if state.samples is None:
-            raise ValueError("a model is verified on samples")
-        with self.pipeline.clock.stage("verify"):
-            return state, verify_model(state, state.samples, self.steps), notes
-
-    def promoted(self, state: Quantized) -> tuple[Quantized, Report, tuple[str, ...]]:
-        """Return the same, with parts promoted and refined once more if it is not usable."""
-        found = self.finished(state)
-        verdict = found[1].verdict
-        if verdict is None or verdict.is_usable:
-            return found
-        with self.pipeline.clock.charge("promote"):
-            result = Promoter(self.pipeline, state, found[0]).promote()
-        if not result.regions:
-            return found[0], found[1], (*found[2], result.describe())
-        again = self.finished(result.state)
-        better = again[1].verdict
-        if better is None or better.margin_db <= verdict.margin_db:
-            return found
-        report = msgspec.structs.replace(again[1], promoted=result.regions)
-        return again[0], report, (*again[2], result.describe())
 
 
 def _check_request(
@@ -339,22 +338,6 @@ def _with_inputs(
         fix_inputs={**config.fix_inputs, **values},
         input_shapes={**config.input_shapes, **sizes},
     )
-
-
-def _refined(
-    pipeline: Pipeline, state: Quantized, folder: str | os.PathLike[str] | None, *, resume: bool
-) -> tuple[Quantized, tuple[str, ...]]:
-    if state.config.refinement is None:
-        return state, ()
-    clock = pipeline.clock
-    with clock.stage("refine"):
-        solved, notes = stages.refine(
-            state,
-            None if folder is None else pathlib.Path(folder),
-            lambda done, total: clock.tell("refine", done, total),
-            resume=resume,
-        )
-    return pipeline.emitted(solved), notes
 
 
 def _validated_on(config: QuantConfig, stats: Stats | None, limit: int) -> int:

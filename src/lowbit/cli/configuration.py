@@ -14,7 +14,7 @@ from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, Percentile
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.refinement import LayerReconstruction, Refinement
 from lowbit.config.specs import Rule
-from lowbit.data import Preprocessing, find_preprocessing
+from lowbit.data import Preprocessing, Tokenization, find_preprocessing
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.planning.plan import Plan
 from lowbit.targets.builtin import find_target
@@ -22,8 +22,10 @@ from lowbit.targets.builtin import find_target
 _FIELDS = ("mean", "std", "scale", "resize", "crop", "layout", "channel_order")
 
 
-def make_preprocessing(args: argparse.Namespace) -> Preprocessing | None:
-    """Return what is done to images, or ``None`` when no option says anything about it."""
+def make_preprocessing(args: argparse.Namespace) -> Preprocessing | Tokenization | None:
+    """Return what is done to images or texts, or ``None`` when no option says anything about it."""
+    if getattr(args, "tokenizer", None) is not None:
+        return Tokenization(tokenizer=args.tokenizer, max_length=args.max_length)
     given = {name: getattr(args, name) for name in _FIELDS if getattr(args, name) is not None}
     if args.preprocess is None and not given:
         return None
@@ -38,6 +40,7 @@ _DECIDE_THE_PLAN = (
     ("calibration", "--calibration"),
     ("percentile", "--percentile"),
     ("weights", "--weights"),
+    ("group_size", "--group-size"),
     ("include", "--include"),
     ("exclude", "--exclude"),
     ("exclude_op", "--exclude-op"),
@@ -110,6 +113,8 @@ def _change_methods(config: QuantConfig, args: argparse.Namespace) -> QuantConfi
             raise ConfigError("--weights is given, but no weights are quantized")
         weight = msgspec.structs.replace(config.weight, method=FOR_WEIGHTS[args.weights]())
         config = msgspec.structs.replace(config, weight=weight)
+    if args.group_size is not None:
+        config = config.with_group_size(args.group_size)
     return config
 
 

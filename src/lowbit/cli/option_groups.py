@@ -20,13 +20,23 @@ CHANNEL_ORDERS = ("RGB", "BGR")
 DEFAULT_PRESET = "A8W8"
 
 
-def add_data(parser: Parser, verb: str) -> None:
+def add_data(parser: Parser, verb: str, *, required: bool = True) -> None:
     """Add where samples come from, and how many."""
     parser.add_argument(
         "--data",
-        required=True,
+        required=required,
         metavar="PATH",
-        help="a folder of images or .npy files, an .npz, an .npy, or the word random",
+        help="a folder of images or .npy files, an .npz, an .npy, a .txt or .jsonl of texts, or the "
+        "word random",
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", help="a tokenizer.json, which turns texts into inputs"
+    )
+    parser.add_argument(
+        "--max-length",
+        type=types.count,
+        metavar="N",
+        help="how many tokens of a text to take at most (default the model's or the tokenizer's length)",
     )
     parser.add_argument(
         "--limit", type=types.count, metavar="N", help=f"how many samples to {verb} (default all)"
@@ -65,6 +75,12 @@ def add_scheme(parser: Parser) -> None:
         type=one_of(WEIGHT_METHODS),
         metavar="METHOD",
         help=f"how weight ranges are found: {', '.join(WEIGHT_METHODS)}",
+    )
+    group.add_argument(
+        "--group-size",
+        type=types.count,
+        metavar="N",
+        help="so many weights of an output share a scale (W4: 32); less is nearer to float, and larger",
     )
     for option, kind, what in (
         ("--fix-input", types.fixed_input, "sr=16000: make an input a constant (repeatable)"),

@@ -69,7 +69,7 @@ def make_parser() -> Parser:
 def _quantize(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the float model, an .onnx file")
     parser.add_argument("output", metavar="OUTPUT", help="where the quantized model is written")
-    add_data(parser, "calibrate on")
+    add_data(parser, "calibrate on", required=False)
     add_scheme(parser)
     add_images(parser)
     more = parser.add_argument_group("stages")

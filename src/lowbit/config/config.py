@@ -88,6 +88,21 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     casts: bool = False
     half_weights: bool = False
 
+    @property
+    def needs_data(self) -> str | None:
+        """What cannot be done without samples, or ``None`` if all can."""
+        specs = (self.activation, *(rule.activation for rule in self.rules))
+        if any(spec is not None and spec.calibration is not None for spec in specs):
+            return "the scales of activations are calibrated"
+        if self.mixed_precision is not None or self.keep_only_if_better:
+            return "what helps is measured"
+        transforms = (self.rotation, self.equalization, self.smooth_quant)
+        if any(each is not None and each.reads_data for each in transforms):
+            return "what is smoothed or equalized is measured"
+        if self.refinement is not None and not self.refinement.is_optional:
+            return f"weights are refined ({type(self.refinement).__name__})"
+        return None
+
     def skip_bias_correction(self) -> QuantConfig:
         """Return the same configuration without bias correction.
 
@@ -100,6 +115,20 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if isinstance(weight, IntegerSpec) and fine and weight.method == MinMse():
             weight = msgspec.structs.replace(weight, method=OutputMse())
         return msgspec.structs.replace(self, bias_correction=False, weight=weight)
+
+    def with_group_size(self, group_size: int) -> QuantConfig:
+        """Return the same configuration with so many weights of an output to a scale."""
+        weight = self.weight
+        if not isinstance(weight, IntegerSpec) or (self.activation and self.activation.is_dynamic):
+            what = (
+                "not in integers" if not isinstance(weight, IntegerSpec) else "multiplied as int8"
+            )
+            raise ConfigError(
+                f"a group size of {group_size} is given, but the weights of {self.name} are {what}; "
+                "take W8 or W4"
+            )
+        weight = msgspec.structs.replace(weight, group_size=group_size, saturation_free=False)
+        return msgspec.structs.replace(self, weight=weight)
 
     def with_method(self, method: Method) -> QuantConfig:
         """Return the same configuration with activations calibrated by ``method``."""

@@ -10,8 +10,8 @@ import msgspec
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
-from lowbit.config.refinement import AdaQuant, LayerReconstruction, Refinement
-from lowbit.config.specs import BLOCKS, AccumulatorBias, FloatSpec, IntegerSpec, Spec
+from lowbit.config.refinement import AdaQuant, Gptq, LayerReconstruction, Refinement
+from lowbit.config.specs import BLOCKS, AccumulatorBias, DynamicSpec, FloatSpec, IntegerSpec, Spec
 from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
@@ -85,6 +85,27 @@ def _without_integers(
     return Preset(config=config, summary=summary)
 
 
+def _weights(
+    name: str,
+    summary: str,
+    weight: IntegerSpec,
+    activation: Spec | None = None,
+    refinement: Refinement | None = None,
+) -> Preset:
+    """Return a preset that calibrates nothing: no activation has a scale of its own."""
+    config = QuantConfig(
+        name=name,
+        activation=activation,
+        weight=weight,
+        target="onnxruntime-weights",
+        head="int8",
+        refinement=refinement,
+    )
+    return Preset(config=config, summary=summary)
+
+
+_W8 = _PER_CHANNEL
+_W4 = IntegerSpec(format=IntegerFormat.UINT4, symmetric=False, group_size=32, method=_MSE)
 _BF16 = FloatSpec(format=FloatFormat.BFLOAT16)
 _FP16 = FloatSpec(format=FloatFormat.FLOAT16, saturate=True)
 
@@ -146,6 +167,22 @@ _ALL = (
         ),
         summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
     ),
+    _weights(
+        "DYNAMIC8",
+        "onnxruntime, no data: int8 weights per channel, scales of uint8 activations found at run time",
+        msgspec.structs.replace(_PER_CHANNEL, saturation_free=True),
+        DynamicSpec(),
+    ),
+    _weights(
+        "W8", "no data: int8 weights per channel, embeddings included, the rest in float", _W8
+    ),
+    _weights(
+        "W4",
+        "no data, better with some: uint4 weights in groups of 32, embeddings included, the rest in float",
+        _W4,
+        refinement=LayerReconstruction(),
+    ),
+    _weights("W4_GPTQ", "W4, its weights rounded by GPTQ", _W4, refinement=Gptq()),
     _without_integers(
         "BF16", "Ryzen AI: bfloat16 throughout, in AMD's named operators", _BF16, _BF16
     ),
@@ -225,9 +262,9 @@ PURPOSES = (
     ),
     Purpose(
         title="onnxruntime, and every runtime that reads standard Q/DQ",
-        targets=("onnxruntime",),
+        targets=("onnxruntime", "onnxruntime-nbits"),
         advice="Start with U8S8_PERCHANNEL, the fastest measured on x86; "
-        "take U16S8_PERCHANNEL where 8 bits lose too much.",
+        "take U16S8_PERCHANNEL where 8 bits lose too much. Without data: DYNAMIC8, W8, W4.",
     ),
     Purpose(
         title="AMD Ryzen AI NPU, 16-bit floats and block formats",

@@ -6,7 +6,7 @@ the inputs that the refined ones before it give. Scales, zero points and the str
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,9 @@ class Refinement(Extensible):
     """
 
     __slots__ = ()
+
+    is_optional: ClassVar[bool] = False
+    """Whether a run without data skips it."""
 
     data_size: int | None
     infer_device: str
@@ -56,6 +59,8 @@ class LayerReconstruction(
         infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
         optim_device: Where the descent runs; other than ``cpu`` needs PyTorch.
     """
+
+    is_optional: ClassVar[bool] = True
 
     data_size: int | None = None
     positions: int = 64

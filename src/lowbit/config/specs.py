@@ -20,6 +20,7 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     is_integer: ClassVar[bool] = False
     is_block: ClassVar[bool] = False
+    is_dynamic: ClassVar[bool] = False
 
     @property
     def format_name(self) -> str:
@@ -56,6 +57,8 @@ class IntegerSpec(_Spec, frozen=True, kw_only=True, tag="integer"):
 
     ``group_size``: so many weights of each output of a MatMul or Gemm have a scale of their own, and
     other layers one per channel. That is blocked quantization, in ONNX from operator set 21 on.
+    ``saturation_free``: the scales of a matrix's weights are such that two products with uint8 never
+    exceed 16 bits, in which x86 processors without VNNI add them.
     """
 
     is_integer: ClassVar[bool] = True
@@ -66,6 +69,7 @@ class IntegerSpec(_Spec, frozen=True, kw_only=True, tag="integer"):
     group_size: int | None = None
     power_of_two: bool = False
     reduce_range: bool = False
+    saturation_free: bool = False
     method: Method = MinMax()
 
     def __post_init__(self) -> None:
@@ -101,7 +105,18 @@ class IntegerSpec(_Spec, frozen=True, kw_only=True, tag="integer"):
         words += ["per-channel"] if self.per_channel and self.group_size is None else []
         words += [] if self.group_size is None else [f"group size {self.group_size}"]
         words += ["7-bit"] if self.reduce_range else []
+        words += ["saturation-free"] if self.saturation_free else []
         return " ".join([*words, tag_of(type(self.method))])
+
+
+class DynamicSpec(_Spec, frozen=True, kw_only=True, tag="dynamic"):
+    """An activation as uint8 whose scale and zero point are found when the model runs."""
+
+    is_dynamic: ClassVar[bool] = True
+
+    def describe(self) -> str:
+        """Return a few words for tables: ``uint8 dynamic``."""
+        return "uint8 dynamic"
 
 
 class FloatSpec(_Spec, frozen=True, kw_only=True, tag="float"):
@@ -178,7 +193,7 @@ class MxSpec(_Spec, frozen=True, kw_only=True, tag="mx"):
 
 
 BlockSpec: TypeAlias = BfpSpec | MxSpec
-Spec: TypeAlias = IntegerSpec | FloatSpec | BfpSpec | MxSpec
+Spec: TypeAlias = IntegerSpec | DynamicSpec | FloatSpec | BfpSpec | MxSpec
 """How one tensor is quantized: to integers, to 16-bit floats, or to blocks."""
 
 
@@ -213,7 +228,7 @@ class AccumulatorBias(_Spec, frozen=True, kw_only=True, tag="accumulator"):
 
 
 IntegerBias: TypeAlias = AccumulatorBias | IntegerSpec
-BiasSpec: TypeAlias = AccumulatorBias | IntegerSpec | FloatSpec | BfpSpec | MxSpec
+BiasSpec: TypeAlias = AccumulatorBias | Spec
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

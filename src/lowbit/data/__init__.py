@@ -8,6 +8,7 @@ from lowbit.data.dataset import Data
 from lowbit.data.inputs import InputInfo, Sample
 from lowbit.data.opening import open_data
 from lowbit.data.preprocessing import PREPROCESSINGS, Preprocessing, find_preprocessing
+from lowbit.data.text import Tokenization
 
 __all__ = [
     "PREPROCESSINGS",
@@ -15,6 +16,7 @@ __all__ = [
     "InputInfo",
     "Preprocessing",
     "Sample",
+    "Tokenization",
     "find_preprocessing",
     "open_data",
 ]

@@ -22,6 +22,7 @@ from lowbit.data.sources import (
     SpoolingSource,
     can_iterate,
 )
+from lowbit.data.text import SUFFIXES, TextSource, Tokenization
 from lowbit.errors import ConfigError, DataError, did_you_mean
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
@@ -30,7 +31,7 @@ RANDOM = "random"
 """The word that asks for made-up data."""
 
 KINDS = (
-    "a folder of images or .npy files, a .npz, a .npy, 'random', an iterable of dicts or arrays, "
+    "a folder of images or .npy files, a .npz, a .npy, a .txt or .jsonl of texts, 'random', an iterable of dicts or arrays, "
     "or an object with get_next()"
 )
 
@@ -39,6 +40,7 @@ KINDS = (
 class _Request:
     inputs: tuple[InputInfo, ...]
     preprocessing: Preprocessing | None
+    tokenization: Tokenization | None
     limit: int | None
     seed: int
 
@@ -47,26 +49,37 @@ def open_data(
     source: object,
     inputs: Sequence[InputInfo],
     *,
-    preprocessing: Preprocessing | str | None = None,
+    preprocessing: Preprocessing | Tokenization | str | None = None,
     limit: int | None = None,
     seed: int = 0,
 ) -> Data:
     """Return the feeds of a source, checked against the inputs they are for.
 
     Args:
-        source: A folder of images or ``.npy`` files, a ``.npz``, a ``.npy``, ``"random"``, an array
-            of samples, an iterable of dicts or arrays, or an object with ``get_next()``.
+        source: A folder of images or ``.npy`` files, a ``.npz``, a ``.npy``, a ``.txt`` or ``.jsonl``
+            of texts, ``"random"``, an array of samples, an iterable of dicts or arrays, or an object with ``get_next()``.
         inputs: What the model wants.
-        preprocessing: What is done to images, or its name.
+        preprocessing: What is done to images, or its name; how text becomes tokens.
         limit: Take at most so many feeds; of a folder of images, evenly spaced ones.
         seed: For random data.
     """
     if isinstance(preprocessing, str):
         preprocessing = find_preprocessing(preprocessing)
-    request = _Request(inputs=tuple(inputs), preprocessing=preprocessing, limit=limit, seed=seed)
+    tokenization = preprocessing if isinstance(preprocessing, Tokenization) else None
+    request = _Request(
+        inputs=tuple(inputs),
+        preprocessing=None if isinstance(preprocessing, Tokenization) else preprocessing,
+        tokenization=tokenization,
+        limit=limit,
+        seed=seed,
+    )
     _check(request)
     if isinstance(source, Data):
         return _reopen(source, request)
+    if tokenization is not None and not _is_text(source):
+        raise ConfigError(
+            f"a tokenizer is given, but the data is no text: it applies to {' and '.join(SUFFIXES)}"
+        )
     is_random = isinstance(source, str) and source == RANDOM
     return Data(_find_source(source, request), request.inputs, is_random=is_random)
 
@@ -107,8 +120,25 @@ def _find_path_source(path: Path, request: _Request) -> Source:
         return _find_row_source(read_npz(path, request.inputs), request)
     if path.suffix.lower() == ".npy":
         return _find_row_source(read_npy(path, request.inputs), request)
+    if path.suffix.lower() in SUFFIXES:
+        return _find_text_source(path, request)
     hint = " (give its folder)" if path.suffix.lower() in IMAGE_SUFFIXES else ""
     raise DataError(f"data file {path} is of unknown kind {path.suffix!r}{hint}; expected {KINDS}")
+
+
+def _is_text(source: object) -> bool:
+    is_path = isinstance(source, str | os.PathLike)
+    return is_path and Path(os.fsdecode(source)).suffix.lower() in SUFFIXES  # type: ignore[arg-type]
+
+
+def _find_text_source(path: Path, request: _Request) -> Source:
+    _refuse_preprocessing(request, "texts")
+    if request.tokenization is None:
+        raise DataError(
+            f"{path} holds text, which a tokenizer turns into inputs: give --tokenizer "
+            "tokenizer.json (in Python preprocessing=lowbit.Tokenization(tokenizer=...))"
+        )
+    return TextSource(path, request.tokenization, request.inputs, request.limit)
 
 
 def _near_path(path: Path) -> str:

@@ -13,6 +13,7 @@ from lowbit.graph.editing import GraphEditor
 from lowbit.ops.traits import OPERATORS, Operators
 from lowbit.planning.plan import Plan
 from lowbit.scales.parameters import Params
+from lowbit.targets.target import PackedOperator
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,24 +24,39 @@ class EmitOptions:
         domain: Operator domain of the Q/DQ nodes of integers.
         casts: Whether 16-bit floats are pairs of Cast, instead of the operators AMD's tools know.
         half_weights: Whether constants in 16-bit floats are stored as such.
+        packed: Operators of com.microsoft that read packed weights.
         operators: What is known of operators.
     """
 
     domain: Domain = "auto"
     casts: bool = False
     half_weights: bool = False
+    packed: tuple[PackedOperator, ...] = ()
     operators: Operators = dataclasses.field(default_factory=lambda: OPERATORS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DynamicInput:
+    """What DynamicQuantizeLinear makes of an activation."""
+
+    codes: ir.Value
+    scale: ir.Value
+    zero_point: ir.Value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Emission:
-    """One model that is being written."""
+    """One model that is being written.
+
+    ``dynamic`` are the inputs, by node, of products that may be computed in integers.
+    """
 
     editor: GraphEditor
     functions: Functions
     params: Params
     options: EmitOptions
     planned: frozenset[str]
+    dynamic: dict[str, DynamicInput] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, model: ir.Model, plan: Plan, params: Params, options: EmitOptions) -> Emission:

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
-from lowbit.config.specs import BfpSpec, FloatSpec, IntegerSpec, MxSpec
+from lowbit.config.specs import BfpSpec, DynamicSpec, FloatSpec, IntegerSpec, MxSpec
 from lowbit.emit.blocks import BlockNodes
+from lowbit.emit.dynamic import DynamicNodes
 from lowbit.emit.emission import Emission, EmitOptions, Emitted, EmittedTensor
 from lowbit.emit.floats import FloatNodes
 from lowbit.emit.integers import IntegerNodes
-from lowbit.graph.editing import REQUANTIZED
+from lowbit.graph.editing import REQUANTIZED, drop_unused
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.parameters import Params
@@ -34,7 +35,13 @@ class Nodes(Protocol):
 
 
 NODES: Mapping[type[Any], Callable[[Emission], Nodes]] = MappingProxyType(
-    {IntegerSpec: IntegerNodes, FloatSpec: FloatNodes, BfpSpec: BlockNodes, MxSpec: BlockNodes}
+    {
+        IntegerSpec: IntegerNodes,
+        DynamicSpec: DynamicNodes,
+        FloatSpec: FloatNodes,
+        BfpSpec: BlockNodes,
+        MxSpec: BlockNodes,
+    }
 )
 
 
@@ -59,4 +66,7 @@ def emit(
         make = weights.tensors[tensor.name]
         tensors[tensor.name] = nodes[type(tensor.spec)].weight(tensor, make)
     emission.editor.join_names(REQUANTIZED)
+    if emission.dynamic:
+        # Where all consumers of an activation are products of integers, none reads it dequantized.
+        drop_unused(emission.editor.graph)
     return Emitted(emission.editor.finish(), tensors, biases)

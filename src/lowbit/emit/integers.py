@@ -12,7 +12,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from lowbit.emit.dynamic import IntegerProducts
+from lowbit.emit.embeddings import EmbeddingNodes, Table
 from lowbit.emit.emission import Emission, EmittedTensor
+from lowbit.emit.packed import Matrix, PackedNodes
+from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntegerFormat
@@ -32,6 +36,9 @@ class IntegerNodes:
         self._editor = context.editor
         self._context = context
         self._domain = context.options.domain
+        self._embeddings = EmbeddingNodes(context)
+        self._packed = PackedNodes(context)
+        self._products = IntegerProducts(context)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
@@ -55,12 +62,24 @@ class IntegerNodes:
         name, params = tensor.name, self._context.params.tensors[tensor.name]
         value = self._editor.values[name]
         fmt = params.format
+        products = self._packed.products(tuple(value.uses()), params)
+        if products:
+            shape = constant_shape(value) or (0, 0)
+            packed = self._packed.write(products, Matrix(name, (shape[0], shape[1]), params, make))
+            if not value.uses() and not value.is_graph_output():
+                return EmittedTensor(packed, packed)
         stored = self._editor.lazy(
             f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
         )
-        node = self._node(
-            "DequantizeLinear", [stored, *self._parameters(name, params)], name, params
-        )
+        scale, zero_point = self._parameters(name, params)
+        for product in self._products.products(tuple(value.uses()), params):
+            self._products.write(product, stored, scale)
+        table = Table(name, stored, scale, zero_point if params.zero_point.any() else None, params)
+        for embedding in self._embeddings.picked(tuple(value.uses()), params):
+            self._embeddings.write(embedding, table)
+        if not value.uses() and not value.is_graph_output():
+            return EmittedTensor(tensor_name(stored), tensor_name(stored))
+        node = self._node("DequantizeLinear", [stored, scale, zero_point], name, params)
         result = self._editor.read_through(value, tuple(value.uses()), [node])
         return EmittedTensor(tensor_name(stored), tensor_name(result))
 

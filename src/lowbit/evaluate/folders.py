@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.data import Preprocessing, open_data
+from lowbit.data import Preprocessing, Tokenization, open_data
 from lowbit.errors import DataError, OutputError
 from lowbit.evaluate.runner import Outputs, Run, output_names, run_model
 from lowbit.graph import io
@@ -31,7 +31,7 @@ def infer(
     *,
     data: Any,
     limit: int | None = None,
-    preprocessing: Preprocessing | str | None = None,
+    preprocessing: Preprocessing | Tokenization | str | None = None,
     fused: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> int:

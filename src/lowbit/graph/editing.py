@@ -238,13 +238,14 @@ class GraphEditor:
     def node(
         self,
         op: str,
-        inputs: Sequence[ir.Value],
+        inputs: Sequence[ir.Value | None],
         name: str,
         attributes: Attributes | None = None,
         domain: str = "",
         overload: str = "",
+        outputs: Sequence[str] = ("Output",),
     ) -> ir.Node:
-        """Return a new node ``name`` whose output is ``name_Output``."""
+        """Return a new node ``name`` whose output is ``name_Output``; of several each has its word."""
         if domain:
             self.model.opset_imports.setdefault(domain, 1)
         node = ir.node(
@@ -254,8 +255,10 @@ class GraphEditor:
             domain=domain,
             overload=overload,
             name=self.free(name),
+            num_outputs=len(outputs),
         )
-        node.outputs[0].name = self.free(f"{name}_Output")
+        for value, word in zip(node.outputs, outputs, strict=True):
+            value.name = self.free(f"{name}_{word}")
         return node
 
     def free(self, name: str) -> str:

@@ -252,13 +252,14 @@ def correct_biases(state: Solved, known: Solutions | None = None) -> Solved:
     return extended(state, Solved, params=params, weights=weights)
 
 
-def emit(state: Solved) -> Quantized:
-    """Write the quantized graph."""
+def emit(state: Solved, *, packed: bool = True) -> Quantized:
+    """Write the quantized graph; without ``packed`` every weight before a DequantizeLinear."""
     config = state.config
     options = EmitOptions(
         domain=config.domain,
         casts=config.casts,
         half_weights=config.half_weights,
+        packed=state.target.packed if packed and config.domain != "ai.onnx" else (),
         operators=state.operators,
     )
     emitted = emit_model(state.adapted, state.plan, state.params, state.weights, options)
@@ -281,6 +282,9 @@ def refine(
         return state, ()
     if samples.data.is_random and algorithm_of(config).needs_data:
         return state, ("not refined: random data says nothing about the inputs",)
+    if state.target.packed:
+        # Refinement replaces what layers read, which is inside an operator where weights are packed.
+        state = emit(state, packed=False)
     checkpoint = None
     if folder is not None:
         word = fingerprint_of(state, config, samples.data.fingerprint())

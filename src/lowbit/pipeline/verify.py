@@ -14,10 +14,11 @@ from lowbit.data.split import Split
 from lowbit.errors import RuinedError, VerificationError
 from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
 from lowbit.evaluate.output_kinds import measured_tensors
-from lowbit.evaluate.verdict import evaluate_outputs
+from lowbit.evaluate.verdict import Verdict, evaluate_outputs
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.onnx_passes import check_like
+from lowbit.numerics.metrics import SignalNoise
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.planning.unquantized import layers_in_subgraphs
 from lowbit.report.values import Report, Step, count_formats, scores
@@ -66,30 +67,37 @@ def _largest(model: ir.Model, name: str) -> float:
     return float(np.abs(data).max()) if data is not None and data.size else 0.0
 
 
-def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Report:
-    """Check the file, run it on held-out samples against the model as loaded, and report."""
+def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()) -> Report:
+    """Check the file, run it on held-out samples against the model as loaded, and report.
+
+    Without samples the file is only checked.
+    """
     plan, quantized = state.plan, state.emitted.model
     invalid = check_like(quantized, state.loaded)
-    references = [output_reference(state.loaded, quantized), _layer_reference(state)]
-    few = itertools.islice(samples.verification(), _LAYERS_ON)
-    outputs, layers = compare_tensors(references, quantized, few)
-    verdict = evaluate_outputs(
-        state.loaded,
-        quantized,
-        samples.verification(),
-        quantized_names(state),
-        held_out=samples.is_verified_on_held_out,
-    )
+    outputs: dict[str, SignalNoise] = {}
+    layers: dict[str, SignalNoise] = {}
+    verdict: Verdict | None = None
+    if samples is not None:
+        references = [output_reference(state.loaded, quantized), _layer_reference(state)]
+        few = itertools.islice(samples.verification(), _LAYERS_ON)
+        outputs, layers = compare_tensors(references, quantized, few)
+        verdict = evaluate_outputs(
+            state.loaded,
+            quantized,
+            samples.verification(),
+            quantized_names(state),
+            held_out=samples.is_verified_on_held_out,
+        )
     largest = {name: row.largest for name, row in {**outputs, **layers}.items()}
     overflows = near_overflow(state.adapted, plan, largest)
     return Report(
         preset=plan.preset,
         target=plan.target,
         version=__version__,
-        data=samples.data.description,
+        data="none" if samples is None else samples.data.description,
         calibration_samples=state.stats.samples,
-        verification_samples=samples.verification_count,
-        held_out=samples.is_verified_on_held_out,
+        verification_samples=0 if samples is None else samples.verification_count,
+        held_out=samples is not None and samples.is_verified_on_held_out,
         outputs=scores(outputs),
         verdict=verdict,
         layers=scores(layers),
@@ -141,7 +149,9 @@ def _layer_reference(state: Quantized) -> Reference:
     return Reference(state.calibrated_model, {a: b for a, b in pairs.items() if a != b})
 
 
-def _notes(samples: Split, *, calibrated: bool) -> tuple[str, ...]:
+def _notes(samples: Split | None, *, calibrated: bool) -> tuple[str, ...]:
+    if samples is None:
+        return ("accuracy was not measured, for want of data: give some, or run `lowbit compare`",)
     notes = []
     if samples.data.is_random and calibrated:
         notes.append("calibrated on random data, as asked for: accuracy will be poor")
@@ -183,7 +193,7 @@ def check_verdict(report: Report, *, allow_ruined: bool) -> None:
 
 def next_step(report: Report) -> str:
     """Return what to try next with a model that is not good."""
-    wider = {"int8": "A16W8", "uint8": "U16S8", "int4": "W8"}
+    wider = {"int8": "A16W8", "uint8": "U16S8", "int4": "W8", "uint4": "W8"}
     narrow = [word for kind in report.quantized for word in kind.split()]
     found = next((preset for word, preset in wider.items() if word in narrow), None)
     if report.calibration_samples and report.calibration_samples < _FEW_SAMPLES:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from lowbit.graph.editing import is_constant
 from lowbit.graph.naming import tensor_name
 from lowbit.ops.linear import linear_operator
-from lowbit.planning.placement import Placement
+from lowbit.planning.requests import Placement
 from lowbit.targets.target import BlockAxes
 
 

@@ -5,9 +5,7 @@ Works on a placement that later steps (fusing, sharing) narrow down. Nothing her
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,7 +22,7 @@ from lowbit.graph.editing import (
     only_consumer,
 )
 from lowbit.graph.naming import operator_name, tensor_name
-from lowbit.ops.linear import has_constant_weight, linear_operator
+from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import (
     OPERATORS,
     Kind,
@@ -34,65 +32,17 @@ from lowbit.ops.traits import (
     moves_exactly,
     traits_of,
 )
-from lowbit.planning.blocks import FloatParts, find_float_parts
+from lowbit.planning.blocks import find_float_parts
+from lowbit.planning.requests import Placement, Request, is_lone
 from lowbit.planning.rules import Scheme
+from lowbit.planning.weights_only import is_weight_only, place_weights
 from lowbit.targets.target import FusedPair, Target
-
-Role: TypeAlias = Literal["input", "output"]
 
 # They read what tensors look like, not their numbers.
 _NO_NUMBERS = ("Shape", "Size")
 
 # Trees and the like compare numbers with thresholds, which rounding crosses.
 _CLASSICAL = "ai.onnx.ml"
-
-
-@dataclasses.dataclass(slots=True)
-class Request:
-    """What the operators around one activation request for it."""
-
-    spec: Spec
-    priority: int
-    why: str
-    consumers: tuple[str, ...] | None = None
-    """The nodes that read it quantized; ``None``: all."""
-
-
-@dataclasses.dataclass(slots=True)
-class Placement:
-    """The requests collected so far, in the order they were made."""
-
-    activations: dict[str, Request] = dataclasses.field(default_factory=dict)
-    weights: dict[str, Request] = dataclasses.field(default_factory=dict)
-    channel_axis: dict[str, int] = dataclasses.field(default_factory=dict)
-    active: dict[ir.Node, OpTraits] = dataclasses.field(default_factory=dict)
-    float_why: dict[ir.Node, str] = dataclasses.field(default_factory=dict)
-    parts: FloatParts = dataclasses.field(default_factory=FloatParts)
-
-    def request(self, value: ir.Value, scheme: Scheme, node: ir.Node, role: Role) -> None:
-        """Ask for an activation to be quantized; a later rule overrides an earlier one."""
-        spec, inside = scheme.activation, value in self.parts.tensors
-        if spec is None or _is_lone(value, spec) or value in self.parts.masks:
-            return
-        if inside and not (role == "input" if has_constant_weight(node) else scheme.priority > 0):
-            return
-        why = f"{role} of {node.op_type} {node.name}"
-        if node.meta.get(REQUANTIZED):
-            why = "output of the graph"
-        # Where all else is in float, a layer quantizes for itself alone.
-        request = Request(spec, scheme.priority, why, (node.name or "",) if inside else None)
-        known = self.activations.setdefault(tensor_name(value), request)
-        if known.consumers is None or request.consumers is None:
-            known.consumers = None
-        else:
-            known.consumers = tuple(dict.fromkeys((*known.consumers, *request.consumers)))
-        if scheme.priority > known.priority:
-            known.spec, known.priority, known.why = spec, scheme.priority, why
-
-
-def _is_lone(value: ir.Value, spec: Spec) -> bool:
-    """Whether this is a single number, of which no block can be made."""
-    return spec.is_block and value.shape is not None and value.shape.rank() == 0
 
 
 def place(
@@ -109,6 +59,9 @@ def place(
         if node.meta.get(REQUANTIZED) and node.outputs[0].is_graph_output():
             placement.request(node.outputs[0], schemes[node], node, "output")
         if node.meta.get(ARITHMETIC) or node.meta.get(REQUANTIZED) or not _touches_floats(node):
+            continue
+        if is_weight_only(schemes[node]) and schemes[node].excluded is None:
+            place_weights(placement, node, schemes[node], target, operators)
             continue
         traits = _traits(node, target, operators)
         reason = _stays_float(node, traits, schemes[node], target, shapes)
@@ -234,7 +187,7 @@ def _place_constants(
         spec = scheme.weight
         if value is not weight and value in inputs:
             spec = _beside_activations(scheme, spec)
-        if _is_lone(value, spec):
+        if is_lone(value, spec):
             continue
         if value is weight and free and isinstance(spec, IntegerSpec) and scheme.priority == 0:
             spec = msgspec.structs.replace(spec, per_channel=True)

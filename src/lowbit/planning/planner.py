@@ -22,14 +22,10 @@ from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement
 from lowbit.planning.block_axes import block_axes
 from lowbit.planning.head import Head, find_head
-from lowbit.planning.placement import (
-    Placement,
-    Request,
-    drop_fused,
-    place,
-)
+from lowbit.planning.placement import drop_fused, place
 from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
 from lowbit.planning.poles import drop_before_poles
+from lowbit.planning.requests import Placement, Request
 from lowbit.planning.rules import Scheme, choose_schemes
 from lowbit.planning.sharing import find_groups, find_leaders, find_observed
 from lowbit.targets.target import Target
@@ -120,6 +116,8 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
     for role, spec, formats in roles:
         if spec is None:
             continue
+        if role == "weight" and spec.is_dynamic:
+            raise ConfigError("the scales of weights are known before: dynamic is for activations")
         if not target.takes(spec, formats):
             known = [f.value for f in (*formats, *target.float_formats)]
             known += ["blocks"] if target.blocks else []

@@ -8,7 +8,7 @@ from lowbit.config.specs import FloatSpec, Spec
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import FloatFormat
 from lowbit.ops.traits import Operators, is_data_movement
-from lowbit.planning.placement import Placement
+from lowbit.planning.requests import Placement
 
 _POLE_AT_ZERO = ("Log", "Reciprocal")
 

@@ -7,8 +7,9 @@ import onnx_ir as ir
 from lowbit.graph.editing import is_constant, only_consumer
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.traits import Kind, moves_exactly
-from lowbit.planning.placement import Placement, data_inputs, data_outputs
+from lowbit.planning.placement import data_inputs, data_outputs
 from lowbit.planning.plan import AlignedGroup
+from lowbit.planning.requests import Placement
 from lowbit.targets.target import Target
 
 

@@ -143,8 +143,11 @@ def show_result(console: Console, report: Report, output: str) -> None:
     facts.add_row("preset", f"{report.preset} for {report.target}")
     facts.add_row("output", Name(output))
     facts.add_row("quantized", _listed(report.quantized))
-    facts.add_row("calibrated", f"on {counted(report.calibration_samples, 'sample')}")
-    facts.add_row("verified", f"on {counted(report.verification_samples, 'sample')}{_held(report)}")
+    if report.calibration_samples:
+        facts.add_row("calibrated", f"on {counted(report.calibration_samples, 'sample')}")
+    if report.verification_samples:
+        verified = f"on {counted(report.verification_samples, 'sample')}{_held(report)}"
+        facts.add_row("verified", verified)
     facts.add_row("data", report.data)
     facts.add_row("constants", _sizes(report))
     facts.add_row("time", _times(report.seconds))
@@ -162,6 +165,8 @@ def show_result(console: Console, report: Report, output: str) -> None:
 def show_verdict(console: Console, report: Report) -> None:
     """Print how good the model is, each output, and the number that decides."""
     verdict = report.verdict
+    if verdict is None and not report.verification_samples:
+        return
     if verdict is None:
         console.print(Text("verdict: none, no output can be compared with float", style="yellow"))
         return

@@ -31,6 +31,7 @@ from lowbit.ops.geometry import TransposedConvLayer
 from lowbit.ops.linear import layer_of, linear_operator
 from lowbit.planning.plan import Plan
 from lowbit.scales.ranges import params_of, power_of_two_of_range
+from lowbit.scales.saturation import limited_pairs, saturation_free_scales
 from lowbit.scales.search import power_of_two_candidates
 
 
@@ -135,6 +136,8 @@ def weight_params(
     rows = _rows(data, axis, spec.group_size)
     params = _of_rows(rows, spec, _row_importance(importance, axis, spec.group_size))
     scale = _revive(params.scale, rows)
+    if spec.saturation_free:
+        scale = saturation_free_scales(rows, scale, spec.limits[1])
     if spec.group_size is None:
         return QParams(scale, params.zero_point, spec.format, axis)
     shape = list(np.moveaxis(data, axis, -1).shape)
@@ -186,7 +189,12 @@ def _of_rows(rows: FloatArray, spec: IntegerSpec, known: Importance | None) -> Q
 
 def integers(data: FloatArray, params: QParams, spec: IntegerSpec) -> NDArray[np.integer]:
     """Return the stored integers of a constant: nearest codes within the format's limits."""
-    return quantize(data, params, spec.limits)
+    codes = quantize(data, params, spec.limits)
+    if not spec.saturation_free or params.axis is None:
+        return codes
+    turned = np.moveaxis(codes, params.axis, 0)
+    limited = limited_pairs(turned.reshape(len(turned), -1)).reshape(turned.shape)
+    return np.moveaxis(limited, 0, params.axis).astype(codes.dtype)
 
 
 def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | None) -> QParams:

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.ops.activations import FUSED_ACTIVATIONS
@@ -62,8 +64,28 @@ ONNXRUNTIME = Target(
     weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
     float_formats=FLOATS,
     blocks=True,
+    recurrent=True,
     shares=DATA_MOVEMENT,
     fuse=(FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS), PADDED_POOLS),
+)
+
+ONNXRUNTIME_WEIGHTS = Target(
+    name="onnxruntime-weights",
+    description="onnxruntime, weights alone quantized or scales of activations found at run time",
+    operators=tuple(OPERATORS),
+    activation_formats=INTEGERS,
+    weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
+    dynamic=("MatMul",),
+    recurrent=True,
+    packed=("GatherBlockQuantized",),
+    transforms=("gemm_to_matmul",),
+)
+
+MATMUL_NBITS = msgspec.structs.replace(
+    ONNXRUNTIME_WEIGHTS,
+    name="onnxruntime-nbits",
+    description="onnxruntime and its generate() API, weights in MatMulNBits and GatherBlockQuantized",
+    packed=("MatMulNBits", "GatherBlockQuantized"),
 )
 
 RYZEN_AI = Target(
@@ -133,7 +155,18 @@ VINT8 = Target(
 )
 
 BUILTIN: Mapping[str, Target] = MappingProxyType(
-    {target.name: target for target in (ONNXRUNTIME, RYZEN_AI, RYZEN_AI_FLOAT, RYZEN_AI_CNN, VINT8)}
+    {
+        target.name: target
+        for target in (
+            ONNXRUNTIME,
+            ONNXRUNTIME_WEIGHTS,
+            MATMUL_NBITS,
+            RYZEN_AI,
+            RYZEN_AI_FLOAT,
+            RYZEN_AI_CNN,
+            VINT8,
+        )
+    }
 )
 
 

@@ -23,6 +23,7 @@ AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
 power-of-two scales. ``output`` / ``input``: the output's (input's) own, copied to the others.
 """
 
+PackedOperator: TypeAlias = Literal["MatMulNBits", "GatherBlockQuantized"]
 DataMovement: TypeAlias = Literal["beside_quantized", "after_quantized", "always"]
 FloatPart: TypeAlias = Literal["masks", "blocks"]
 BlockAxes: TypeAlias = Literal["contracted", "channels"]
@@ -86,6 +87,9 @@ class Target(_Data, frozen=True, kw_only=True):
             all their float inputs and outputs.
         activation_formats: Formats of activations; ``weight_formats`` likewise for weights.
         float_formats: 16-bit float formats of both; ``blocks``: whether it has block formats.
+        dynamic: Operators it computes in integers with a scale that is found when the model runs.
+        recurrent: Whether the weights of LSTM, GRU and RNN may be integers.
+        packed: Operators of com.microsoft that read packed weights instead of a DequantizeLinear.
         formats: Operators that take other formats; of two entries for one operator the last holds.
         power_of_two: Whether every scale must be a power of two.
         per_channel: Whether weights may have a scale per channel.
@@ -115,6 +119,9 @@ class Target(_Data, frozen=True, kw_only=True):
     weight_formats: tuple[IntegerFormat, ...]
     float_formats: tuple[FloatFormat, ...] = ()
     blocks: bool = False
+    dynamic: tuple[str, ...] = ()
+    recurrent: bool = False
+    packed: tuple[PackedOperator, ...] = ()
     formats: tuple[OperatorFormats, ...] = ()
     block_axes: BlockAxes = "contracted"
     power_of_two: bool = False
@@ -147,6 +154,8 @@ class Target(_Data, frozen=True, kw_only=True):
         """Whether a tensor may have a spec, ``formats`` being the integers of its role."""
         if spec.is_block:
             return self.blocks
+        if spec.is_dynamic:
+            return bool(self.dynamic)
         return spec.format_name in {f.value for f in (*formats, *self.float_formats)}
 
 

@@ -28,8 +28,10 @@ from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, names_of, tensor_name
 from lowbit.normalize.fold_affine import normalization
 from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
+from lowbit.transforms.matrix_rewrites import gemm_to_matmul
 
 HARDSIGMOID_FACTOR = 2731 / 16384 * 6
+
 _LARGEST_KERNEL = 255
 
 # Kernels the datapath has its own constants for, instead of the nearest k / 2**n.
@@ -265,6 +267,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "average_pool_factor": average_pool_factor,
         "reduce_mean_factor": reduce_mean_factor,
         "clip_to_relu": clip_to_relu,
+        "gemm_to_matmul": gemm_to_matmul,
     }
 )
 

@@ -1,0 +1,67 @@
+"""Which inputs of a node are weights that take space: linear layers, embeddings, recurrent layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import constant_shape
+from lowbit.graph.naming import operator_name
+from lowbit.ops.linear import linear_operator
+from lowbit.ops.traits import OPERATORS, Operators, traits_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WeightInput:
+    """One weight of a node: which input it is, and where outputs and inputs of the layer lie in it.
+
+    ``reduced_axis`` is ``None`` where no axis can be cut into groups.
+    """
+
+    index: int
+    channel_axis: int
+    reduced_axis: int | None
+
+
+# Weights and recurrence weights are directions x gates * hidden x inputs.
+_RECURRENT = (WeightInput(1, 1, 2), WeightInput(2, 1, 2))
+RECURRENT: Mapping[str, tuple[WeightInput, ...]] = MappingProxyType(
+    {"LSTM": _RECURRENT, "GRU": _RECURRENT, "RNN": _RECURRENT}
+)
+"""Recurrent layers, and their weights."""
+
+_TABLE = WeightInput(0, 0, 1)
+
+
+def is_embedding(node: ir.Node) -> bool:
+    """Whether a node picks rows of a constant table by computed numbers."""
+    if operator_name(node) != "Gather" or node.attributes.get_int("axis", 0) != 0:
+        return False
+    return _is_float_matrix(node, 0) and len(constant_shape(node.inputs[0]) or ()) == 2
+
+
+def weight_inputs(node: ir.Node, operators: Operators = OPERATORS) -> tuple[WeightInput, ...]:
+    """Return the constant float matrices, or kernels, that a node multiplies or looks up."""
+    found: tuple[WeightInput, ...] = ()
+    if is_embedding(node):
+        found = (_TABLE,)
+    elif operator_name(node) in RECURRENT:
+        found = RECURRENT[operator_name(node)]
+    else:
+        row, traits = linear_operator(node), traits_of(node, operators)
+        if row is not None:
+            reduced = row.reduced_axis(node) if row.is_matrix else None
+            found = (WeightInput(1, row.channel_axis(node), reduced),)
+        elif traits is not None and traits.weight is not None:
+            found = (WeightInput(traits.weight, traits.channel_axis(node), None),)
+    return tuple(weight for weight in found if _is_float_matrix(node, weight.index))
+
+
+def _is_float_matrix(node: ir.Node, index: int) -> bool:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    shape = constant_shape(value)
+    is_float = value is not None and value.dtype == ir.DataType.FLOAT
+    return is_float and shape is not None and len(shape) > 1

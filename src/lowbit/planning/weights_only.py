@@ -1,0 +1,114 @@
+"""Which weights are quantized where activations are not, or only when the model runs.
+
+Those that take space: weights of linear and recurrent layers, tables of embeddings. Parameters of
+normalizations, biases and single numbers stay in float.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.config.specs import DynamicSpec, IntegerSpec, Spec
+from lowbit.graph.editing import constant_shape
+from lowbit.graph.naming import operator_name, tensor_name
+from lowbit.ops.traits import Operators, OpTraits, traits_of
+from lowbit.ops.weights import RECURRENT, WeightInput, is_embedding, weight_inputs
+from lowbit.planning.requests import Placement, Request
+from lowbit.planning.rules import Scheme
+from lowbit.targets.target import Target
+
+# A table of a few rows, such as one for two kinds of tokens, gains nothing and is read everywhere.
+_FEWEST_IN_TABLE = 1024
+
+
+def is_weight_only(scheme: Scheme) -> bool:
+    """Whether a node's activations have no scales that calibration finds."""
+    return scheme.activation is None or scheme.activation.is_dynamic
+
+
+def place_weights(
+    placement: Placement, node: ir.Node, scheme: Scheme, target: Target, operators: Operators
+) -> None:
+    """Request the weights of one node, and its input where its scale is found at run time."""
+    weights = weight_inputs(node, operators)
+    if weights and not _takes(node, target):
+        placement.float_why[node] = f"{target.name} does not run {node.op_type} quantized"
+        return
+    if is_embedding(node) and _size(node, weights[0]) < _FEWEST_IN_TABLE:
+        placement.float_why[node] = f"its table has fewer than {_FEWEST_IN_TABLE} numbers"
+        return
+    if not weights or scheme.weight is None:
+        placement.float_why[node] = "it has no weights"
+        return
+    placement.active[node] = traits_of(node, operators) or OpTraits()
+    is_dynamic = _takes_dynamic(node, scheme, target)
+    for weight in weights:
+        _place_weight(placement, node, weight, scheme, saturates=is_dynamic)
+    if is_dynamic:
+        _place_input(placement, node, scheme)
+
+
+def _takes(node: ir.Node, target: Target) -> bool:
+    name = operator_name(node)
+    if name in RECURRENT:
+        return target.recurrent
+    return target.every_operator or name in target.operators
+
+
+def _size(node: ir.Node, weight: WeightInput) -> int:
+    return math.prod(constant_shape(node.inputs[weight.index]) or (0,))
+
+
+def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target) -> bool:
+    """Whether the target computes the node in integers with a scale found at run time."""
+    if not isinstance(scheme.activation, DynamicSpec) or operator_name(node) not in target.dynamic:
+        return False
+    shape = constant_shape(node.inputs[1])
+    return shape is not None and len(shape) == 2
+
+
+def _place_weight(
+    placement: Placement, node: ir.Node, weight: WeightInput, scheme: Scheme, *, saturates: bool
+) -> None:
+    value = node.inputs[weight.index]
+    if value is None or scheme.weight is None:
+        return
+    name = tensor_name(value)
+    if name in placement.weights:
+        return
+    shape = constant_shape(value) or ()
+    spec, axis = _granularity(scheme.weight, weight, shape, saturates=saturates)
+    what = "table" if weight.index == 0 else "weight"
+    why = f"{what} of {node.op_type} {node.name}"
+    placement.weights[name] = Request(spec, scheme.priority, why)
+    if axis is not None:
+        placement.channel_axis[name] = axis
+
+
+def _granularity(
+    spec: Spec, weight: WeightInput, shape: tuple[int, ...], *, saturates: bool
+) -> tuple[Spec, int | None]:
+    """Return the spec of a weight, and the axis that its scales lie along.
+
+    Where there are no more inputs than a group has, or no axis of inputs, scales are per channel.
+    """
+    if not isinstance(spec, IntegerSpec):
+        return spec, None
+    if spec.saturation_free and not saturates:
+        spec = msgspec.structs.replace(spec, saturation_free=False)
+    if spec.group_size is not None:
+        axis = weight.reduced_axis
+        if axis is not None and shape[axis] > spec.group_size:
+            return spec, axis % len(shape)
+        spec = msgspec.structs.replace(spec, group_size=None, per_channel=True)
+    return spec, weight.channel_axis % len(shape) if spec.per_channel else None
+
+
+def _place_input(placement: Placement, node: ir.Node, scheme: Scheme) -> None:
+    value = node.inputs[0]
+    if value is None or scheme.activation is None:
+        return
+    placement.request(value, scheme, node, "input")

@@ -1,0 +1,92 @@
+import msgspec
+import pytest
+from helpers.token_models import token_model
+
+import lowbit
+from lowbit.config.presets import find_preset
+from lowbit.config.specs import DynamicSpec, Rule
+from lowbit.planning.plan import Plan, load_plan, save_plan
+from lowbit.planning.rules import Scheme
+from lowbit.planning.weights_only import is_weight_only
+
+
+def _plan(preset: str, *, gemm: bool = False, **changes: object) -> Plan:
+    config = msgspec.structs.replace(find_preset(preset), **changes)
+    return lowbit.plan(token_model(gemm=gemm), config=config)
+
+
+@pytest.mark.parametrize("preset", ["W8", "W4", "DYNAMIC8"])
+def test_what_takes_space_is_quantized_and_nothing_else(preset: str) -> None:
+    plan = _plan(preset)
+
+    assert {t.name for t in plan.weights()} == {"words", "up", "down", "head.weight"}
+    reasons = {row.node: row.why for row in plan.float_nodes}
+    assert reasons["embed_kind"] == "its table has fewer than 1024 numbers"
+    assert reasons["norm"] == "it has no weights"
+    assert not plan.biases
+
+
+def test_scales_are_per_group_per_row_or_per_channel() -> None:
+    wide, narrow = _plan("W4").by_name(), _plan("W8").by_name()
+
+    assert {n: t.axis for n, t in wide.items()} == {
+        "words": 1,
+        "up": 0,
+        "down": 0,
+        "head.weight": 0,
+    }
+    assert all(t.integer.group_size == 32 for t in wide.values())
+    assert narrow["words"].axis == 0
+    assert narrow["up"].axis == 1
+
+
+def test_where_a_group_has_all_inputs_scales_are_per_channel() -> None:
+    plan = lowbit.plan(token_model(), config=find_preset("W4").with_group_size(48)).by_name()
+
+    assert plan["words"].integer.group_size is None
+    assert (plan["up"].axis, plan["up"].integer.per_channel) == (1, True)
+    assert plan["down"].integer.group_size == 48
+
+
+def test_dynamic_scales_are_for_the_inputs_of_products_alone() -> None:
+    plan = _plan("DYNAMIC8")
+
+    assert {t.name: t.consumers for t in plan.activations()} == {
+        "n": ("up_proj",),
+        "r": ("down_proj",),
+        "s": ("head",),
+    }
+    assert all(t.spec == DynamicSpec() for t in plan.activations())
+    assert plan.by_name()["up"].integer.saturation_free
+    assert not plan.by_name()["words"].integer.saturation_free
+
+
+def test_a_table_that_a_head_reads_too_is_planned_once() -> None:
+    plan = lowbit.plan(
+        token_model(gemm=True),
+        config=msgspec.structs.replace(find_preset("W4"), skip_rewrites=("gemm_to_matmul",)),
+    )
+
+    assert [t.axis for t in plan.weights() if t.name == "words"] == [1]
+
+
+def test_a_node_that_is_excluded_keeps_its_weights() -> None:
+    plan = _plan("W4", rules=(Rule(name="head", exclude=True),))
+
+    assert "head.weight" not in plan.by_name()
+
+
+def test_consumers_are_saved_with_the_plan(tmp_path) -> None:
+    plan = _plan("DYNAMIC8")
+
+    save_plan(plan, tmp_path / "plan.json")
+
+    assert load_plan(tmp_path / "plan.json") == plan
+
+
+def test_activations_that_are_calibrated_are_not_weight_only() -> None:
+    spec = find_preset("A8W8").activation
+
+    assert is_weight_only(Scheme(None, None, None))
+    assert is_weight_only(Scheme(DynamicSpec(), None, None))
+    assert not is_weight_only(Scheme(spec, None, None))
