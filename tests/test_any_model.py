@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import onnxruntime as ort
 import pytest
-from helpers.odd_models import ODD, SEVERAL_INPUTS
+from helpers.odd_models import ODD, SEVERAL_INPUTS, odd_model
 
 import lowbit
 from lowbit.config.presets import find_preset
@@ -46,7 +46,7 @@ def configured(word: str):
 @pytest.mark.parametrize("config", ["A8W8", "XINT8", "A16W8", *REFINEMENTS])
 @pytest.mark.parametrize("name", SEVERAL_INPUTS)
 def test_models_of_several_inputs_are_refined(name: str, config: str) -> None:
-    model, feeds = SEVERAL_INPUTS[name]()
+    model, feeds = odd_model(name)
 
     result = lowbit.quantize(model, data=feeds, config=configured(config))
 
@@ -56,7 +56,7 @@ def test_models_of_several_inputs_are_refined(name: str, config: str) -> None:
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A16W8", "BF16"])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_models_are_quantized(name: str, preset: str) -> None:
-    model, feeds = ODD[name]()
+    model, feeds = odd_model(name)
 
     result = lowbit.quantize(model, data=feeds, preset=preset, allow_ruined=True)
 

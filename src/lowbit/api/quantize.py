@@ -177,7 +177,6 @@ def quantize(
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
-        stages.check_float_model(state)
     with clock.stage("normalize"):
         normalized = stages.normalize(state)
     pipeline = Pipeline(

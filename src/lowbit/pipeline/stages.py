@@ -57,7 +57,7 @@ Feeds = Callable[[], Iterable[Feed]]
 Told = Callable[[int], None]
 
 
-def check_float_model(state: Loaded) -> None:
+def _check_float_model(state: Loaded) -> None:
     """Raise before any work if onnxruntime cannot run the model on the first sample."""
     sample = None if state.samples is None else state.samples.first()
     if sample is not None:
@@ -67,6 +67,7 @@ def check_float_model(state: Loaded) -> None:
 
 def normalize(state: Loaded) -> Normalized:
     """Bring the model into the one form that all other stages accept, and rotate it if asked to."""
+    _check_float_model(state)
     config, samples = state.config, state.samples
     opset = 0 if config.weight is None else config.weight.lowest_opset
     model = require_opset(state.loaded, opset)
