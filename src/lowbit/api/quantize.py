@@ -171,10 +171,11 @@ def quantize(
     clock = Clock(progress)
     with clock.stage("load"):
         state = _load(model, config, target, operators)
-        kept = None if limit is None else limit + verify + _validated_on(config, stats, limit)
+        validation = 0 if limit is None else _validated_on(config, stats, limit)
+        kept = None if limit is None else limit + verify + validation
         inputs = model_inputs(state.loaded)
         opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
-        samples = split(opened, limit, verify)
+        samples = split(opened, limit, verify, validation)
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
