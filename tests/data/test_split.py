@@ -67,13 +67,24 @@ def test_of_few_samples_all_fit_and_validate() -> None:
 
 
 def test_with_samples_to_spare_as_many_calibrate_as_asked_for() -> None:
-    parts = split(_data(64 + 4 + 8), 64, 4)
+    parts = split(_data(64 + 4 + 8), 64, 4, 8)
 
     fitting, validation = _values(parts.fitting()), _values(parts.validation())
     assert len(fitting) == parts.calibration_count == 64
     assert fitting == _values(parts.calibration())
     assert (len(validation), parts.verification_count) == (8, 4)
     assert sorted([*fitting, *validation, *_values(parts.verification())]) == list(range(1, 77))
+
+
+@pytest.mark.parametrize(
+    ("spare", "apart", "held"), [(15, 0, 15), (16, 8, 8), (24, 8, 16), (99, 8, 32)]
+)
+def test_few_spare_samples_are_shared_by_validation_and_verification(spare, apart, held) -> None:
+    parts = split(_data(64 + spare), 64, 32, 8)
+
+    assert len(parts.held_out) == held
+    assert len(parts.validating & parts.excluded) == apart
+    assert not parts.validating & parts.held_out
 
 
 def test_held_out_samples_are_spread_over_the_dataset() -> None:

@@ -172,8 +172,8 @@ def quantize(
     clock = Clock(progress)
     with clock.stage("load"):
         state = _load(model, config, target, operators)
-        more = verify + (0 if limit is None else _validated_on(config, stats, limit))
-        samples = _open(state, data, preprocessing, limit, (verify, more))
+        validation = 0 if limit is None else _validated_on(config, stats, limit)
+        samples = _open(state, data, preprocessing, limit, (verify, validation))
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
@@ -257,14 +257,13 @@ def _open(
     limit: int | None,
     beside: tuple[int, int],
 ) -> Split | None:
-    """Open the data; ``beside`` the limit so many samples verify, and so many more are read."""
+    """Open the data; ``beside`` those that calibrate so many samples verify and so many validate."""
     if data is None:
         return None
-    held_out, more = beside
-    kept = None if limit is None else limit + more
+    kept = None if limit is None else limit + sum(beside)
     inputs = model_inputs(state.loaded)
     opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
-    return split(opened, limit, held_out)
+    return split(opened, limit, *beside)
 
 
 def _check_needs_no_data(config: QuantConfig, min_sqnr: float | None) -> None:

@@ -77,22 +77,20 @@ class Split:
         return Selection(self.data, [i for i in range(self.total) if i not in left])
 
 
-def split(data: Data, limit: int | None, held_out: int) -> Split:
+def split(data: Data, limit: int | None, held_out: int, validation: int = 0) -> Split:
     """Hold out what the data has beyond ``limit``, spread evenly over it.
 
-    Verification takes its samples first, then validation. Without a limit every sample calibrates,
-    and ``held_out`` of them verify as well.
+    ``validation`` samples are to validate besides; where the data has not enough for both, they are
+    among those that calibrate. Without a limit every sample calibrates, and ``held_out`` of them
+    verify as well.
     """
     total = len(data)
     extra = 0 if limit is None else max(total - limit, 0)
-    wanted = 0 if limit is None else validation_count(limit)
-    # Where there are few more than the limit, both get some of them.
-    room = extra - wanted if extra > wanted else extra
-    held = frozenset(_spread(total, min(room, held_out)))
+    apart = 0 < validation <= max(extra - held_out, extra // 2)
+    held = frozenset(_spread(total, min(extra - validation * apart, held_out)))
     verifying = held or frozenset(_spread(total, min(held_out, total)))
     left = [i for i in range(total) if i not in held]
-    apart = 0 < wanted <= extra - len(held)
-    count = wanted if apart else validation_count(len(left))
+    count = validation if apart else validation_count(len(left))
     # Of few samples all validate, and calibrate as well.
     validating = frozenset(left[i] for i in _spread(len(left), count)) if count else frozenset(left)
     return Split(data, total, held, verifying, validating, held | validating if apart else held)
