@@ -117,3 +117,56 @@ def test_a_script_that_fails_has_its_traceback_and_an_exit_code(tmp_path: pathli
     assert done.returncode != 0
     assert "line 2" in done.stderr
     assert "did you mean 'XINT8'" in done.stderr
+
+
+_CHILDREN = """
+import multiprocessing, os, pickle, subprocess, sys
+from quark.onnx.quantization.config import get_default_config
+from quark.onnx import CalibrationDataReader, ModelQuantizer
+
+class Reader(CalibrationDataReader):
+    def get_next(self):
+        return None
+
+def work(name):
+    import quark.onnx
+    return quark.onnx.get_default_config(name) == get_default_config(name), os.getpid()
+
+if __name__ == "__main__":
+    spawning = multiprocessing.get_context("spawn")
+    with spawning.Pool(1) as pool:
+        same, process = pool.map(work, ["XINT8"])[0]
+    print("spawned", same, process != os.getpid())
+    code = "import quark.onnx, lowbit.quark.onnx; print(quark.onnx is lowbit.quark.onnx)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    tool = [sys.executable, "-m", "quark.onnx.tools.evaluate", "--help"]
+    print(subprocess.run(tool, capture_output=True, text=True).stdout.startswith("usage:"))
+    parent = subprocess.run([sys.executable, "deeper.py"], capture_output=True, text=True, cwd="inside")
+    print("deeper", parent.stdout.strip() + parent.stderr)
+"""
+
+
+def test_child_processes_find_quark_too(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "script.py").write_text(_CHILDREN)
+    (tmp_path / "inside").mkdir()
+    # A folder of that name beside the script, as in a clone of AMD's examples, is no package.
+    (tmp_path / "inside" / "quark").mkdir()
+    (tmp_path / "inside" / "deeper.py").write_text(
+        "import subprocess, sys\n"
+        "code = 'import quark; print(quark.__version__.partition(chr(43))[0])'\n"
+        "subprocess.run([sys.executable, '-c', code], check=True)\n"
+    )
+
+    done = _run("script.py", cwd=tmp_path)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["spawned True True", "True", "True", "deeper 0.13"]
+
+
+def test_a_module_that_spawns_is_found_by_its_workers(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "jobs.py").write_text(_CHILDREN.partition("    code =")[0])
+
+    done = _run("-m", "jobs", cwd=tmp_path)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["spawned True True"]
