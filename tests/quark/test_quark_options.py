@@ -15,8 +15,8 @@ KEYS = (pathlib.Path(__file__).parent / "data/extra-options-0.13.txt").read_text
 
 
 def test_every_option_of_quark_has_a_row() -> None:
-    # The last is in Quark's documentation only.
-    assert set(OPTIONS) == {*KEYS, "CalibOptimizeDisk"}
+    # The first is in Quark's documentation only, the second in AMD's scripts.
+    assert set(OPTIONS) == {*KEYS, "CalibOptimizeDisk", "NodesToExclude"}
     assert all(row.why for row in OPTIONS.values())
 
 

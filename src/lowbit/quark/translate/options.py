@@ -129,6 +129,9 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     MatMulConstBOnly: Annotated[Flag, _SELECT] = None
     ForceQuantizeNoInputCheck: Annotated[Flag, does("the target's data_movement")] = None
     EnableSubgraph: Annotated[Flag, _UNREAD] = None
+    NodesToExclude: Annotated[
+        Names, ignored("AMD Quark reads it nowhere: give the nodes in exclude (nodes_to_exclude)")
+    ] = None
     OpTypesToExcludeOutputQuantization: Annotated[Names, does("tensors")] = None
     NodesToExcludeOutputQuantization: Annotated[Names, does("tensors")] = None
     TensorQuantOverrides: Annotated[dict[str, Any] | None, does("tensors")] = None
