@@ -26,7 +26,7 @@ class Noise(torch.utils.data.Dataset):
 
 
 @Registry.register_dataset()
-def noise(data_dir: str | None = None, **_: object) -> Noise:
+def noise(**_: object) -> Noise:
     return Noise()
 
 

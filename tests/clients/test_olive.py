@@ -58,7 +58,7 @@ CASES = {
     },
     "NPU": {"global_config": {"activation": _XINT8, "weight": _XINT8}},
     "bfloat16": {
-        "global_config": dict.fromkeys(("activation", "weight"), {"data_type": "BFloat16"})
+        "global_config": {key: {"data_type": "BFloat16"} for key in ("activation", "weight")}
     },
 }
 
