@@ -30,7 +30,11 @@ from lowbit.quark.translate.algorithms import (
     refinement_of,
 )
 from lowbit.quark.translate.flows import Flow, flow_of, target_of
-from lowbit.quark.translate.mixed_precision import Precision, read_mixed_precision
+from lowbit.quark.translate.mixed_precision import (
+    Precision,
+    read_mixed_precision,
+    with_boundaries,
+)
 from lowbit.quark.translate.options import ExtraOptions, read_options
 from lowbit.quark.translate.selection import (
     LayerException,
@@ -74,10 +78,7 @@ def make_job(
     options = read_options(config.extra_options, lenient=lenient)
     _refuse(config)
     nodes = Nodes(model, lenient=lenient)
-    flow = flow_of(config, options)
-    if layers and flow in (Flow.STANDARD, Flow.STANDARD_SYMMETRIC):
-        # Several formats in one model are the extended flow's business.
-        flow = Flow.EXTENDED
+    flow = Flow.EXTENDED if layers else flow_of(config, options)
     activation = _activation(config, options, flow)
     weight = weight_spec(config, options, group)
     gptq = _gptq(options, lenient=lenient)
@@ -108,6 +109,8 @@ def make_job(
         mixed_precision=mixed,
     )
     target = target_of(flow, config, options, nodes.op_types())
+    if options.EnableDualQuantNodePairs and exceptions.layers:
+        quant = with_boundaries(quant, model, target, exceptions)
     return Job(config=quant, target=target, options=options, metric=metric)
 
 

@@ -12,16 +12,22 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import onnx_ir as ir
 
+from lowbit.api.quantize import planned_state
+from lowbit.config.config import QuantConfig
 from lowbit.config.mixed_precision import LayerOption, MixedPrecision, Subgraph
 from lowbit.config.specs import BiasSpec, IntegerSpec, Spec
 from lowbit.errors import ConfigError
+from lowbit.graph.naming import names_of
 from lowbit.numerics.metrics import Metric, Outputs
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
 from lowbit.quark.translate.options import ExtraOptions, read_struct
-from lowbit.quark.translate.selection import layer_bias
+from lowbit.quark.translate.selection import Exceptions, layer_bias
 from lowbit.quark.translate.specs import layer_spec, typed_spec
+from lowbit.search.boundaries import find_boundaries
+from lowbit.targets.target import Target
 
 _DEFAULT_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -244,4 +250,31 @@ def _subgraphs(path: Any) -> tuple[Subgraph, ...]:
     return tuple(
         Subgraph(name=part.name, start=part.start_nodes, end=part.end_nodes)
         for part in read.subgraphs
+    )
+
+
+def with_boundaries(
+    config: QuantConfig, model: ir.Model, target: Target, exceptions: Exceptions
+) -> QuantConfig:
+    """Return the configuration with a requantization pair at each format boundary.
+
+    What a layer with an exception consumes and produces is in its own format, all else in the common
+    one: the exceptions no longer hold for whole tensors.
+    """
+    others = tuple(row for row in config.tensors if row not in exceptions.tensors)
+    common = msgspec.structs.replace(
+        config, tensors=others, equalization=None, smooth_quant=None, rotation=None
+    )
+    state = planned_state(model, config=common, target=target)
+    graph = state.adapted.graph
+    options = dict(exceptions.layers)
+    changes = [
+        (str(node.name), options[name])
+        for node in graph
+        for name in names_of(node)
+        if name in options
+    ]
+    found = find_boundaries(graph, state.plan, changes)
+    return msgspec.structs.replace(
+        config, tensors=(*others, *found.tensors), requantize=found.requantize
     )

@@ -141,7 +141,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         dict[str, Any] | None, refused("the channel axis is the operator's own")
     ] = None
     EnableDualQuantNodePairs: Annotated[
-        Flag, refused("requantization pairs at format boundaries are not built")
+        Flag, does("requantize, at the boundaries of layers in formats of their own")
     ] = None
     AddQDQPairToWeight: Annotated[Flag, _SAME] = None
     DedicatedQDQPair: Annotated[Flag, _SAME] = None
