@@ -22,7 +22,7 @@ import lowbit.quark
 from lowbit.quark.onnx.tools.table import TOOLS
 
 # What is AMD Quark's own tree of names; all else in ``lowbit.quark`` is behind it.
-_MIRRORED = ("common", "onnx", "shares")
+_MIRRORED = ("common", "experimental", "onnx", "shares", "version")
 _TOOLS = "lowbit.quark.onnx.tools"
 _IMPORTS = (
     ("Sequence[", "from collections.abc import Sequence\n"),

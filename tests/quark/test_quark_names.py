@@ -6,8 +6,10 @@ import importlib
 import pathlib
 import subprocess
 
+import numpy as np
 import pytest
-from helpers.quark_helpers import run_python
+from helpers.quark_helpers import BareReader, run_python
+from helpers.small_models import small_cnn, small_feeds
 
 ONNX = """
 ModelQuantizer Config QConfig QuantizationConfig QLayerConfig QTensorConfig CalibMethod ScaleType
@@ -56,6 +58,37 @@ MODULES = {
     "shares.utils.log": "ScreenLogger log_errors".split(),
     "common.utils.log": "ScreenLogger log_errors".split(),
 }
+
+
+# Each line is a module and its public names, as amd-quark 0.13 has them.
+_LINES = (pathlib.Path(__file__).parent / "data/names-0.13.txt").read_text().splitlines()
+NAMES_0_13 = {module: names.split() for module, _, names in (x.partition(":") for x in _LINES)}
+
+
+@pytest.mark.parametrize("module", NAMES_0_13)
+def test_a_module_has_every_public_name_of_the_mirrored_version(module: str) -> None:
+    found = importlib.import_module(f"lowbit.{module}")
+
+    assert [name for name in NAMES_0_13[module] if not hasattr(found, name)] == []
+
+
+def test_helpers_about_models_do_what_their_names_say(tmp_path: pathlib.Path) -> None:
+    helpers = importlib.import_module("lowbit.quark.onnx.utils.model_utils")
+    model, feed = small_cnn(), small_feeds(1)[0]
+
+    helpers.check_onnx_model(model)
+    helpers.run_onnx_model(model, False, BareReader([feed]))
+    helpers.save_onnx_model_with_external_data(model, tmp_path / "a.onnx", True)
+    opened = helpers.create_infer_session_for_onnx_model(tmp_path / "a.onnx")
+    nhwc = helpers.convert_nchw_to_nhwc(model)
+
+    direct = helpers.create_infer_session_for_onnx_model(model)
+    np.testing.assert_array_equal(opened.run(None, feed)[0], direct.run(None, feed)[0])
+    shape = nhwc.graph.input[0].type.tensor_type.shape
+    assert helpers.get_shape_list(shape) == ["N", 32, 32, 3]
+    assert not helpers.check_shared_initializers(model)
+    tensor = helpers.generate_initializer([1, 2], np.float32, "t")
+    np.testing.assert_array_equal(helpers.get_tensor_value(tensor), np.array([1, 2], np.float32))
 
 
 @pytest.mark.parametrize("module", MODULES)
