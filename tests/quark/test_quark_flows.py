@@ -488,7 +488,7 @@ def test_boxes_keep_their_scale_beside_scores_of_a_hard_sigmoid() -> None:
     model = ModelQuantizer(quiet("XINT8")).quantize_model(_detector_head(), None, reader)
 
     scales = {
-        t.name.removesuffix("_scale"): float(numpy_helper.to_array(t))
+        t.name.removesuffix("_scale").removesuffix("_quantized"): float(numpy_helper.to_array(t))
         for t in model.graph.initializer
         if t.name.endswith("_scale")
     }

@@ -22,6 +22,7 @@ from lowbit.quark.onnx import (
     AutoMixprecisionConfig,
     BFloat16Spec,
     BFP16Spec,
+    Int8,
     Int8Spec,
     Int16Spec,
     Int32Spec,
@@ -259,6 +260,12 @@ def test_names_of_earlier_versions() -> None:
     assert mixing(TargetIndices=[0, 2]).ranks == (0, 2)
     assert mixing(ExcludeIndices=[1]).not_ranks == (1,)
     assert mixing(TargetTensors=["fc"]).include == ("fc",)
+    older = AutoMixprecisionConfig(
+        l2_target=0.25, act_target_quant_type=Int8, weight_target_quant_type=Int8, num_target=3
+    )
+    asked = _job("A16W8", older).config.mixed_precision
+    assert asked is not None
+    assert (asked.options, asked.threshold, asked.most) == (_mixing().options, 0.25, 3)
     bias = mixing(BiasTargetQuantType=QuantType.QInt8).options[0].bias
     assert isinstance(bias, IntegerSpec)
     assert bias.format is IntegerFormat.INT8

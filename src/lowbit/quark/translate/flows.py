@@ -112,7 +112,8 @@ def target_of(
     """
     base = _TARGETS[flow]
     rewrites = config.enable_npu_cnn or config.enable_npu_transformer
-    rewrites = rewrites or (flow is Flow.EXTENDED and not options.BF16QDQToCast)
+    casts = options.BF16QDQToCast or options.EnableVaimlBF16
+    rewrites = rewrites or (flow is Flow.EXTENDED and not casts)
     return msgspec.structs.replace(
         base,
         weight_formats=_weight_formats(flow, base),

@@ -168,12 +168,12 @@ def _option(
 
 def _typed(asked: AutoMix, precision: Precision) -> LayerOption:
     """Return what the types of earlier versions mean."""
-    act = asked.act_target_quant_type or asked.target_quant_type
-    weight = asked.weight_target_quant_type or asked.target_quant_type
+    act = _kind(asked.act_target_quant_type or asked.target_quant_type)
+    weight = _kind(asked.weight_target_quant_type or asked.target_quant_type)
     weights = None if weight is None else typed_spec(precision.weight, weight, precision.options)
     bias: Spec | None = None
     if asked.bias_target_quant_type is not None and precision.options.QuantizeBias is not False:
-        bias = typed_spec(precision.weight, asked.bias_target_quant_type, precision.options)
+        bias = typed_spec(precision.weight, _kind(asked.bias_target_quant_type), precision.options)
     elif precision.options.Int32Bias is False:
         bias = weights
     if isinstance(bias, IntegerSpec):
@@ -183,6 +183,11 @@ def _typed(asked: AutoMix, precision: Precision) -> LayerOption:
         weight=weights,
         bias=bias,
     )
+
+
+def _kind(asked: Any) -> Any:
+    """Return a quantized type; the newer API's data types name one."""
+    return getattr(asked, "map_onnx_format", asked)
 
 
 def _symmetric(spec: Spec, *, said: bool | None) -> Spec:

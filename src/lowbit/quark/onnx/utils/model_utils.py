@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -30,7 +30,7 @@ __all__ = [
     "save_onnx_model_with_external_data",
 ]
 
-Source = str | Path | onnx.ModelProto
+Source: TypeAlias = str | Path | onnx.ModelProto
 
 
 def create_infer_session_for_onnx_model(
@@ -43,7 +43,9 @@ def create_infer_session_for_onnx_model(
 ) -> Any:
     """Return a session of onnxruntime for a model."""
     del use_external_data_format  # A path is opened where it lies.
-    source = model_input.SerializeToString() if _is_message(model_input) else str(model_input)
+    source = str(model_input)
+    if isinstance(model_input, onnx.ModelProto):
+        source = model_input.SerializeToString()
     return ort.InferenceSession(
         source,
         sess_options or ort.SessionOptions(),
@@ -135,7 +137,3 @@ def generate_initializer(tensor_array: Any, dtype: Any, name: str) -> onnx.Tenso
 def get_shape_list(shape: onnx.TensorShapeProto) -> list[int | str]:
     """Return the sizes of a shape, names where they are not fixed."""
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in shape.dim]
-
-
-def _is_message(model: Any) -> bool:
-    return isinstance(model, onnx.ModelProto)
