@@ -41,6 +41,8 @@ def main(folder: Path) -> None:
             _write(folder, module.name, f"from {module.name} import *\n", is_package=module.ispkg)
     for name in TOOLS:
         _write(folder, f"{_TOOLS}.{name}", _tool_stub(f"{_TOOLS}.{name}"), is_package=False)
+    predecessor = "from lowbit.quark.vai_q_onnx import *\n"
+    _write(folder, "lowbit.vai_q_onnx", predecessor, is_package=True)
 
 
 def _tool_stub(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Make ``import quark`` mean ``lowbit.quark``, every submodule included, here and in child processes.
+"""Make ``import quark`` (and ``vai_q_onnx``) mean lowbit, submodules included, in child processes too.
 
 A module is the same object under both names, so classes are the same classes.
 """
@@ -15,8 +15,18 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 
-_PACKAGES: Mapping[str, str] = MappingProxyType({"quark": "lowbit.quark"})
-"""By the top-level name: the package it stands for."""
+_PACKAGES: Mapping[str, str] = MappingProxyType(
+    {"quark": "lowbit.quark", "vai_q_onnx": "lowbit.quark.vai_q_onnx"}
+)
+"""By the top-level name: the module it stands for."""
+
+_PREDECESSOR: Mapping[str, str] = MappingProxyType(
+    {
+        "vai_q_onnx.quantize": "lowbit.quark.vai_q_onnx",
+        "vai_q_onnx.gen_files": "lowbit.quark.onnx.operators.custom_ops",
+    }
+)
+"""Modules of ``vai_q_onnx`` that Quark's package for ONNX has elsewhere."""
 
 _SPELT_AS_FILE = ".py"
 
@@ -48,7 +58,10 @@ def _real_name(name: str) -> str | None:
         return None
     # AMD's pages spell `python -m quark.onnx.tools.evaluate.py`.
     rest = rest.removesuffix(_SPELT_AS_FILE)
-    return f"{_PACKAGES[top]}.{rest}" if rest else _PACKAGES[top]
+    if not rest:
+        return _PACKAGES[top]
+    inside = "lowbit.quark.onnx" if top == "vai_q_onnx" else _PACKAGES[top]
+    return _PREDECESSOR.get(name, f"{inside}.{rest}")
 
 
 class _SameModule(Loader):
