@@ -13,6 +13,7 @@ import pytest
 from helpers.quark_cases import DATA, samples
 from helpers.quark_helpers import run_python
 from onnx import numpy_helper
+from PIL import Image
 
 from lowbit.quark.onnx.tools.table import TOOLS
 
@@ -388,7 +389,7 @@ def test_constants_are_made_finite_and_unshared(tmp_path: pathlib.Path) -> None:
     assert own.graph.node[0].input[1] != own.graph.node[1].input[1]
 
 
-def test_histograms_are_tables(tmp_path: pathlib.Path) -> None:
+def test_histograms_are_images_and_tables(tmp_path: pathlib.Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for index, feed in enumerate(samples("test_input.npz")):
@@ -401,6 +402,14 @@ def test_histograms_are_tables(tmp_path: pathlib.Path) -> None:
     counts = np.loadtxt(table, delimiter=",", skiprows=1)[:, 2]
     assert counts.sum() == 4 * 10
     assert len(list((tmp_path / "w").glob("*.csv"))) >= 7
+    weights = {path.stem for path in (tmp_path / "w").glob("*.png")}
+    assert weights == {path.stem for path in (tmp_path / "w").glob("*.csv")}
+    with Image.open(table.with_suffix(".png")) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    # Bars are blue; the highest reaches from the axis to the top margin.
+    blue = (pixels == (31, 119, 180)).all(axis=-1)
+    assert blue.sum(axis=0).max() == pytest.approx(pixels.shape[0] - 80, abs=2)
+    assert not blue[:39].any()
 
 
 def test_random_quantization_excludes(tmp_path: pathlib.Path) -> None:

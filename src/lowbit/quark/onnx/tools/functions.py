@@ -226,16 +226,16 @@ def print_similarity(args: argparse.Namespace) -> None:
 
 
 def write_tensor_histograms(args: argparse.Namespace) -> None:
-    """Write one table a tensor."""
+    """Write a histogram of each tensor."""
     count = tensor_histograms(io.load(args.input), args.data, Path(args.output))
-    print(f"save_tensor_hist: wrote {count} tables to {args.output}")  # noqa: T201
+    print(f"save_tensor_hist: wrote {count} histograms to {args.output}")  # noqa: T201
 
 
 def write_weight_histograms(args: argparse.Namespace) -> None:
-    """Write one table a weight."""
+    """Write a histogram of each weight."""
     folder = Path(args.output)
     count = weight_histograms(io.load(args.input), folder, per_channel=args.perchannel)
-    print(f"save_weights_hist: wrote {count} tables to {folder}")  # noqa: T201
+    print(f"save_weights_hist: wrote {count} histograms to {folder}")  # noqa: T201
 
 
 def quantize_randomly(args: argparse.Namespace) -> None:
