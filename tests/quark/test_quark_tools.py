@@ -274,7 +274,7 @@ def test_bfloat16_in_four_ways(tmp_path: pathlib.Path) -> None:
     want = _run(_golden("float"))
     assert all(_sqnr(want, _run(model)) > 35 for model in made.values())
     np.testing.assert_array_equal(_run(made["with_cast"]), _run(made["customqdq"]))
-    assert _counts(made["simulate_bf16"])["Cast"] == 4
+    assert _counts(made["simulate_bf16"])["Cast"] == 2
     sizes = {form: model.ByteSize() for form, model in made.items()}
     assert sizes["bf16"] < 0.75 * sizes["with_cast"]
 
@@ -446,3 +446,13 @@ def test_evaluation_has_quarks_lines(tmp_path: pathlib.Path, capsys) -> None:
 def test_an_lstm_of_quarks_own_is_refused(capsys: pytest.CaptureFixture) -> None:
     assert _tool("convert_lstm_to_customlstm", "a", "b") == 2
     assert "not supported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["bf16_nocle", "bfp16_nocle", "mxint8_nocle"])
+def test_models_that_quark_wrote_come_back_to_float(case: str, tmp_path: pathlib.Path) -> None:
+    model = _convert("convert_quant_to_float", DATA / f"{case}.onnx", tmp_path)
+
+    assert not any(node.domain for node in model.graph.node)
+    assert {node.op_type for node in model.graph.node} == {
+        *("Conv", "Relu", "Clip", "Add", "Concat", "GlobalAveragePool", "Flatten", "Gemm")
+    }

@@ -22,7 +22,13 @@ from lowbit.graph import io
 from lowbit.quark import rewriting
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.models.custom import without_casts
-from lowbit.quark.models.pairs import DEQUANTIZE, parameters, remove_pairs, to_floats
+from lowbit.quark.models.pairs import (
+    DEQUANTIZE,
+    parameters,
+    remove_pairs,
+    remove_rounding,
+    to_floats,
+)
 from lowbit.quark.models.stored import (
     finite_constants,
     own_constants,
@@ -137,6 +143,7 @@ def without_given_pairs(model: ir.Model, args: argparse.Namespace) -> ir.Model:
 def without_quantization(model: ir.Model) -> ir.Model:
     """Return ``model`` itself in float."""
     remove_pairs(model.graph, lambda quantizer, dequantizer: True)
+    remove_rounding(model.graph)
     to_floats(model.graph)
     return model
 
