@@ -48,7 +48,6 @@ from lowbit.quark.onnx import (
     AdaRoundConfig,
     CalibrationMethod,
     ExtendedCalibrationMethod,
-    Int16Method,
     LayerWiseMethod,
     ModelQuantizer,
     PowerOfTwoMethod,
@@ -427,11 +426,6 @@ def test_only_one_way_of_finetuning_is_taken() -> None:
     assert config.extra_options["FastFinetune"]["BatchSize"] == 4
 
 
-def test_scales_of_integers_over_powers_are_refused() -> None:
-    with pytest.raises(NotSupportedError, match="Int16Method"):
-        _job(QuantizationConfig(calibrate_method=Int16Method.MinMax))
-
-
 def test_all_operators_are_quantized_when_asked_for() -> None:
     assert _job("BF16").target.every_operator
     assert not _job("A8W8").target.every_operator
@@ -485,7 +479,9 @@ def test_boxes_keep_their_scale_beside_scores_of_a_hard_sigmoid() -> None:
     noise = np.random.default_rng(6).normal(size=(4, 1, 3, 8, 8)).astype(np.float32)
     reader = ListReader([{"x": sample} for sample in noise])
 
-    model = ModelQuantizer(quiet("XINT8")).quantize_model(_detector_head(), None, reader)
+    # It is Quark's model all the same: scores are lost beside boxes, and that is said.
+    with pytest.warns(CompatibilityWarning, match=r"model is ruined: y\[:, 4:6\]"):
+        model = ModelQuantizer(quiet("XINT8")).quantize_model(_detector_head(), None, reader)
 
     scales = {
         t.name.removesuffix("_scale").removesuffix("_quantized"): float(numpy_helper.to_array(t))
