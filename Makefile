@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-oldest corpus check docs bench bench-regress clean
+.PHONY: demo test test-oldest corpus clients check docs bench bench-regress clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,23 @@ CORPUS ?= A16W8,BF16,XINT8,A8W8,U8S8_PERCHANNEL
 corpus: $(VENV)/.test  ## quantize every model of the onnx package's tests, with the presets of CORPUS
 	LOWBIT_CORPUS=$(CORPUS) $(BIN)/python -m pytest tests/corpus -n auto
 
+CLIENTS := .venv-clients
+OLIVE := $(CLIENTS)/olive/bin/python
+QUARK := $(CLIENTS)/quark/bin/python
+
+$(CLIENTS)/.olive: pyproject.toml
+	$(PYTHON) -m venv $(CLIENTS)/olive
+	$(OLIVE) -m pip install --quiet olive-ai==0.13.0 requests -e .
+	touch $@
+
+$(CLIENTS)/.quark:
+	$(PYTHON) -m venv $(CLIENTS)/quark
+	$(QUARK) -m pip install --quiet torch==2.13.0 amd-quark==0.13 onnxruntime onnxscript
+	touch $@
+
+clients: $(VENV)/.test $(CLIENTS)/.olive $(CLIENTS)/.quark  ## lowbit in Olive and beside AMD Quark; takes gigabytes
+	OLIVE_PYTHON=$(abspath $(OLIVE)) QUARK_PYTHON=$(abspath $(QUARK)) $(BIN)/python -m pytest tests/clients
+
 check: $(VENV)/.check  ## formatting, lints, types, layers
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/ruff check src tests bench
@@ -62,4 +79,4 @@ bench-regress: $(VENV)/.installed  ## has it become slower? under a minute, bund
 	$(BIN)/python -m bench.regress
 
 clean:
-	rm -rf $(VENV) .venv-oldest build demo-output
+	rm -rf $(VENV) $(CLIENTS) .venv-oldest build demo-output

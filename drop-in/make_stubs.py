@@ -22,7 +22,7 @@ import lowbit.quark
 from lowbit.quark.onnx.tools.table import TOOLS
 
 # What is AMD Quark's own tree of names; all else in ``lowbit.quark`` is behind it.
-_MIRRORED = ("common", "onnx", "shares")
+_MIRRORED = ("common", "experimental", "onnx", "shares", "version")
 _TOOLS = "lowbit.quark.onnx.tools"
 _IMPORTS = (
     ("Sequence[", "from collections.abc import Sequence\n"),
@@ -41,6 +41,8 @@ def main(folder: Path) -> None:
             _write(folder, module.name, f"from {module.name} import *\n", is_package=module.ispkg)
     for name in TOOLS:
         _write(folder, f"{_TOOLS}.{name}", _tool_stub(f"{_TOOLS}.{name}"), is_package=False)
+    predecessor = "from lowbit.quark.vai_q_onnx import *\n"
+    _write(folder, "lowbit.vai_q_onnx", predecessor, is_package=True)
 
 
 def _tool_stub(name: str) -> str:

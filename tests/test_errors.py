@@ -36,6 +36,20 @@ def test_the_nearest_comes_first_and_no_more_than_asked_for() -> None:
     assert did_you_mean("conv1_", known).count("'") == 2 * 3
 
 
+@pytest.mark.parametrize("word", ["NodesToSkip", "MatMulToGemm", "DumpTensors", "IncludeCLE"])
+def test_a_long_name_that_only_shares_letters_is_not_offered(word: str) -> None:
+    known = (
+        "SaveAndRestore",
+        "NodesToQuantize",
+        "MatMulConstBOnly",
+        "TensorsRangeFile",
+        "CLESteps",
+    )
+
+    assert did_you_mean(word, known) == ""
+    assert did_you_mean("NodeToQuantise", known) == "; did you mean 'NodesToQuantize'?"
+
+
 def test_a_long_name_that_holds_the_word_is_offered_where_none_is_near() -> None:
     known = ("/model.22/cv3.2/cv3.2.2/Conv_output_0", "images")
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONG = 6
+"""Words of so many letters are long."""
+
 
 class LowbitError(Exception):
     """Base of everything lowbit raises on purpose."""
@@ -57,7 +60,9 @@ class RuinedError(VerificationError):
 def did_you_mean(word: str, known: Iterable[str], count: int = 3) -> str:
     """Return "; did you mean 'x'?" for the nearest known names, or "" when none is near."""
     by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=0.5)
+    # Long names have many letters in common by chance.
+    cutoff = 0.5 if len(word) < _LONG else 0.7
+    near = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=cutoff)
     if not near:
         # A long name that merely contains the word is a likelier wish than a near spelling.
         near = [name for name in by_lower if word.lower() in name][:count]

@@ -133,3 +133,16 @@ def test_copies_are_independent() -> None:
     again.extra_options["Percentile"] = 50.0
 
     assert EVERYTHING.extra_options["Percentile"] == 99.9
+
+
+def test_the_inputs_spec_may_stand_under_both_of_its_names() -> None:
+    # Olive copies `activation` into `input_tensors`; Quark reads the latter.
+    inputs, weight = UInt8Spec().to_dict(), Int8Spec().to_dict()
+    both = {"activation": inputs, "input_tensors": inputs, "weight": weight}
+
+    layer = QLayerConfig.from_dict(both)
+
+    assert layer.inputs() == QLayerConfig.from_dict({"activation": inputs}).inputs()
+    with pytest.warns(CompatibilityWarning, match="activation is ignored"):
+        layer = QLayerConfig.from_dict({**both, "activation": Int16Spec().to_dict()})
+    assert layer.inputs().data_type.__name__ == "UInt8"

@@ -9,7 +9,7 @@ import pathlib
 
 from lowbit.quark.translate.options import OPTIONS
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs/coming-from-quark.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs/quark-options.md"
 MARK = "<!-- options: made by tests/quark/test_quark_docs.py -->\n"
 
 

@@ -20,13 +20,18 @@ from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import CompatibilityWarning, QuarkConfigError
 from lowbit.quark.onnx import (
     AutoMixprecisionConfig,
+    BFloat16Spec,
     BFP16Spec,
+    Int8,
     Int8Spec,
     Int16Spec,
     Int32Spec,
     ModelQuantizer,
+    QConfig,
     QLayerConfig,
+    QTensorConfig,
     QuantType,
+    XInt8Spec,
 )
 from lowbit.quark.onnx.quantization.config import get_default_config
 from lowbit.quark.translate.job import Job, make_job
@@ -255,6 +260,12 @@ def test_names_of_earlier_versions() -> None:
     assert mixing(TargetIndices=[0, 2]).ranks == (0, 2)
     assert mixing(ExcludeIndices=[1]).not_ranks == (1,)
     assert mixing(TargetTensors=["fc"]).include == ("fc",)
+    older = AutoMixprecisionConfig(
+        l2_target=0.25, act_target_quant_type=Int8, weight_target_quant_type=Int8, num_target=3
+    )
+    asked = _job("A16W8", older).config.mixed_precision
+    assert asked is not None
+    assert (asked.options, asked.threshold, asked.most) == (_mixing().options, 0.25, 3)
     bias = mixing(BiasTargetQuantType=QuantType.QInt8).options[0].bias
     assert isinstance(bias, IntegerSpec)
     assert bias.format is IntegerFormat.INT8
@@ -271,3 +282,51 @@ def test_what_is_wrong_is_said() -> None:
     options["AutoMixprecision"].pop("MetricTreshold")
     with pytest.warns(CompatibilityWarning, match="without include_auto_mp"):
         _job("A16W8", extra_options=options)
+
+
+def _boundary(common: QTensorConfig, own: QTensorConfig, **options: Any) -> onnx.ModelProto:
+    layer = QLayerConfig(input_tensors=own, weight=own if isinstance(own, BFloat16Spec) else None)
+    config = QConfig(
+        QLayerConfig(input_tensors=common, weight=common),
+        specific_layer_config={layer: ["pwconv2"]},
+        extra_options={"EnableDualQuantNodePairs": True, "PrintSummary": False, **options},
+    )
+    feeds = [dict(feed) for feed in samples("calib.npz")]
+    model = ModelQuantizer(config).quantize_model(onnx.load(FLOAT), None, ListReader(feeds))
+    onnx.checker.check_model(model)
+    return model
+
+
+def _pairs(model: onnx.ModelProto, start: str, end: str) -> list[tuple[str, float | None]]:
+    """Return the type and scale of each quantizer on the way from one tensor to a node."""
+    constants = {t.name: t for t in model.graph.initializer}
+    producers = {name: node for node in model.graph.node for name in node.output}
+    node = next(n for n in model.graph.node if n.name == end)
+    found = []
+    while node.input[0] != start:
+        node = producers[node.input[0]]
+        if node.op_type.endswith("QuantizeLinear") and "Dequantize" not in node.op_type:
+            point, scale = (constants[name] for name in (node.input[2], node.input[1]))
+            kind = onnx.TensorProto.DataType.Name(point.data_type)
+            found.append((kind, float(onnx.numpy_helper.to_array(scale))))
+    return found[::-1]
+
+
+def test_layers_in_a_format_of_their_own_have_two_pairs_at_each_boundary() -> None:
+    # Types and scales are those of Quark 0.13 on the same model and data.
+    model = _boundary(XInt8Spec(), BFloat16Spec())
+
+    assert _pairs(model, "relu3_out", "pwconv2") == [("INT8", 1.0), ("BFLOAT16", 1.0)]
+    assert _pairs(model, "pwconv2_out", "relu4") == [("BFLOAT16", 1.0), ("INT8", 2.0)]
+    assert _pairs(model, "dwconv2_out", "relu3") == [("INT8", 1.0)]
+    model = _boundary(Int8Spec(), Int16Spec())
+    wide = [("INT8", pytest.approx(1.3141522)), ("INT16", pytest.approx(0.005093458))]
+    assert _pairs(model, "relu3_out", "pwconv2") == wide
+
+
+def test_amds_mixed_configuration_of_npu_integers_and_casts_runs() -> None:
+    model = _boundary(XInt8Spec(), BFloat16Spec(), BF16QDQToCast=True, Int32Bias=False)
+
+    casts = [node for node in model.graph.node if node.op_type == "Cast"]
+    assert len(casts) >= 4
+    assert not any(node.domain == "com.amd.quark" for node in model.graph.node)

@@ -6,8 +6,10 @@ import importlib
 import pathlib
 import subprocess
 
+import numpy as np
 import pytest
-from helpers.quark_helpers import run_python
+from helpers.quark_helpers import BareReader, run_python
+from helpers.small_models import small_cnn, small_feeds
 
 ONNX = """
 ModelQuantizer Config QConfig QuantizationConfig QLayerConfig QTensorConfig CalibMethod ScaleType
@@ -56,6 +58,37 @@ MODULES = {
     "shares.utils.log": "ScreenLogger log_errors".split(),
     "common.utils.log": "ScreenLogger log_errors".split(),
 }
+
+
+# Each line is a module and its public names, as amd-quark 0.13 has them.
+_LINES = (pathlib.Path(__file__).parent / "data/names-0.13.txt").read_text().splitlines()
+NAMES_0_13 = {module: names.split() for module, _, names in (x.partition(":") for x in _LINES)}
+
+
+@pytest.mark.parametrize("module", NAMES_0_13)
+def test_a_module_has_every_public_name_of_the_mirrored_version(module: str) -> None:
+    found = importlib.import_module(f"lowbit.{module}")
+
+    assert [name for name in NAMES_0_13[module] if not hasattr(found, name)] == []
+
+
+def test_helpers_about_models_do_what_their_names_say(tmp_path: pathlib.Path) -> None:
+    helpers = importlib.import_module("lowbit.quark.onnx.utils.model_utils")
+    model, feed = small_cnn(), small_feeds(1)[0]
+
+    helpers.check_onnx_model(model)
+    helpers.run_onnx_model(model, False, BareReader([feed]))
+    helpers.save_onnx_model_with_external_data(model, tmp_path / "a.onnx", True)
+    opened = helpers.create_infer_session_for_onnx_model(tmp_path / "a.onnx")
+    nhwc = helpers.convert_nchw_to_nhwc(model)
+
+    direct = helpers.create_infer_session_for_onnx_model(model)
+    np.testing.assert_array_equal(opened.run(None, feed)[0], direct.run(None, feed)[0])
+    shape = nhwc.graph.input[0].type.tensor_type.shape
+    assert helpers.get_shape_list(shape) == ["N", 32, 32, 3]
+    assert not helpers.check_shared_initializers(model)
+    tensor = helpers.generate_initializer([1, 2], np.float32, "t")
+    np.testing.assert_array_equal(helpers.get_tensor_value(tensor), np.array([1, 2], np.float32))
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -117,3 +150,56 @@ def test_a_script_that_fails_has_its_traceback_and_an_exit_code(tmp_path: pathli
     assert done.returncode != 0
     assert "line 2" in done.stderr
     assert "did you mean 'XINT8'" in done.stderr
+
+
+_CHILDREN = """
+import multiprocessing, os, pickle, subprocess, sys
+from quark.onnx.quantization.config import get_default_config
+from quark.onnx import CalibrationDataReader, ModelQuantizer
+
+class Reader(CalibrationDataReader):
+    def get_next(self):
+        return None
+
+def work(name):
+    import quark.onnx
+    return quark.onnx.get_default_config(name) == get_default_config(name), os.getpid()
+
+if __name__ == "__main__":
+    spawning = multiprocessing.get_context("spawn")
+    with spawning.Pool(1) as pool:
+        same, process = pool.map(work, ["XINT8"])[0]
+    print("spawned", same, process != os.getpid())
+    code = "import quark.onnx, lowbit.quark.onnx; print(quark.onnx is lowbit.quark.onnx)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    tool = [sys.executable, "-m", "quark.onnx.tools.evaluate", "--help"]
+    print(subprocess.run(tool, capture_output=True, text=True).stdout.startswith("usage:"))
+    parent = subprocess.run([sys.executable, "deeper.py"], capture_output=True, text=True, cwd="inside")
+    print("deeper", parent.stdout.strip() + parent.stderr)
+"""
+
+
+def test_child_processes_find_quark_too(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "script.py").write_text(_CHILDREN)
+    (tmp_path / "inside").mkdir()
+    # A folder of that name beside the script, as in a clone of AMD's examples, is no package.
+    (tmp_path / "inside" / "quark").mkdir()
+    (tmp_path / "inside" / "deeper.py").write_text(
+        "import subprocess, sys\n"
+        "code = 'import quark; print(quark.__version__.partition(chr(43))[0])'\n"
+        "subprocess.run([sys.executable, '-c', code], check=True)\n"
+    )
+
+    done = _run("script.py", cwd=tmp_path)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["spawned True True", "True", "True", "deeper 0.13"]
+
+
+def test_a_module_that_spawns_is_found_by_its_workers(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "jobs.py").write_text(_CHILDREN.partition("    code =")[0])
+
+    done = _run("-m", "jobs", cwd=tmp_path)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["spawned True True"]

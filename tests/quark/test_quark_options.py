@@ -15,8 +15,8 @@ KEYS = (pathlib.Path(__file__).parent / "data/extra-options-0.13.txt").read_text
 
 
 def test_every_option_of_quark_has_a_row() -> None:
-    # The last is in Quark's documentation only.
-    assert set(OPTIONS) == {*KEYS, "CalibOptimizeDisk"}
+    # The first is in Quark's documentation only, the second in AMD's scripts.
+    assert set(OPTIONS) == {*KEYS, "CalibOptimizeDisk", "NodesToExclude"}
     assert all(row.why for row in OPTIONS.values())
 
 
@@ -59,10 +59,10 @@ def test_what_is_done_anyway_needs_no_word(given: dict) -> None:
 
 
 def test_what_cannot_be_done_is_an_error_unless_it_is_not_asked_for() -> None:
-    read_options({"CryptoMode": False, "UseGPTQ": False}, lenient=False)
+    read_options({"PreprocessYAML": "", "UseGPTQ": False}, lenient=False)
 
-    with pytest.raises(NotSupportedError, match="CryptoMode=True is not supported"):
-        read_options({"CryptoMode": True}, lenient=True)
+    with pytest.raises(NotSupportedError, match="PreprocessYAML='a' is not supported"):
+        read_options({"PreprocessYAML": "a"}, lenient=True)
 
 
 def test_options_are_not_changed_and_numbers_of_numpy_are_taken() -> None:

@@ -327,7 +327,7 @@ def test_a_stack_of_per_channel_power_of_two_and_unsigned_specs_runs() -> None:
         (quiet("XINT8", extra_options={}), ValueError, "set ActivationSymmetric to True"),
         (quiet("A8W8", nodes_to_exclude=["^zz.*"]), ValueError, "no node matches '.zz"),
         (quiet("A8W8", weight_type=ExtendedQuantType.QInt32), NotImplementedError, "QInt32"),
-        (_q(Percentil=1.0), ValueError, "did you mean 'Percentile'"),
+        (_q(Percentil=1.0, IgnoreWarnings=False), ValueError, "did you mean 'Percentile'"),
         (QConfig(QLayerConfig(weight=Int8Spec())), ValueError, "needs input_tensors"),
     ],
 )
@@ -367,6 +367,14 @@ def test_a_missing_model_is_a_file_not_found_error() -> None:
 def test_only_configurations_are_taken(config: Any) -> None:
     with pytest.raises(ValueError, match="ModelQuantizer takes"):
         ModelQuantizer(config)
+
+
+@pytest.mark.parametrize("option", [{"MatMulToGemm": True}, {"NodesToExclude": ["fc"]}])
+def test_options_that_quark_has_not_are_ignored_with_a_word(option: dict) -> None:
+    with pytest.warns(CompatibilityWarning, match=next(iter(option))):
+        model = _quantize(_q(**option))
+
+    assert model.graph.initializer == _quantize(_q()).graph.initializer
 
 
 def test_an_unknown_node_is_said_with_the_nearest_name() -> None:

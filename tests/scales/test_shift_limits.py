@@ -301,3 +301,23 @@ def test_bias_correction_keeps_the_limits(seed: int) -> None:
 
     emitted = Emitted(model)
     assert [b for node in emitted.computing() for b in _broken(emitted, node)] == []
+
+
+def test_a_bound_that_contradicts_a_group_wins_at_its_own_tensor_where_the_target_says_so() -> None:
+    gate = Limited("gate", "HardSigmoid", ("s",), "scores")
+    bits = {"s": 4, "scores": 8, "boxes": -2, "y": -2}
+    group = [("boxes", "scores", "y")]
+
+    pulled, _ = satisfy([gate], bits, group, LIMITS, prefer_lowering=False)
+    keeping = msgspec.structs.replace(LIMITS, contradictions="keep")
+    kept, moved = satisfy([gate], bits, group, keeping, prefer_lowering=False)
+
+    assert pulled["boxes"] == pulled["scores"] == pulled["y"] == 7
+    assert kept == {"s": 4, "scores": 7, "boxes": -2, "y": -2}
+    assert [row.tensor for row in moved] == ["scores"]
+    # What can be satisfied is, whatever is done otherwise.
+    reach = {"s": 4, "scores": 9, "boxes": 8, "y": 8}
+    both = [
+        satisfy([gate], reach, group, how, prefer_lowering=False)[0] for how in (LIMITS, keeping)
+    ]
+    assert both[0] == both[1]

@@ -4,5 +4,4 @@ import sys
 
 from lowbit.quark import alias
 
-alias.install()
-sys.modules[__name__] = __import__("lowbit.quark", fromlist=["quark"])
+sys.modules[__name__] = alias.install(__name__)

@@ -17,6 +17,7 @@ from lowbit.api.quantize import ModelSource, Result, quantize
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert, decode_json
 from lowbit.data import Data, Preprocessing, Tokenization, open_data
+from lowbit.emit.bodies import with_bodies
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.accuracy import (
     Label,
@@ -126,7 +127,7 @@ def compare(
 
 def _load_both(reference: ModelSource, quantized: ModelSource) -> tuple[ir.Model, ir.Model]:
     """Return both models, the float one with inputs fixed as they are in the quantized one."""
-    float_model, other = io.load(reference), io.load(quantized)
+    float_model, other = io.load(reference), with_bodies(io.load(quantized))
     settle_like(float_model, other)
     return float_model, other
 

@@ -14,6 +14,7 @@ from lowbit.api.quantize import ModelSource, planned_state
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import BLOCKS
+from lowbit.emit.bodies import with_bodies
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import check_file, check_valid
@@ -26,7 +27,8 @@ SINGLE = "fp32"
 _PRESETS: Mapping[str, str] = MappingProxyType(
     {"bf16": "BF16", "fp16": "FP16", **{name.lower(): name for name in BLOCKS}}
 )
-FORMATS = (SINGLE, *_PRESETS)
+FUNCTIONS = "functions"
+FORMATS = (SINGLE, *_PRESETS, FUNCTIONS)
 
 # Beyond this, loading a model once to see that it loads takes more than it is worth.
 _LOADED_BELOW = 1 << 30
@@ -46,7 +48,8 @@ def convert(
         model: A path, the bytes of a file, or a loaded model, in float32 or float16.
         output: Where to write it.
         to: ``bf16``, ``fp16``, ``bfp16``, one of the MX formats (``mx6``, ``mxint8``,
-            ``mxfp8e4m3`` ...), or ``fp32`` for the way back.
+            ``mxfp8e4m3`` ...), or ``fp32`` for the way back; ``functions`` gives AMD's named
+            operators, in models that others wrote, bodies that any onnxruntime runs.
         casts: Write 16-bit floats as pairs of Cast, not as AMD's named operators.
         half_weights: Store weights of 16-bit floats in 16 bits.
     """
@@ -62,6 +65,8 @@ def convert(
     if to == SINGLE:
         full_precision(loaded)
         result = loaded
+    elif to == FUNCTIONS:
+        result = with_bodies(loaded)
     else:
         result = _converted(loaded, to, casts=casts, half_weights=half_weights)
     result.producer_name, result.producer_version = "lowbit", __version__

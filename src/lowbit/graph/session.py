@@ -292,4 +292,7 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     # Where the model was put for onnxruntime to read is nobody's business.
     text = re.sub(r"Load model from \S+ failed: ?", "", text)
-    return text.split(" : ", 3)[-1][:600]
+    way_out = ""
+    if "is not a registered function/op" in text:
+        way_out = "; AMD's operators get bodies by `lowbit convert MODEL OUTPUT --to functions`"
+    return f"{text.split(' : ', 3)[-1][:600]}{way_out}"

@@ -155,7 +155,7 @@ def _place_node(
     inputs = data_inputs(node, traits)
     after = target.data_movement == "after_quantized"
     waits = traits.kind is Kind.CLAMPS or (after and traits.kind is Kind.MOVES)
-    if waits and inputs and inputs[0].name not in placement.activations:
+    if waits and inputs and not _is_requested(placement, inputs[0]):
         placement.float_why[node] = "its input is not quantized"
         return
     placement.active[node] = traits
@@ -166,6 +166,14 @@ def _place_node(
         placement.request(value, scheme, node, "output")
     _place_constants(placement, node, traits, scheme, target)
     _place_bias(placement, node, traits, scheme)
+
+
+def _is_requested(placement: Placement, value: ir.Value) -> bool:
+    """Whether a tensor is quantized, under the name it has before a requantization pair if need be."""
+    producer = value.producer()
+    if producer is not None and producer.meta.get(REQUANTIZED):
+        value = producer.inputs[0] or value
+    return value.name in placement.activations
 
 
 def _place_constants(

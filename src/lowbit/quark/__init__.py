@@ -6,9 +6,6 @@
 
 from __future__ import annotations
 
-from lowbit import version
-
-__version__ = f"0.13+lowbit.{version.__version__}"
-"""The version of Quark whose behaviour is mirrored, and ours."""
+from lowbit.quark.version import __version__
 
 __all__ = ["__version__"]

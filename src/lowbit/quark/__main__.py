@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
     alias.install()
     sys.argv = rest
     sys.path[0] = str(Path.cwd() if as_module else Path(rest[0]).resolve().parent)
+    alias.install_in_children()
     try:
         if as_module:
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Make ``import quark`` mean ``lowbit.quark``, every submodule included.
+"""Make ``import quark`` (and ``vai_q_onnx``) mean lowbit, submodules included, in child processes too.
 
 A module is the same object under both names, so classes are the same classes.
 """
@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
+from pathlib import Path
+from types import CodeType, MappingProxyType, ModuleType
 
-_HERE = "lowbit.quark"
+_PACKAGES: Mapping[str, str] = MappingProxyType(
+    {"quark": "lowbit.quark", "vai_q_onnx": "lowbit.quark.vai_q_onnx"}
+)
+"""By the top-level name: the module it stands for."""
+
+_PREDECESSOR: Mapping[str, str] = MappingProxyType(
+    {
+        "vai_q_onnx.quantize": "lowbit.quark.vai_q_onnx",
+        "vai_q_onnx.gen_files": "lowbit.quark.onnx.operators.custom_ops",
+    }
+)
+"""Modules of ``vai_q_onnx`` that Quark's package for ONNX has elsewhere."""
+
 _SPELT_AS_FILE = ".py"
 
 
@@ -25,10 +39,9 @@ class QuarkFinder:
     ) -> ModuleSpec | None:
         """Return how a module is loaded, or ``None`` for what is not Quark's."""
         del path, target
-        if name.partition(".")[0] != "quark":
+        real = _real_name(name)
+        if real is None:
             return None
-        # AMD's pages spell `python -m quark.onnx.tools.evaluate.py`.
-        real = _HERE + name.removeprefix("quark").removesuffix(_SPELT_AS_FILE)
         try:
             found = importlib.util.find_spec(real)
         except ModuleNotFoundError:
@@ -37,6 +50,18 @@ class QuarkFinder:
             return None
         is_package = found.submodule_search_locations is not None
         return ModuleSpec(name, _SameModule(real, found), is_package=is_package)
+
+
+def _real_name(name: str) -> str | None:
+    top, _, rest = name.partition(".")
+    if top not in _PACKAGES:
+        return None
+    # AMD's pages spell `python -m quark.onnx.tools.evaluate.py`.
+    rest = rest.removesuffix(_SPELT_AS_FILE)
+    if not rest:
+        return _PACKAGES[top]
+    inside = "lowbit.quark.onnx" if top == "vai_q_onnx" else _PACKAGES[top]
+    return _PREDECESSOR.get(name, f"{inside}.{rest}")
 
 
 class _SameModule(Loader):
@@ -69,10 +94,23 @@ class _SameModule(Loader):
         return get_code(self._real) if get_code is not None else None
 
 
-def install() -> None:
-    """Let ``quark`` be found here from now on, before any other of that name."""
-    if any(isinstance(finder, QuarkFinder) for finder in sys.meta_path):
+def install(name: str = "quark") -> ModuleType:
+    """Let Quark's names be found here from now on, before any other; return the module of one."""
+    if not any(isinstance(finder, QuarkFinder) for finder in sys.meta_path):
+        for known in [n for n in sys.modules if n.partition(".")[0] in _PACKAGES]:
+            del sys.modules[known]
+        sys.meta_path.insert(0, QuarkFinder())
+    return importlib.import_module(_PACKAGES[name])
+
+
+def install_in_children() -> None:
+    """Let child processes find the names too.
+
+    Programs are started with the environment; workers that are spawned get this process's path.
+    """
+    folder = str(Path(__file__).parent / "on_path")
+    if folder in sys.path:
         return
-    for name in [n for n in sys.modules if n == "quark" or n.startswith("quark.")]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, QuarkFinder())
+    sys.path.insert(1, folder)
+    known = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (folder, known) if part)

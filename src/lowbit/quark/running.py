@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,15 @@ from lowbit.data.sources import Reader
 from lowbit.graph import io
 from lowbit.quark import by_onnxruntime, rewriting
 from lowbit.quark.by_onnxruntime import nbits_by_gptq
-from lowbit.quark.errors import MissingModelError, QuarkConfigError, QuarkDataError, say
+from lowbit.quark.errors import (
+    MissingModelError,
+    NotSupportedError,
+    QuarkConfigError,
+    QuarkDataError,
+    say,
+)
+from lowbit.quark.models.custom import clip_before, without_casts
+from lowbit.quark.models.stored import to_integer_operators
 from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
 from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig
 from lowbit.quark.onnx.quantization.config.config import QConfig
@@ -37,6 +47,8 @@ from lowbit.report.result import show_comparison, show_result
 from lowbit.report.tables import stdout
 from lowbit.report.values import Report
 
+_MEMORY = "/dev/shm"  # noqa: S108
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
@@ -52,13 +64,45 @@ def run(
     given: Given, config: QuantizationConfig | QConfig, algorithms: Sequence[AlgoConfig]
 ) -> onnx.ModelProto | None:
     """Quantize as the configuration says; return the model if no output path is given."""
+    layers: Sequence[LayerException] = ()
+    group: int | None = None
+    if isinstance(config, QConfig):
+        layers, group = layer_exceptions(config), weight_group(config)
+        config = to_legacy(config)
+    config = with_algorithms(config, algorithms)
+    if config.crypto_mode or config.extra_options.get("CryptoMode"):
+        _check_secret(given, config)
+        given = dataclasses.replace(given, output=None)
+        with files_in_memory():
+            return _run(given, read_model(given.model), config, layers, group)
     if given.output is not None:
         io.check_writable(given.output)
-    loaded = read_model(given.model)
-    if isinstance(config, QConfig):
-        legacy = with_algorithms(to_legacy(config), algorithms)
-        return _run(given, loaded, legacy, layer_exceptions(config), weight_group(config))
-    return _run(given, loaded, with_algorithms(config, algorithms))
+    return _run(given, read_model(given.model), config, layers, group)
+
+
+def _check_secret(given: Given, config: QuantizationConfig) -> None:
+    """Raise for what would put a model that must stay secret on a disk."""
+    if not isinstance(given.model, onnx.ModelProto):
+        raise QuarkConfigError("crypto mode takes the model as an onnx.ModelProto, not as a file")
+    if config.use_external_data_format:
+        raise QuarkConfigError("crypto mode writes no file, and so no external data")
+    if given.output is not None:
+        say(f"crypto mode writes no file: the model is returned, not written to {given.output}")
+
+
+@contextlib.contextmanager
+def files_in_memory() -> Iterator[None]:
+    """Let temporary files be in a file system that is memory, while this is open."""
+    if not os.path.ismount(_MEMORY) or not os.access(_MEMORY, os.W_OK):
+        raise NotSupportedError(
+            f"crypto mode keeps temporary copies in {_MEMORY}, a file system in memory, which this "
+            "system does not have; switch crypto_mode off"
+        )
+    before, tempfile.tempdir = tempfile.tempdir, _MEMORY
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _run(
@@ -106,7 +150,7 @@ def _calibrated(
         allow_ruined=True,
     )
     _warn(result.report)
-    message = _handed_over(result.quantized, given, config)
+    message = _handed_over(_in_format(result.quantized, config, job.options), given, config)
     _tell(result, source, given, config, job.options)
     return message
 
@@ -116,6 +160,17 @@ def _warn(report: Report) -> None:
     verdict = report.verdict
     if verdict is not None and not verdict.is_usable:
         say(f"the quantized model is {verdict.level}: {verdict.describe()}")
+
+
+def _in_format(model: ir.Model, config: QuantizationConfig, options: ExtraOptions) -> ir.Model:
+    """Return the quantized model in the form of file that is asked for."""
+    if options.EnableVaimlBF16:
+        return without_casts(model)
+    if options.BF16WithClip:
+        return clip_before(model)
+    if getattr(config.quant_format, "name", "") == "QOperator":
+        return to_integer_operators(model)
+    return model
 
 
 def _handed_over(

@@ -143,12 +143,13 @@ def _solve(
     """Return what must move, where to and why."""
     starts = [(bits, True)] if prefer_lowering else []
     starts.append((bits, False))
-    starts += [(pulled, True) for pulled in _pulled(bits)]
+    if limits.contradictions == "pull":
+        starts += [(pulled, True) for pulled in _pulled(bits)]
     broken: list[tuple[str, str]] = []
     for start, lowering in starts:
         trial, reasons = _settle(component, start, limits, lowering=lowering)
         now_broken = violations(component.nodes, trial, limits) + _unequal(component, trial)
-        if not now_broken:
+        if not now_broken or (limits.contradictions == "keep" and (start, lowering) == starts[-1]):
             why = "pulled towards {!r}: its {}".format(*broken[0]) if broken else ""
             moved = [name for name in bits if trial[name] != bits[name]]
             return [(name, trial[name], reasons.get(name, why)) for name in moved]

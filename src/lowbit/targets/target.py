@@ -62,7 +62,9 @@ class ShiftLimits(_Data, frozen=True, kw_only=True):
 
     With scales of ``2**-f``, f fraction bits: reading two addends shifts one of them by the
     difference of fraction bits, writing a result shifts the accumulator, and so on.
-    ``accumulating`` operators are those whose products and biases are shifted.
+    ``accumulating`` operators are those whose products and biases are shifted. Where bounds contradict
+    what must be equal, fraction bits are pulled together, or the bound wins at its own tensor and
+    the others ``keep`` theirs.
     """
 
     accumulating: tuple[str, ...] = ("Conv", "Gemm")
@@ -76,6 +78,7 @@ class ShiftLimits(_Data, frozen=True, kw_only=True):
     hardsigmoid_output_low: int = 7
     hardsigmoid_shift: tuple[int, int] = (0, 31)
     swish: tuple[int, int] = (0, 15)
+    contradictions: Literal["pull", "keep"] = "pull"
 
 
 class Target(_Data, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Importing this module makes the kinds below known to configuration files; the en
 """
 
 from lowbit.quark.extension.cle import QuarkCle
+from lowbit.quark.extension.int16_scale import QuarkInt16Scale
 from lowbit.quark.extension.methods import (
     QuarkEntropy,
     QuarkLayerwisePercentile,
@@ -16,6 +17,7 @@ from lowbit.quark.extension.smooth_quant import QuarkSmoothQuant
 __all__ = [
     "QuarkCle",
     "QuarkEntropy",
+    "QuarkInt16Scale",
     "QuarkLayerwisePercentile",
     "QuarkMinMse",
     "QuarkPercentile",

@@ -113,7 +113,7 @@ QUARK_NPU_CNN = Target(
         Alignment(operators=("Slice",), rule="lowest"),
     ),
     fuse=NPU_FUSED,
-    limits=ShiftLimits(),
+    limits=ShiftLimits(contradictions="keep"),
     transforms=NPU_REWRITES,
     arithmetic=NPU_ARITHMETIC,
     calibrate_arithmetic=False,

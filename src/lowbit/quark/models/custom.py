@@ -116,8 +116,7 @@ def without_casts(model: ir.Model) -> ir.Model:
             if stored is not None:
                 rounded = stored.astype(ml_dtypes.bfloat16).astype(np.float32)
                 source = _constant(graph, f"{source.name}_bf16", rounded)
-            if not back.outputs[0].is_graph_output():
-                ir.convenience.replace_all_uses_with(back.outputs[0], source)
+            _take_over_by(source, back.outputs[0])
     remove_unused(graph)
     return model
 
@@ -148,6 +147,17 @@ def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     if name not in graph.initializers:
         add_constant(graph, name, array)
     return graph.initializers[name]
+
+
+def _take_over_by(source: ir.Value, old: ir.Value) -> None:
+    """Let a value that is computed before stand for another; an output of the graph keeps its name."""
+    is_output, name = old.is_graph_output(), old.name
+    if is_output and (source.is_graph_output() or source.is_graph_input() or source.const_value):
+        return
+    ir.convenience.replace_all_uses_with(old, source, replace_graph_outputs=True)
+    if is_output:
+        old.name = f"{name}_replaced"
+        source.name, source.type, source.shape = name, old.type, old.shape
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:

@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from lowbit.graph.editing import add_constant, constant
 from lowbit.graph.naming import tensor_name
 
-QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear"})
-DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear"})
+QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"})
+DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
+_BLOCKS = frozenset(
+    {"BFPQuantizeDequantize", "MXQuantizeDequantize", "BFPFixNeuron", "MXFixNeuron"}
+)
 
 Array = NDArray[Any]
 
@@ -73,6 +76,24 @@ def remove_pairs(graph: ir.Graph, wanted: Callable[[ir.Node, ir.Node], bool]) ->
             count += 1
     remove_unused(graph)
     return count
+
+
+def remove_rounding(graph: ir.Graph) -> None:
+    """Take out operators that round floats to other floats. Changes ``graph``.
+
+    Those are block formats, in one operator each, and pairs after constants that are floats still.
+    """
+    for node in tuple(graph):
+        source = node.inputs[0] if node.inputs else None
+        if source is None:
+            continue
+        if node.op_type in _BLOCKS:
+            _bypass(source, node.outputs[0])
+        elif node.op_type in QUANTIZE and constant(source) is not None:
+            for use in tuple(node.outputs[0].uses()):
+                if use.node.op_type in DEQUANTIZE:
+                    _bypass(source, use.node.outputs[0])
+    remove_unused(graph)
 
 
 def to_floats(graph: ir.Graph) -> None:

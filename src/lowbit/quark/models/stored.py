@@ -119,10 +119,11 @@ def to_integer_operators(model: ir.Model) -> ir.Model:
 
 
 _BINS = 256
+_IMAGE, _MARGIN = (640, 360), 40
 
 
 def weight_histograms(model: ir.Model, folder: Path, *, per_channel: bool) -> int:
-    """Write a table of bins and counts for each weight; return how many."""
+    """Write a histogram, as an image and as a table, for each weight; return how many."""
     written = 0
     for name, value in model.graph.initializers.items():
         array = constant(value)
@@ -133,13 +134,13 @@ def weight_histograms(model: ir.Model, folder: Path, *, per_channel: bool) -> in
             rows = {f"_channel{i}": row for i, row in enumerate(array)}
         for suffix, row in rows.items():
             counts, edges = np.histogram(row, bins=_BINS)
-            _write(folder / f"{_file_name(name)}{suffix}.csv", counts, edges)
+            _write(folder / f"{_file_name(name)}{suffix}", counts, edges)
             written += 1
     return written
 
 
 def tensor_histograms(model: ir.Model, data: str, folder: Path) -> int:
-    """Run a model and write a table of bins and counts for each tensor; return how many."""
+    """Run a model and write a histogram, image and table, for each tensor; return how many."""
     names = [str(v.name) for node in model.graph for v in node.outputs if v.name]
     feeds = open_data(data, model_inputs(model))
     with session(model, names, name="the model") as running:
@@ -155,7 +156,7 @@ def tensor_histograms(model: ir.Model, data: str, folder: Path) -> int:
                 if name in counts:
                     counts[name] += np.histogram(array, bins=_BINS, range=_wide(spans[name]))[0]
     for name, row in counts.items():
-        _write(folder / f"{_file_name(name)}.csv", row, np.linspace(*_wide(spans[name]), _BINS + 1))
+        _write(folder / _file_name(name), row, np.linspace(*_wide(spans[name]), _BINS + 1))
     return len(counts)
 
 
@@ -165,10 +166,33 @@ def _wide(span: tuple[float, float]) -> tuple[float, float]:
 
 def _write(path: Path, counts: NDArray[Any], edges: NDArray[Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.with_name(f"{path.name}.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(("from", "to", "count"))
         table.writerows(zip(edges[:-1], edges[1:], counts, strict=True))
+    _draw(path.name, counts, edges).save(path.with_name(f"{path.name}.png"))
+
+
+def _draw(title: str, counts: NDArray[Any], edges: NDArray[Any]) -> Any:
+    """Return the bars of a histogram as an image, with its ends and its largest count."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", _IMAGE, "white")
+    draw = ImageDraw.Draw(image)
+    left, top = _MARGIN, _MARGIN
+    right, bottom = _IMAGE[0] - _MARGIN, _IMAGE[1] - _MARGIN
+    width, height = (right - left) / len(counts), (bottom - top) / max(int(counts.max()), 1)
+    for index, count in enumerate(counts):
+        if count:
+            start = left + index * width
+            draw.rectangle(
+                (start, bottom - max(count * height, 1), start + width, bottom), "#1f77b4"
+            )
+    draw.line((left, bottom, right, bottom), "black")
+    draw.text((left, top / 3), f"{title}   (most in a bin: {int(counts.max())})", "black")
+    draw.text((left, bottom + 6), f"{edges[0]:.5g}", "black")
+    draw.text((right, bottom + 6), f"{edges[-1]:.5g}", "black", anchor="ra")
+    return image
 
 
 def _file_name(name: str) -> str:

@@ -115,6 +115,7 @@ from lowbit.quark.onnx.quantization.config.spec import (
 from lowbit.quark.onnx.quantization.quant_utils import (
     ExtendedQuantFormat,
     ExtendedQuantType,
+    VitisExtendedQuantizer,
     VitisQuantFormat,
     VitisQuantType,
 )
@@ -210,6 +211,7 @@ __all__ = [
     "UInt16Spec",
     "UInt32",
     "UInt32Spec",
+    "VitisExtendedQuantizer",
     "VitisQuantFormat",
     "VitisQuantType",
     "XInt8Spec",

@@ -91,13 +91,14 @@ _TRANSFORMER = ("Gemm", "MatMul")
 
 
 def flow_of(config: QuantizationConfig, options: ExtraOptions) -> Flow:
-    """Return the flow that Quark would take."""
+    """Return the flow that Quark would take; several formats are the extended flow's business."""
+    if options.TensorQuantOverrides or options.MixedPrecisionTensor:
+        return Flow.EXTENDED
     if config.enable_npu_cnn:
         return Flow.NPU_CNN
-    extended = config.quant_format is ExtendedQuantFormat.QDQ or isinstance(
+    if config.quant_format is ExtendedQuantFormat.QDQ or isinstance(
         config.quant_format, VitisQuantFormat
-    )
-    if extended or options.TensorQuantOverrides or options.MixedPrecisionTensor:
+    ):
         return Flow.EXTENDED
     return Flow.STANDARD_SYMMETRIC if options.ActivationSymmetric else Flow.STANDARD
 
@@ -111,7 +112,8 @@ def target_of(
     """
     base = _TARGETS[flow]
     rewrites = config.enable_npu_cnn or config.enable_npu_transformer
-    rewrites = rewrites or (flow is Flow.EXTENDED and not options.BF16QDQToCast)
+    casts = options.BF16QDQToCast or options.EnableVaimlBF16
+    rewrites = rewrites or (flow is Flow.EXTENDED and not casts)
     return msgspec.structs.replace(
         base,
         weight_formats=_weight_formats(flow, base),
@@ -201,7 +203,9 @@ def _fuse(
     flow: Flow, pairs: Sequence[FusedPair], config: QuantizationConfig, options: ExtraOptions
 ) -> tuple[FusedPair, ...]:
     blocks = is_block(fixed_neuron(config.quant_format, config.activation_type))
-    if options.QDQKeepRemovableActivations or (blocks and not options.RemoveFusedQDQ):
+    # Quark removes pairs by their place, which a boundary's pairs have shifted: none is removed.
+    kept_apart = options.QDQKeepRemovableActivations or options.EnableDualQuantNodePairs
+    if kept_apart or (blocks and not options.RemoveFusedQDQ):
         return ()
     kept = {word for key, word in _FUSED.items() if _is_on(options, key, default=True)}
     fused = [_only(pair, kept) for pair in pairs]

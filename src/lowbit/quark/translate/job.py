@@ -16,7 +16,7 @@ from lowbit.config.specs import AccumulatorBias, BiasSpec, IntegerSpec, Spec, Te
 from lowbit.config.transforms import Rotation
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.numerics.metrics import Metric
-from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
+from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.extension import QuarkCle, QuarkSmoothQuant
 from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
@@ -30,7 +30,11 @@ from lowbit.quark.translate.algorithms import (
     refinement_of,
 )
 from lowbit.quark.translate.flows import Flow, flow_of, target_of
-from lowbit.quark.translate.mixed_precision import Precision, read_mixed_precision
+from lowbit.quark.translate.mixed_precision import (
+    Precision,
+    read_mixed_precision,
+    with_boundaries,
+)
 from lowbit.quark.translate.options import ExtraOptions, read_options
 from lowbit.quark.translate.selection import (
     LayerException,
@@ -72,12 +76,10 @@ def make_job(
     word for. ``lenient`` turns misspelt names into warnings.
     """
     options = read_options(config.extra_options, lenient=lenient)
-    _refuse(config)
+    if config.execution_providers not in ([], ["CPUExecutionProvider"]):
+        say(f"execution_providers={config.execution_providers}: calibration runs on the CPU")
     nodes = Nodes(model, lenient=lenient)
-    flow = flow_of(config, options)
-    if layers and flow in (Flow.STANDARD, Flow.STANDARD_SYMMETRIC):
-        # Several formats in one model are the extended flow's business.
-        flow = Flow.EXTENDED
+    flow = Flow.EXTENDED if layers else flow_of(config, options)
     activation = _activation(config, options, flow)
     weight = weight_spec(config, options, group)
     gptq = _gptq(options, lenient=lenient)
@@ -103,11 +105,13 @@ def make_job(
         equalization=_equalize(config, options),
         smooth_quant=_smooth(config, options),
         bias_correction=bool(options.BiasCorrection),
-        casts=bool(options.BF16QDQToCast),
+        casts=bool(options.BF16QDQToCast or options.EnableVaimlBF16),
         refinement=_refine(config, options, weight, gptq, lenient=lenient),
         mixed_precision=mixed,
     )
     target = target_of(flow, config, options, nodes.op_types())
+    if options.EnableDualQuantNodePairs and exceptions.layers:
+        quant = with_boundaries(quant, model, target, exceptions)
     return Job(config=quant, target=target, options=options, metric=metric)
 
 
@@ -116,20 +120,6 @@ def name_of(config: QuantizationConfig) -> str:
     return next(
         (name for name, preset in DefaultConfigMapping.items() if preset == config), "custom"
     )
-
-
-def _refuse(config: QuantizationConfig) -> None:
-    """Raise for what lowbit does not have."""
-    missing = (("crypto_mode", "encrypted models are not built"),)
-    for field, why in missing:
-        if getattr(config, field):
-            raise NotSupportedError(f"{field}=True is not supported: {why}")
-    if getattr(config.quant_format, "name", "") == "QOperator":
-        raise NotSupportedError(
-            "the QOperator format is not supported: Q/DQ is what every runtime fuses itself"
-        )
-    if config.execution_providers not in ([], ["CPUExecutionProvider"]):
-        say(f"execution_providers={config.execution_providers}: calibration runs on the CPU")
 
 
 def _activation(config: QuantizationConfig, options: ExtraOptions, flow: Flow) -> Spec:

@@ -12,16 +12,22 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import onnx_ir as ir
 
+from lowbit.api.quantize import planned_state
+from lowbit.config.config import QuantConfig
 from lowbit.config.mixed_precision import LayerOption, MixedPrecision, Subgraph
 from lowbit.config.specs import BiasSpec, IntegerSpec, Spec
 from lowbit.errors import ConfigError
+from lowbit.graph.naming import names_of
 from lowbit.numerics.metrics import Metric, Outputs
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
 from lowbit.quark.translate.options import ExtraOptions, read_struct
-from lowbit.quark.translate.selection import layer_bias
+from lowbit.quark.translate.selection import Exceptions, layer_bias
 from lowbit.quark.translate.specs import layer_spec, typed_spec
+from lowbit.search.boundaries import find_boundaries
+from lowbit.targets.target import Target
 
 _DEFAULT_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -162,12 +168,12 @@ def _option(
 
 def _typed(asked: AutoMix, precision: Precision) -> LayerOption:
     """Return what the types of earlier versions mean."""
-    act = asked.act_target_quant_type or asked.target_quant_type
-    weight = asked.weight_target_quant_type or asked.target_quant_type
+    act = _kind(asked.act_target_quant_type or asked.target_quant_type)
+    weight = _kind(asked.weight_target_quant_type or asked.target_quant_type)
     weights = None if weight is None else typed_spec(precision.weight, weight, precision.options)
     bias: Spec | None = None
     if asked.bias_target_quant_type is not None and precision.options.QuantizeBias is not False:
-        bias = typed_spec(precision.weight, asked.bias_target_quant_type, precision.options)
+        bias = typed_spec(precision.weight, _kind(asked.bias_target_quant_type), precision.options)
     elif precision.options.Int32Bias is False:
         bias = weights
     if isinstance(bias, IntegerSpec):
@@ -177,6 +183,11 @@ def _typed(asked: AutoMix, precision: Precision) -> LayerOption:
         weight=weights,
         bias=bias,
     )
+
+
+def _kind(asked: Any) -> Any:
+    """Return a quantized type; the newer API's data types name one."""
+    return getattr(asked, "map_onnx_format", asked)
 
 
 def _symmetric(spec: Spec, *, said: bool | None) -> Spec:
@@ -244,4 +255,31 @@ def _subgraphs(path: Any) -> tuple[Subgraph, ...]:
     return tuple(
         Subgraph(name=part.name, start=part.start_nodes, end=part.end_nodes)
         for part in read.subgraphs
+    )
+
+
+def with_boundaries(
+    config: QuantConfig, model: ir.Model, target: Target, exceptions: Exceptions
+) -> QuantConfig:
+    """Return the configuration with a requantization pair at each format boundary.
+
+    What a layer with an exception consumes and produces is in its own format, all else in the common
+    one: the exceptions no longer hold for whole tensors.
+    """
+    others = tuple(row for row in config.tensors if row not in exceptions.tensors)
+    common = msgspec.structs.replace(
+        config, tensors=others, equalization=None, smooth_quant=None, rotation=None
+    )
+    state = planned_state(model, config=common, target=target)
+    graph = state.adapted.graph
+    options = dict(exceptions.layers)
+    changes = [
+        (str(node.name), options[name])
+        for node in graph
+        for name in names_of(node)
+        if name in options
+    ]
+    found = find_boundaries(graph, state.plan, changes)
+    return msgspec.structs.replace(
+        config, tensors=(*others, *found.tensors), requantize=found.requantize
     )

@@ -76,7 +76,9 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     AdjustWeightScaleForInt32Bias: Annotated[Flag, does("bias.repair")] = None
     QDQDisableWeightAdjustForInt32Bias: Annotated[Flag, does("not bias.repair")] = None
     UsePowerOf2Scale: Annotated[Flag, does("activation.power_of_two, weight.power_of_two")] = None
-    Int16Scale: Annotated[Flag, refused("scales of the form m / 2**n are not built")] = None
+    Int16Scale: Annotated[
+        Flag, does("activation.method and weight.method: scales of the form m / 2**n")
+    ] = None
     WeightsOnly: Annotated[Flag, does("activation: none")] = None
     UseQDQContribOps: Annotated[Flag, does("domain")] = None
     AlignEltwiseQuantType: Annotated[
@@ -85,9 +87,9 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     BFPAttributes: Annotated[dict[str, Any] | None, _BLOCKS] = None
     MXAttributes: Annotated[dict[str, Any] | None, _BLOCKS] = None
     BF16QDQToCast: Annotated[Flag, does("how 16-bit floats are written: as Cast")] = None
-    BF16WithClip: Annotated[Flag, refused("Clip before bfloat16 is not built")] = None
+    BF16WithClip: Annotated[Flag, does("a Clip before activations become bfloat16")] = None
     EnableVaimlBF16: Annotated[
-        Flag, refused("use BF16QDQToCast, or the tool remove_bf16_cast on its result")
+        Flag, does("float32 in the file: weights rounded to bfloat16, Cast at the inputs alone")
     ] = None
     RefineBlockAxis: Annotated[Flag, ignored("blocks always lie along what is summed up", True)] = (
         None
@@ -129,6 +131,9 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     MatMulConstBOnly: Annotated[Flag, _SELECT] = None
     ForceQuantizeNoInputCheck: Annotated[Flag, does("the target's data_movement")] = None
     EnableSubgraph: Annotated[Flag, _UNREAD] = None
+    NodesToExclude: Annotated[
+        Names, ignored("AMD Quark reads it nowhere: give the nodes in exclude (nodes_to_exclude)")
+    ] = None
     OpTypesToExcludeOutputQuantization: Annotated[Names, does("tensors")] = None
     NodesToExcludeOutputQuantization: Annotated[Names, does("tensors")] = None
     TensorQuantOverrides: Annotated[dict[str, Any] | None, does("tensors")] = None
@@ -138,7 +143,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         dict[str, Any] | None, refused("the channel axis is the operator's own")
     ] = None
     EnableDualQuantNodePairs: Annotated[
-        Flag, refused("requantization pairs at format boundaries are not built")
+        Flag, does("requantize, at the boundaries of layers in formats of their own")
     ] = None
     AddQDQPairToWeight: Annotated[Flag, _SAME] = None
     DedicatedQDQPair: Annotated[Flag, _SAME] = None
@@ -262,8 +267,10 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     UserCustomOpLibPath: Annotated[
         str | None, refused("models with custom operators cannot be quantized")
     ] = None
-    CryptoMode: Annotated[Flag, refused("encrypted models are not built")] = None
-    EncryptionAlgorithm: Annotated[str | None, refused("encrypted models are not built")] = None
+    CryptoMode: Annotated[Flag, does("ModelProto in and out, nothing on disk")] = None
+    EncryptionAlgorithm: Annotated[
+        str | None, ignored("CryptoMode writes no file that could be encrypted", "AES-256")
+    ] = None
     NnapiSigmoid: Annotated[Flag, _UNREAD] = msgspec.field(default=None, name="extra.Sigmoid.nnapi")
 
 

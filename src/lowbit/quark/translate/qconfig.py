@@ -67,14 +67,14 @@ def to_legacy(config: QConfig) -> QuantizationConfig:
         activation_type=inputs.data_type.map_onnx_format,
         weight_type=weight.data_type.map_onnx_format,
         nodes_to_exclude=[part for part in config.exclude if isinstance(part, str)],
-        subgraphs_to_exclude=[part for part in config.exclude if isinstance(part, tuple)],
+        subgraphs_to_exclude=[part for part in config.exclude if not isinstance(part, str)],
         per_channel=weight.quant_granularity is QuantGranularity.Channel,
         use_external_data_format=config.use_external_data_format,
         include_cle=False,
         enable_npu_cnn=bool(config.extra_options.get("EnableNPUCnn", pof2)),
         convert_nchw_to_nhwc=bool(config.extra_options.get("ConvertNCHWToNHWC", False)),
         print_summary=bool(config.extra_options.get("PrintSummary", True)),
-        ignore_warnings=bool(config.extra_options.get("IgnoreWarnings", False)),
+        ignore_warnings=bool(config.extra_options.get("IgnoreWarnings", True)),
         extra_options=options,
     )
     return with_algorithms(legacy, config.algo_config)

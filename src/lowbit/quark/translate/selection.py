@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.config.methods import MinMax
+from lowbit.config.mixed_precision import LayerOption
 from lowbit.config.specs import AccumulatorBias, BiasSpec, IntegerSpec, Rule, Spec, TensorOverride
 from lowbit.errors import did_you_mean
 from lowbit.numerics.formats import IntegerFormat
@@ -189,10 +190,14 @@ class LayerException:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exceptions:
-    """Rules for weights and biases by node, overrides for activations by tensor."""
+    """Rules for weights and biases by node, overrides for activations by tensor.
+
+    ``layers`` has the formats of each node that is one, for what finds the boundaries between them.
+    """
 
     rules: tuple[Rule, ...] = ()
     tensors: tuple[TensorOverride, ...] = ()
+    layers: tuple[tuple[str, LayerOption], ...] = ()
 
 
 def find_exceptions(
@@ -201,6 +206,7 @@ def find_exceptions(
     """Return what the exceptions mean for the nodes of a model."""
     rules: list[Rule] = []
     tensors: dict[str, TensorOverride] = {}
+    layers: dict[str, LayerOption] = {}
     for exception in given:
         found = (
             *nodes.named(exception.names, "specific_layer_config"),
@@ -212,7 +218,19 @@ def find_exceptions(
         for node in found:
             rules += _rules(node, exception.layer, weight)
             tensors.update(_tensors(node, exception.layer, activation, nodes.constants))
-    return Exceptions(tuple(rules), tuple(tensors.values()))
+            layers[node.name or ""] = layer_option(exception.layer, activation, weight)
+    return Exceptions(tuple(rules), tuple(tensors.values()), tuple(layers.items()))
+
+
+def layer_option(layer: QLayerConfig, activation: Spec, weight: Spec) -> LayerOption:
+    """Return the formats a layer asks for."""
+    inputs, outputs = layer.inputs(), layer.output_tensors
+    return LayerOption(
+        inputs=None if inputs is None else layer_spec(activation, inputs),
+        weight=None if layer.weight is None else layer_spec(weight, layer.weight),
+        bias=None if layer.bias is None else layer_bias(weight, layer.bias),
+        outputs=None if outputs is None else layer_spec(activation, outputs),
+    )
 
 
 def layer_bias(weight: Spec, asked: QTensorConfig) -> BiasSpec:

@@ -16,6 +16,7 @@ from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.extension import (
     QuarkEntropy,
+    QuarkInt16Scale,
     QuarkLayerwisePercentile,
     QuarkMinMse,
     QuarkPercentile,
@@ -129,9 +130,7 @@ def activation_method(method: Any, options: ExtraOptions) -> Method:
             bins=options.NumBins or 2048,
         )
     if isinstance(method, Int16Method):
-        raise NotSupportedError(
-            f"{method} is not supported: scales of the form m / 2**n are not built"
-        )
+        return MinMax()
     raise QuarkConfigError(f"calibrate_method is {method!r}; expected one of Quark's methods")
 
 
@@ -353,9 +352,20 @@ def _integers(
     *,
     symmetric: bool,
 ) -> IntegerSpec:
+    if options.Int16Scale or isinstance(config.calibrate_method, Int16Method):
+        method = _int16_scale(method, config, options)
     return IntegerSpec(
         format=integer_format(kind),
         symmetric=symmetric,
         power_of_two=is_power_of_two(config.calibrate_method, options),
         method=method,
     )
+
+
+def _int16_scale(method: Method, config: QuantizationConfig, options: ExtraOptions) -> Method:
+    if config.enable_npu_cnn or is_power_of_two(config.calibrate_method, options):
+        raise QuarkConfigError(
+            "Int16Scale is for float scales, and these are powers of two: switch enable_npu_cnn "
+            "off and take a method of CalibrationMethod"
+        )
+    return QuarkInt16Scale(method=method)

@@ -8,18 +8,34 @@ from typing import TypeAlias, TypeVar
 from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
 
-from lowbit.quark.errors import QuarkConfigError
+from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx.calibration.methods import (
     ExtendedCalibrationMethod,
     Int16Method,
     LayerWiseMethod,
     PowerOfTwoMethod,
 )
+from lowbit.quark.onnx.operators.custom_ops import (
+    _COP_BFP_OP_NAME,
+    _COP_DEQUANT_OP_NAME,
+    _COP_DOMAIN,
+    _COP_IN_OP_NAME,
+    _COP_LSTM_OP_NAME,
+    _COP_MX_OP_NAME,
+    _COP_QUANT_OP_NAME,
+    _COP_VERSION,
+)
 
 _E = TypeVar("_E", bound=enum.Enum)
 
-COP_DOMAIN = "com.amd.quark"
-COP_VERSION = 1
+COP_DOMAIN, COP_VERSION = _COP_DOMAIN, _COP_VERSION
+COP_QUANT_OP_NAME, COP_DEQUANT_OP_NAME = _COP_QUANT_OP_NAME, _COP_DEQUANT_OP_NAME
+COP_IN_OP_NAME, COP_LSTM_OP_NAME = _COP_IN_OP_NAME, _COP_LSTM_OP_NAME
+COP_BFP_OP_NAME, COP_MX_OP_NAME = _COP_BFP_OP_NAME, _COP_MX_OP_NAME
+QUANT_OP_NAME, DEQUANT_OP_NAME = "QuantizeLinear", "DequantizeLinear"
+QUANT_OP_TYPES = [QUANT_OP_NAME, COP_QUANT_OP_NAME]
+DEQUANT_OP_TYPES = [DEQUANT_OP_NAME, COP_DEQUANT_OP_NAME]
+FN_OP_TYPES = [COP_BFP_OP_NAME, COP_MX_OP_NAME]
 
 
 class ExtendedQuantType(enum.Enum):
@@ -112,6 +128,17 @@ class VitisQuantFormat(enum.Enum):
         return _member(VitisQuantFormat, t)
 
 
+class VitisExtendedQuantizer:
+    """Quark's inner quantizer of earlier versions, which 0.13 promises by name only."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        del args, kwargs
+        raise NotSupportedError(
+            "VitisExtendedQuantizer is not supported: quantize with ModelQuantizer or "
+            "quantize_static"
+        )
+
+
 AnyQuantType: TypeAlias = QuantType | ExtendedQuantType | VitisQuantType
 AnyQuantFormat: TypeAlias = QuantFormat | ExtendedQuantFormat | VitisQuantFormat
 
@@ -140,8 +167,19 @@ def _member(kind: type[_E], name: str) -> _E:
 
 
 __all__ = [
+    "COP_BFP_OP_NAME",
+    "COP_DEQUANT_OP_NAME",
     "COP_DOMAIN",
+    "COP_IN_OP_NAME",
+    "COP_LSTM_OP_NAME",
+    "COP_MX_OP_NAME",
+    "COP_QUANT_OP_NAME",
     "COP_VERSION",
+    "DEQUANT_OP_NAME",
+    "DEQUANT_OP_TYPES",
+    "FN_OP_TYPES",
+    "QUANT_OP_NAME",
+    "QUANT_OP_TYPES",
     "AnyQuantFormat",
     "AnyQuantType",
     "ExtendedCalibrationMethod",
@@ -152,6 +190,7 @@ __all__ = [
     "PowerOfTwoMethod",
     "QuantFormat",
     "QuantType",
+    "VitisExtendedQuantizer",
     "VitisQuantFormat",
     "VitisQuantType",
 ]

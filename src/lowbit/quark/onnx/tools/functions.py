@@ -22,7 +22,13 @@ from lowbit.graph import io
 from lowbit.quark import rewriting
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.models.custom import without_casts
-from lowbit.quark.models.pairs import DEQUANTIZE, parameters, remove_pairs, to_floats
+from lowbit.quark.models.pairs import (
+    DEQUANTIZE,
+    parameters,
+    remove_pairs,
+    remove_rounding,
+    to_floats,
+)
 from lowbit.quark.models.stored import (
     finite_constants,
     own_constants,
@@ -137,6 +143,7 @@ def without_given_pairs(model: ir.Model, args: argparse.Namespace) -> ir.Model:
 def without_quantization(model: ir.Model) -> ir.Model:
     """Return ``model`` itself in float."""
     remove_pairs(model.graph, lambda quantizer, dequantizer: True)
+    remove_rounding(model.graph)
     to_floats(model.graph)
     return model
 
@@ -226,16 +233,16 @@ def print_similarity(args: argparse.Namespace) -> None:
 
 
 def write_tensor_histograms(args: argparse.Namespace) -> None:
-    """Write one table a tensor."""
+    """Write a histogram of each tensor."""
     count = tensor_histograms(io.load(args.input), args.data, Path(args.output))
-    print(f"save_tensor_hist: wrote {count} tables to {args.output}")  # noqa: T201
+    print(f"save_tensor_hist: wrote {count} histograms to {args.output}")  # noqa: T201
 
 
 def write_weight_histograms(args: argparse.Namespace) -> None:
-    """Write one table a weight."""
+    """Write a histogram of each weight."""
     folder = Path(args.output)
     count = weight_histograms(io.load(args.input), folder, per_channel=args.perchannel)
-    print(f"save_weights_hist: wrote {count} tables to {folder}")  # noqa: T201
+    print(f"save_weights_hist: wrote {count} histograms to {folder}")  # noqa: T201
 
 
 def quantize_randomly(args: argparse.Namespace) -> None:

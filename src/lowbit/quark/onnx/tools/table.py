@@ -333,20 +333,20 @@ _ROWS = (
     ),
     Tool(
         name="save_tensor_hist",
-        summary="Run a model on data and write histograms of what it computes as tables (CSV).",
+        summary="Run a model on data and write histograms of what it computes, as images and tables.",
         work=functions.write_tensor_histograms,
         words=(
             Word("input", ("--input_model", "--input"), "the model"),
             Word("data", ("--data_path",), "a folder of .npy files or images"),
-            Word("output", ("--output_path", "--output"), "a folder for the tables"),
+            Word("output", ("--output_path", "--output"), "a folder for the images"),
         ),
     ),
     Tool(
         name="save_weights_hist",
-        summary="Write histograms of weights as tables (CSV), per channel with ``--perchannel``.",
+        summary="Write histograms of weights as images and tables, per channel with ``--perchannel``.",
         work=functions.write_weight_histograms,
         options=lambda parser: parser.add_argument(
-            "--perchannel", action="store_true", help="one table a channel"
+            "--perchannel", action="store_true", help="one of each channel"
         ),
     ),
 )

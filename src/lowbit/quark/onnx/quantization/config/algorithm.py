@@ -26,6 +26,11 @@ _FINETUNED = (
 )
 
 
+def _older(option: str) -> Any:
+    """Return a field of earlier versions, which becomes an option only where it is given."""
+    return dataclasses.field(default=None, metadata={"option": option, "older": True})
+
+
 def _field(option: str, default: Any) -> Any:
     """Return a field that becomes an extra option of that name."""
     if isinstance(default, list):
@@ -48,6 +53,7 @@ class AlgoConfig:
         fields = {
             field.metadata["option"]: getattr(self, field.name)
             for field in dataclasses.fields(self)
+            if not field.metadata.get("older") or getattr(self, field.name) is not None
         }
         inside = {self.group: {**fields, **self._fixed()}} if self.group is not None else fields
         return {**self.switches, **inside}
@@ -203,9 +209,21 @@ class AutoMixprecisionConfig(AlgoConfig):
     dual_quant_nodes: bool = _field("DualQuantNodes", False)
     no_input_qdq_shared: bool = _field("NoInputQDQShared", False)
     shared_param_mode: str = _field("SharedParamMode", "propagate")
+    act_target_quant_type: Any = _older("ActTargetQuantType")
+    weight_target_quant_type: Any = _older("WeightTargetQuantType")
+    bias_target_quant_type: Any = _older("BiasTargetQuantType")
+    target_tensors: list[str] | None = _older("TargetTensors")
+    target_indices: list[int] | None = _older("TargetIndices")
+    exclude_indices: list[int] | None = _older("ExcludeIndices")
+    output_index: int | None = _older("OutputIndex")
+    l2_target: float | None = _older("L2Target")
+    top1_acc_target: float | None = _older("Top1AccTarget")
+    evaluate_function: Callable[..., float] | None = _older("EvaluateFunction")
+    num_target: int | None = _older("NumTarget")
 
     def __post_init__(self) -> None:
-        if self.target_layer_config is None:
+        older = (self.act_target_quant_type, self.weight_target_quant_type)
+        if self.target_layer_config is None and not any(older):
             raise QuarkConfigError("AutoMixprecisionConfig needs a target_layer_config")
         _one_of(self, "metric_optimize_object", ("speed", "quality"))
         _one_of(self, "shared_param_mode", ("propagate", "unshare"))

@@ -279,6 +279,17 @@ DefaultConfigMapping: dict[str, QuantizationConfig] = {
 }
 
 
+# A constant of its own in Quark too, without a name for get_default_config.
+XINT8_WEIGHTSONLY_ADAROUND_CONFIG = dataclasses.replace(
+    XINT8_ADAROUND_CONFIG,
+    extra_options={
+        "ActivationSymmetric": True,
+        "WeightsOnly": True,
+        "FastFinetune": DEFAULT_ADAROUND_PARAMS,
+    },
+)
+
+
 def get_default_config_mapping() -> dict[str, QuantizationConfig]:
     """Return every preset by name."""
     return copy.deepcopy(DefaultConfigMapping)

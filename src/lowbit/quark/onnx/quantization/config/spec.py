@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lowbit.errors import did_you_mean
-from lowbit.quark.errors import QuarkConfigError
+from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config import data_type as types
 from lowbit.quark.onnx.quantization.config.data_type import DataType, parse_data_type
 
@@ -356,14 +356,20 @@ class QLayerConfig:
 
     @staticmethod
     def from_dict(d: Mapping[str, Any]) -> QLayerConfig:
-        """Return the configuration that ``to_dict`` wrote."""
+        """Return the configuration that ``to_dict`` wrote.
+
+        Clients write the same spec under both names of the inputs'; Quark reads ``input_tensors``.
+        """
         known = [field.name for field in dataclasses.fields(QLayerConfig)]
         for name in d:
             if name not in known:
                 raise QuarkConfigError(f"a layer has no {name!r}{did_you_mean(name, known)}")
-        return QLayerConfig(
-            **{name: QTensorConfig.from_dict(part) for name, part in d.items() if part is not None}
-        )
+        parts = {name: part for name, part in d.items() if part is not None}
+        if parts.get("input_tensors") is not None:
+            older = parts.pop("activation", None)
+            if older is not None and older != parts["input_tensors"]:
+                say("a layer has both input_tensors and activation: activation is ignored")
+        return QLayerConfig(**{name: QTensorConfig.from_dict(part) for name, part in parts.items()})
 
     def inputs(self) -> QTensorConfig | None:
         """Return the spec of the inputs, by whichever name it was given."""

@@ -1,0 +1,1 @@
+from lowbit.quark.experimental import *

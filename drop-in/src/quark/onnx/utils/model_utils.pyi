@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.utils.model_utils import *

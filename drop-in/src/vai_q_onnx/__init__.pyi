@@ -1,0 +1,1 @@
+from lowbit.quark.vai_q_onnx import *

@@ -1,0 +1,184 @@
+"""Bodies for AMD's named operators in models that others wrote, so that any onnxruntime runs them.
+
+Each operator becomes a function of the file itself, of the same name: what its attributes and its
+zero point say, in standard operators. ``com.vai.quantize`` is the older domain, with older names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
+from lowbit.emit.functions import DOMAIN, Functions, block_body
+from lowbit.errors import ModelError
+from lowbit.graph.editing import GraphEditor, constant
+from lowbit.numerics.blocks import Element, Rounding
+
+OLDER_DOMAIN = "com.vai.quantize"
+_OLDER_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "VitisQuantizeLinear": "ExtendedQuantizeLinear",
+        "VitisDequantizeLinear": "ExtendedDequantizeLinear",
+        "VitisInstanceNormalization": "ExtendedInstanceNormalization",
+        "BFPFixNeuron": "BFPQuantizeDequantize",
+        "MXFixNeuron": "MXQuantizeDequantize",
+    }
+)
+_ROUNDINGS = (Rounding.AWAY, Rounding.UP, Rounding.EVEN)
+_PAIR = "(x, scale, zero_point) => (y)"
+_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_FLOAT, _DOUBLE = int(ir.DataType.FLOAT), int(ir.DataType.DOUBLE)
+
+Body = Callable[[ir.Node, int], tuple[str, str]]
+"""From a node and the operator set to a function's signature and its steps."""
+
+
+def with_bodies(model: ir.Model) -> ir.Model:
+    """Return the model with a body for each named operator of AMD's that has none."""
+    known = {(key[0], key[1]) for key in model.functions}
+    named = [n for n in model.graph.all_nodes() if n.domain in (DOMAIN, OLDER_DOMAIN)]
+    if all((node.domain, node.op_type) in known for node in named):
+        return model
+    model = model.clone()
+    functions = Functions(GraphEditor(model))
+    for node in model.graph.all_nodes():
+        if node.domain not in (DOMAIN, OLDER_DOMAIN) or (node.domain, node.op_type) in known:
+            continue
+        name = _OLDER_NAMES.get(node.op_type, node.op_type)
+        if name not in _BODIES:
+            raise ModelError(
+                f"{node.op_type} {node.name!r} of {node.domain} has no body here; known are "
+                f"{', '.join(_BODIES)}"
+            )
+        signature, steps = _BODIES[name](node, model.opset_imports.get("", 1))
+        node.domain, node.op_type = DOMAIN, name
+        node.overload = functions.define(name, signature, steps)
+    _put_pairs_together(model.graph)
+    if OLDER_DOMAIN in model.opset_imports:
+        del model.opset_imports[OLDER_DOMAIN]
+    return model
+
+
+def _put_pairs_together(graph: ir.Graph) -> None:
+    """Move each quantizer to its first consumer, so that no cut of the graph falls between the two.
+
+    What lies between may have a type that onnxruntime hands to nobody. Changes ``graph``.
+    """
+    order = {node: index for index, node in enumerate(graph)}
+    for node in tuple(graph):
+        consumers = [n for n in node.outputs[0].consumers() if n in order]
+        if node.op_type == "ExtendedQuantizeLinear" and consumers:
+            graph.remove(node)
+            graph.insert_before(min(consumers, key=order.__getitem__), node)
+
+
+def _blocks(spec: BlockSpec, node: ir.Node, opset: int) -> tuple[str, str]:
+    node.attributes.setdefault("axis", ir.AttrInt64("axis", 1))
+    signature = f"<{', '.join(node.attributes)}> (x) => (y)"
+    return signature, block_body(spec, opset)
+
+
+def _bfp(node: ir.Node, opset: int) -> tuple[str, str]:
+    read = node.attributes.get_int
+    pairs = node.attributes.get_string("bfp_method", "to_bfp") == "to_bfp_prime"
+    inside = (read("sub_block_size", 2), read("sub_block_shift_bits", 1))
+    if pairs and inside != (2, 1):
+        raise ModelError(f"{node.name!r}: sub-blocks of {inside[0]} are not known; of 2 are")
+    if read("convert_to_bfloat_before_bfp", 0):
+        raise ModelError(f"{node.name!r}: convert_to_bfloat_before_bfp is not known")
+    spec = BfpSpec(
+        bits=read("bit_width", 16),
+        block=read("block_size", 8),
+        pairs=pairs,
+        rounding=_ROUNDINGS[read("rounding_mode", 0)],
+    )
+    return _blocks(spec, node, opset)
+
+
+def _mx(node: ir.Node, opset: int) -> tuple[str, str]:
+    read = node.attributes.get_int
+    spec = MxSpec(
+        element=Element(node.attributes.get_string("element_dtype", "int8")),
+        block=read("block_size", 32),
+        rounding=_ROUNDINGS[read("rounding_mode", 0)],
+    )
+    return _blocks(spec, node, opset)
+
+
+def _quantize(node: ir.Node, opset: int) -> tuple[str, str]:
+    del opset
+    kind = _kind(node)
+    if kind in _FLOATS:
+        # As the named operator of this package's own models, which saturates nothing either.
+        steps = ["a = Div(x, scale)", f"y = Cast <to = {int(kind)}> (a)"]
+        return _with_attributes(node, _PAIR), "\n".join(steps)
+    limits = np.iinfo(kind.numpy())
+    # In double precision, so that 32 bits and their limits are exact.
+    steps = [
+        f"wide = Cast <to = {_DOUBLE}> (x)",
+        f"step = Cast <to = {_DOUBLE}> (scale)",
+        f"point = Cast <to = {_DOUBLE}> (zero_point)",
+        "share = Div(wide, step)",
+        "near = Round(share)",
+        "moved = Add(near, point)",
+        f"low = Constant <value = double {{{float(limits.min)!r}}}> ()",
+        f"high = Constant <value = double {{{float(limits.max)!r}}}> ()",
+        "inside = Clip(moved, low, high)",
+        f"y = Cast <to = {int(kind)}> (inside)",
+    ]
+    return _with_attributes(node, _PAIR), "\n".join(steps)
+
+
+def _dequantize(node: ir.Node, opset: int) -> tuple[str, str]:
+    del opset
+    if _kind(node) in _FLOATS:
+        steps = [f"a = Cast <to = {_FLOAT}> (x)", "y = Mul(a, scale)"]
+        return _with_attributes(node, _PAIR), "\n".join(steps)
+    steps = [
+        f"codes = Cast <to = {_DOUBLE}> (x)",
+        f"point = Cast <to = {_DOUBLE}> (zero_point)",
+        "moved = Sub(codes, point)",
+        f"step = Cast <to = {_DOUBLE}> (scale)",
+        "wide = Mul(moved, step)",
+        f"y = Cast <to = {_FLOAT}> (wide)",
+    ]
+    return _with_attributes(node, _PAIR), "\n".join(steps)
+
+
+def _instance_norm(node: ir.Node, opset: int) -> tuple[str, str]:
+    del opset
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    steps = f"y = InstanceNormalization <epsilon = {epsilon!r}> (x, weight, bias)"
+    return _with_attributes(node, "(x, weight, bias) => (y)"), steps
+
+
+_BODIES: Mapping[str, Body] = MappingProxyType(
+    {
+        "ExtendedQuantizeLinear": _quantize,
+        "ExtendedDequantizeLinear": _dequantize,
+        "BFPQuantizeDequantize": _bfp,
+        "MXQuantizeDequantize": _mx,
+        "ExtendedInstanceNormalization": _instance_norm,
+    }
+)
+
+
+def _with_attributes(node: ir.Node, arguments: str) -> str:
+    return f"<{', '.join(node.attributes)}> {arguments}" if node.attributes else arguments
+
+
+def _kind(node: ir.Node) -> ir.DataType:
+    """Return the type of the quantized side, which the zero point has."""
+    scale, zero = (node.inputs[i] if len(node.inputs) > i else None for i in (1, 2))
+    step = constant(scale) if scale is not None else None
+    if zero is None or zero.dtype is None:
+        raise ModelError(f"{node.op_type} {node.name!r} has no zero point, which says its type")
+    if step is not None and step.size > 1:
+        raise ModelError(
+            f"{node.op_type} {node.name!r} has {step.size} scales: per channel it has no body here"
+        )
+    return zero.dtype
