@@ -28,6 +28,7 @@ from lowbit.version import __version__
 
 if TYPE_CHECKING:
     from lowbit.api import Result, compare, convert, inspect, plan, quantize
+    from lowbit.api.sweep import sweep
     from lowbit.config import presets
     from lowbit.config.config import QuantConfig
     from lowbit.config.files import read_config
@@ -70,6 +71,7 @@ _LAZY = {
     "quantize": "lowbit.api",
     "read_config": "lowbit.config.files",
     "save_plan": "lowbit.planning.plan",
+    "sweep": "lowbit.api.sweep",
 }
 
 __all__ = [
@@ -107,6 +109,7 @@ __all__ = [
     "quantize",
     "read_config",
     "save_plan",
+    "sweep",
 ]
 
 

@@ -79,7 +79,12 @@ Shared = Mapping[str, "NDArray[Any]"]
 
 
 def distributed_map(
-    task: Callable[..., T], items: Sequence[S], *, name: str, shared: Shared | None = None
+    task: Callable[..., T],
+    items: Sequence[S],
+    *,
+    name: str,
+    shared: Shared | None = None,
+    threads: int | None = None,
 ) -> Generator[T, None, None]:
     """Yield ``task(item)`` in order, run by the chosen engine, or by threads if there is none.
 
@@ -87,11 +92,11 @@ def distributed_map(
     worker that dies costs what it was at. A task that raises is tried three times, except for
     errors of this package, which say what is wrong with the item. ``str(item)`` is what messages
     call an item, and ``name`` what dashboards call the task. With ``shared`` arrays the task is
-    called as ``task(item, shared)``.
+    called as ``task(item, shared)``. ``threads`` is how many run at once without an engine.
     """
     if worker_count() is None:
         call = task if shared is None else lambda item: task(item, shared)
-        yield from ordered_map(call, items)
+        yield from ordered_map(call, items, threads)
         return
     yield from _Distributed(task, items, name, shared).results()
 

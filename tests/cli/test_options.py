@@ -42,6 +42,7 @@ WORDS = {
     "compare": ["m.onnx", "q.onnx", "--data", "d"],
     "inspect": ["m.onnx"],
     "bench": ["m.onnx"],
+    "sweep": ["m.onnx", "--presets", "A8W8,BF16", "--data", "d"],
     "infer": ["m.onnx", "--data", "d", "--output", "o"],
     "evaluate": ["a", "b"],
     "convert": ["m.onnx", "q.onnx", "--to", "bf16"],

@@ -18,6 +18,7 @@ from lowbit.cli.models import bench, inspect, print_json
 from lowbit.cli.options import make_parser
 from lowbit.cli.quantize import quantize
 from lowbit.cli.saving import check_outputs, writing
+from lowbit.cli.sweep import sweep
 from lowbit.config.presets import PRESETS
 from lowbit.errors import ConfigError
 from lowbit.planning.plan import save_plan
@@ -128,6 +129,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = MappingProxyType(
         "compare": compare,
         "inspect": inspect,
         "bench": bench,
+        "sweep": sweep,
         "infer": infer,
         "evaluate": evaluate,
         "convert": convert,

@@ -1,8 +1,9 @@
-"""Options of the commands that look at models: inspect and bench. Imports nothing heavy."""
+"""Options of the commands that look at models: inspect, bench and sweep. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from lowbit.cli import parser as types
+from lowbit.cli.option_groups import add_data, add_engine, add_images
 from lowbit.cli.parser import Parser
 
 
@@ -42,3 +43,24 @@ def add_bench(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def add_sweep(parser: Parser) -> None:
+    """Add the options of ``lowbit sweep``."""
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="float models, .onnx files")
+    parser.add_argument(
+        "--presets", required=True, type=types.words, metavar="A,B", help="see `lowbit presets`"
+    )
+    add_data(parser, "calibrate on")
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="labels of all samples, as for compare: the accuracy is measured as well",
+    )
+    add_images(parser)
+    add_engine(parser)
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="write the models, sweep.csv and the page sweep.html there"
+    )
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON, nothing else")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")

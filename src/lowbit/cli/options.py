@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lowbit.cli import parser as types
-from lowbit.cli.model_options import add_bench, add_inspect
+from lowbit.cli.model_options import add_bench, add_inspect, add_sweep
 from lowbit.cli.option_groups import add_data, add_engine, add_images, add_scheme
 from lowbit.cli.parser import Parser, one_of
 from lowbit.version import __version__
@@ -283,6 +283,7 @@ _COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
     ("compare", "measure how far a quantized model is from its float model", _compare),
     ("inspect", "show what a model is, and what each target would do with it", add_inspect),
     ("bench", "measure how long models take here", add_bench),
+    ("sweep", "quantize models with several presets, and compare them in one table", add_sweep),
     ("infer", "run a model and write its outputs, a file for each sample", _infer),
     ("evaluate", "measure how alike two folders of results are", _evaluate),
     ("convert", "convert between float formats, without data", _convert),

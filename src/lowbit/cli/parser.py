@@ -189,3 +189,13 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
     choose.names = tuple(names)  # type: ignore[attr-defined]  # read by shell completion
     return choose
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a list with commas."""
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(
+            "expected names with commas between them, such as XINT8,A8W8"
+        )
+    return found

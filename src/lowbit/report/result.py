@@ -173,7 +173,7 @@ def show_verdict(console: Console, report: Report) -> None:
     if len(verdict.outputs) > 1:
         table = make_table("verdict by output", "output", "figure", "level")
         for row in verdict.outputs:
-            level = Text(row.level, style=_COLOURS[row.level])
+            level = Text(row.level, style=LEVEL_COLOURS[row.level])
             table.add_row(Name(row.output), row.describe().removeprefix(f"{row.output}: "), level)
         show(console, table)
     console.print(describe_verdict(verdict))
@@ -181,11 +181,16 @@ def show_verdict(console: Console, report: Report) -> None:
 
 def describe_verdict(verdict: Verdict) -> Text:
     """Return the level in its colour, and the number it rests on."""
-    colour = _COLOURS[verdict.level]
+    colour = LEVEL_COLOURS[verdict.level]
     return Text.assemble(("verdict: ", "bold"), (verdict.level, colour), f" ({verdict.describe()})")
 
 
-_COLOURS = {"good": "bold green", "usable": "green", "poor": "bold yellow", "ruined": "bold red"}
+LEVEL_COLOURS = {
+    "good": "bold green",
+    "usable": "green",
+    "poor": "bold yellow",
+    "ruined": "bold red",
+}
 
 
 def _promoted(regions: Sequence[PromotedRegion]) -> Table:

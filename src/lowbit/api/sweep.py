@@ -1,0 +1,198 @@
+"""``lowbit.sweep``: one table over models and presets."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import io as text_io
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lowbit.api.compare import compare
+from lowbit.api.quantize import Result, quantize
+from lowbit.config.files import config_json
+from lowbit.config.presets import find_preset
+from lowbit.data import Preprocessing, Tokenization, open_data
+from lowbit.errors import ConfigError, LowbitError
+from lowbit.evaluate.accuracy import Accuracy
+from lowbit.evaluate.cost import node_costs
+from lowbit.evaluate.latency import measure_latency
+from lowbit.graph import io
+from lowbit.graph.session import model_inputs
+from lowbit.parallel import distributed_map
+from lowbit.pipeline.pipeline import Progress, ignore_progress
+from lowbit.report.sweep_page import SweepRow
+from lowbit.store import Store, content_key
+from lowbit.version import __version__
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """One model and one preset, as a worker is told of it."""
+
+    model: str
+    preset: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"{self.model} as {self.preset}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """What is the same for all tasks."""
+
+    data: Any
+    limit: int | None
+    preprocessing: Preprocessing | Tokenization | str | None
+    labels: str | None
+    timed: bool
+    state_dir: str | None
+
+    def __call__(self, task: _Task) -> SweepRow:
+        store = None if self.state_dir is None else Store.open(self.state_dir)
+        key = self._key(task) if store is not None else ""
+        known = None if store is None else store.get(key)
+        if known is not None and (not task.file or pathlib.Path(task.file).exists()):
+            return msgspec.json.decode(known, type=SweepRow)
+        row = self._measured(task)
+        if store is not None:
+            store.put(key, msgspec.json.encode(row))
+        return row
+
+    def _key(self, task: _Task) -> str:
+        content = hashlib.sha256(pathlib.Path(task.model).read_bytes()).hexdigest()
+        inputs = model_inputs(io.load(task.model))
+        data = open_data(self.data, inputs, preprocessing=self.preprocessing, limit=self.limit)
+        rest = (str(self.limit), str(self.labels), str(self.timed), task.file, __version__)
+        config = config_json(find_preset(task.preset))
+        return content_key("sweep", content, config, data.fingerprint(), *rest)
+
+    def _measured(self, task: _Task) -> SweepRow:
+        row = SweepRow(model=pathlib.Path(task.model).name, preset=task.preset)
+        start = time.perf_counter()
+        try:
+            result = quantize(
+                task.model,
+                task.file or None,
+                data=self.data,
+                preset=task.preset,
+                limit=self.limit,
+                preprocessing=self.preprocessing,
+                allow_ruined=True,
+                state_dir=self.state_dir,
+            )
+        except LowbitError as error:
+            return msgspec.structs.replace(row, refused=str(error))
+        took = time.perf_counter() - start
+        return self._filled(msgspec.structs.replace(row, seconds=took), task, result)
+
+    def _filled(self, row: SweepRow, task: _Task, result: Result) -> SweepRow:
+        report, verdict = result.report, result.report.verdict
+        feed = None if result.samples is None else result.samples.first()
+        latency = None
+        if feed is not None and self.timed:
+            latency = measure_latency(result.state.loaded, result.quantized, feed)
+        accuracy: tuple[Accuracy, ...] = ()
+        if self.labels is not None:
+            accuracy = compare(
+                task.model,
+                result.quantized,
+                self.data,
+                labels=self.labels,
+                budget="none",
+                preprocessing=self.preprocessing,
+            ).accuracy
+        return msgspec.structs.replace(
+            row,
+            level="" if verdict is None else verdict.level,
+            figure="" if verdict is None else verdict.worst.describe(),
+            sqnr_db=None if verdict is None else verdict.worst.sqnr_db,
+            size_before=report.size_before,
+            size_after=report.size_after,
+            float_share=None if feed is None else _float_share(result, feed),
+            latency=latency,
+            accuracy=accuracy,
+            file=task.file,
+        )
+
+
+def sweep(
+    models: Sequence[str],
+    *,
+    presets: Sequence[str],
+    data: Any,
+    out: str | None = None,
+    limit: int | None = None,
+    preprocessing: Preprocessing | Tokenization | str | None = None,
+    labels: str | None = None,
+    timed: bool = True,
+    state_dir: str | None = None,
+    progress: Progress = ignore_progress,
+) -> tuple[SweepRow, ...]:
+    """Quantize models with presets and return one row for each pair.
+
+    Args:
+        models: Paths of float models.
+        presets: Names of presets.
+        data: As for ``lowbit.quantize``; the same for all models.
+        out: A folder for the quantized models; none are written if not given.
+        limit: How many samples to calibrate on.
+        preprocessing: How images or texts become inputs.
+        labels: Where the labels of all samples are, for accuracy.
+        timed: Measure how long the models take here.
+        state_dir: A folder or fsspec URL for finished rows: what is there is not done again.
+        progress: Called with stage, done and total.
+    """
+    if not presets:
+        raise ConfigError("a sweep needs at least one preset (--presets XINT8,A8W8)")
+    for preset in presets:
+        find_preset(preset)
+    if out is not None:
+        pathlib.Path(out).mkdir(parents=True, exist_ok=True)
+    tasks = [_Task(m, preset, _file(out, m, preset)) for m in models for preset in presets]
+    trial = _Trial(data, limit, preprocessing, labels, timed, state_dir)
+    rows = []
+    # Each run uses all processors, so several at once only where there are workers.
+    for row in distributed_map(trial, tasks, name="sweep", threads=1):
+        rows.append(row)
+        progress("sweep", len(rows), len(tasks))
+    return tuple(rows)
+
+
+def _file(out: str | None, model: str, preset: str) -> str:
+    if out is None:
+        return ""
+    return str(pathlib.Path(out) / f"{pathlib.Path(model).stem}.{preset}.onnx")
+
+
+def _float_share(result: Result, feed: Any) -> float:
+    """Return the share of the multiply-adds that is computed in float."""
+    costs = node_costs(result.state.adapted, feed)
+    every = sum(cost.multiply_adds for cost in costs.values())
+    kept = (costs.get(row.node) for row in result.plan.float_nodes)
+    return sum(cost.multiply_adds for cost in kept if cost is not None) / every if every else 0.0
+
+
+def sweep_csv(rows: Sequence[SweepRow]) -> str:
+    """Return the table as CSV."""
+    text = text_io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(
+        "model preset verdict figure sqnr_db size_before size_after float_share seconds float_ms "
+        "quantized_ms accuracy_drop refused".split()
+    )
+    for row in rows:
+        latency = row.latency
+        times = ("", "") if latency is None else (latency.float_ms, latency.quantized_ms)
+        drop = row.accuracy[0].gap if row.accuracy else ""
+        figures = (row.sqnr_db, row.size_before, row.size_after, row.float_share, row.seconds)
+        writer.writerow(
+            (row.model, row.preset, row.level, row.figure, *figures, *times, drop, row.refused)
+        )
+    return text.getvalue()
