@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -268,7 +268,7 @@ def _check_needs_no_data(config: QuantConfig, min_sqnr: float | None) -> None:
         )
 
 
-def _feeds(samples: Split | None) -> Callable[[], Iterator[Feed]]:
+def _feeds(samples: Split | None) -> Callable[[], Iterable[Feed]]:
     return samples.calibration if samples is not None else lambda: iter(())
 
 

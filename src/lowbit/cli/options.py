@@ -14,7 +14,7 @@ from lowbit.cli.parser import Parser, one_of
 from lowbit.version import __version__
 
 METHODS = ("minmax", "percentile", "entropy", "mse", "nonoverflow", "distribution", "layerwise")
-WEIGHT_METHODS = ("minmax", "mse", "output")
+WEIGHT_METHODS = ("minmax", "mse", "output", "hqq")
 HEADS = ("auto", "float", "int8")
 DOMAINS = ("auto", "ai.onnx", "com.microsoft")
 PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")

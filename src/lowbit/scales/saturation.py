@@ -26,7 +26,7 @@ def limited_pairs(codes: NDArray[np.generic]) -> NDArray[np.generic]:
     excess = np.where(same, np.maximum(np.abs(pairs).sum(axis=2) - _LARGEST_SUM, 0), 0)
     less = np.stack([excess - excess // 2, excess // 2], axis=2)
     limited = pairs - np.sign(pairs) * less
-    return limited.reshape(len(codes), -1)[:, :count].astype(codes.dtype)
+    return np.asarray(limited.reshape(len(codes), -1)[:, :count], codes.dtype)
 
 
 def saturation_free_scales(rows: FloatArray, scale: FloatArray, largest: int) -> FloatArray:
