@@ -269,7 +269,7 @@ def _check_needs_no_data(config: QuantConfig, min_sqnr: float | None) -> None:
 
 
 def _feeds(samples: Split | None) -> Callable[[], Iterable[Feed]]:
-    return samples.calibration if samples is not None else lambda: iter(())
+    return tuple if samples is None else samples.calibration
 
 
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:

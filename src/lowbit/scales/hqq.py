@@ -47,7 +47,8 @@ def hqq_params(rows: FloatArray, spec: IntegerSpec, method: Hqq) -> QParams:
 
 def _codes(rows: FloatArray, scale: FloatArray, zero: FloatArray, spec: IntegerSpec) -> FloatArray:
     low, high = spec.limits
-    return np.clip(np.rint(rows / scale[:, None] + zero[:, None]), low, high).astype(np.float32)
+    codes = np.clip(np.rint(rows / scale[:, None] + zero[:, None]), low, high)
+    return np.asarray(codes, np.float32)
 
 
 def _error(
