@@ -1,6 +1,9 @@
 import msgspec
+import numpy as np
+import onnx
 import pytest
 from helpers.token_models import token_model
+from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
 from lowbit.config.presets import find_preset
@@ -90,3 +93,50 @@ def test_activations_that_are_calibrated_are_not_weight_only() -> None:
     assert is_weight_only(Scheme(None, None, None))
     assert is_weight_only(Scheme(DynamicSpec(), None, None))
     assert not is_weight_only(Scheme(spec, None, None))
+
+
+def _recurrent(kind: str, directions: int, opset: int) -> onnx.ModelProto:
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    random = np.random.default_rng(7)
+    shapes = {"w": (directions, gates * 24, 40), "r": (directions, gates * 24, 24)}
+    words = {1: "forward", 2: "bidirectional"}
+    graph = helper.make_graph(
+        [
+            helper.make_node(
+                kind,
+                ["x", "w", "r"],
+                ["y", "h"],
+                "cell",
+                hidden_size=24,
+                direction=words[directions],
+            )
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["t", 1, 40])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["t", directions, 1, 24]),
+            helper.make_tensor_value_info("h", TensorProto.FLOAT, [directions, 1, 24]),
+        ],
+        [
+            numpy_helper.from_array(random.normal(0, 0.2, s).astype(np.float32), n)
+            for n, s in shapes.items()
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize(("preset", "lowest_db"), [("DYNAMIC8", 30), ("W8", 30), ("W4", 12)])
+def test_recurrent_layers_have_quantized_weights_and_float_states(
+    kind: str, directions: int, preset: str, lowest_db: float
+) -> None:
+    random = np.random.default_rng(1)
+    feeds = [{"x": random.normal(size=(9, 1, 40)).astype(np.float32)} for _ in range(4)]
+
+    result = lowbit.quantize(_recurrent(kind, directions, 17), data=feeds, preset=preset)
+
+    assert [t.name for t in result.plan.weights()] == ["w", "r"]
+    assert not result.plan.activations()
+    assert result.report.sqnr_db > lowest_db
+    assert result.report.size_after < (0.2 if preset == "W4" else 0.3) * result.report.size_before

@@ -226,9 +226,22 @@ def test_gptq_in_blocks_of_matmul(bits: int, size: int, symmetric: bool) -> None
     assert _from_float(model) < 0.9 * _from_float(_nbits(Algorithm="DEFAULT", **shared))
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_hqq_in_blocks_of_matmul(bits: int) -> None:
+    shared = {"Bits": bits, "GroupSize": 16}
+    model = _nbits(Algorithm="HQQ", **shared)
+
+    onnx.checker.check_model(model)
+    assert [n.op_type for n in model.graph.node].count("MatMulNBits") == 2
+    assert "DequantizeLinear" not in {n.op_type for n in model.graph.node}
+    assert _from_float(model) < 1.1 * _from_float(_nbits(Algorithm="DEFAULT", **shared))
+
+
 def test_blocks_by_gptq_are_told_what_is_wrong() -> None:
-    with pytest.raises(NotSupportedError, match="'HQQ' is not supported; DEFAULT and GPTQ are"):
-        _nbits(Algorithm="HQQ")
+    with pytest.raises(
+        NotSupportedError, match="'AWQ' is not supported; DEFAULT, GPTQ and HQQ are"
+    ):
+        _nbits(Algorithm="AWQ")
     with pytest.raises(QuarkConfigError, match="Bits is 3"):
         _nbits(Algorithm="GPTQ", Bits=3)
     with pytest.raises(QuarkConfigError, match="GroupSize is 24"):

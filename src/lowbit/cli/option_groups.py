@@ -12,7 +12,7 @@ from lowbit.cli import parser as types
 from lowbit.cli.parser import Parser, one_of
 
 METHODS = ("minmax", "percentile", "entropy", "mse", "nonoverflow", "distribution", "layerwise")
-WEIGHT_METHODS = ("minmax", "mse", "output")
+WEIGHT_METHODS = ("minmax", "mse", "output", "hqq")
 HEADS = ("auto", "float", "int8")
 PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
 LAYOUTS = ("auto", "NCHW", "NHWC")

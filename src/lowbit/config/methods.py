@@ -109,6 +109,21 @@ class OutputMse(_Method, frozen=True, kw_only=True, tag="output"):
     """
 
 
+class Hqq(_Method, frozen=True, kw_only=True, tag="hqq"):
+    """For weights: half-quadratic quantization, least error in a norm below one, without data.
+
+    Attributes:
+        norm: The exponent of the norm.
+        beta: How strongly errors are held to what is rounded, at first; ``growth``: what it grows by.
+        iterations: How often both are found anew.
+    """
+
+    norm: float = 0.7
+    beta: float = 10.0
+    growth: float = 1.01
+    iterations: int = 20
+
+
 BY_NAME: Mapping[str, type[Method]] = MappingProxyType(
     {
         "minmax": MinMax,
@@ -123,5 +138,5 @@ BY_NAME: Mapping[str, type[Method]] = MappingProxyType(
 """Methods for activations."""
 
 FOR_WEIGHTS: Mapping[str, type[Method]] = MappingProxyType(
-    {"minmax": MinMax, "mse": MinMse, "output": OutputMse}
+    {"minmax": MinMax, "mse": MinMse, "output": OutputMse, "hqq": Hqq}
 )

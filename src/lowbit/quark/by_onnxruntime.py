@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lowbit.api import quantize
 from lowbit.config.config import QuantConfig
+from lowbit.config.methods import Hqq, MinMax
 from lowbit.config.refinement import Gptq
 from lowbit.config.specs import IntegerSpec
 from lowbit.errors import did_you_mean
@@ -78,7 +79,7 @@ def nbits(model: ir.Model, parameters: Mapping[str, Any]) -> ir.Model:
     if parameters.get("Algorithm", "DEFAULT") != "DEFAULT":
         raise NotSupportedError(
             f"MatMulNBitsParams: Algorithm {parameters['Algorithm']!r} is not supported; "
-            "DEFAULT and GPTQ are"
+            "DEFAULT, GPTQ and HQQ are"
         )
     how = DefaultWeightOnlyQuantConfig(
         block_size=parameters.get("GroupSize", 128),
@@ -109,12 +110,15 @@ _FORMATS = {
 _LEAST_GROUP = 16
 
 
-def nbits_by_gptq(
-    model: ir.Model, parameters: Mapping[str, Any], refine: Gptq, data: Any
+def nbits_by_lowbit(
+    model: ir.Model, parameters: Mapping[str, Any], refine: Gptq | None, data: Any
 ) -> ir.Model:
-    """Return the model with the constant operand of each MatMul in groups of few bits."""
+    """Return the model with the constant operand of each MatMul in groups of few bits.
+
+    They are rounded by GPTQ, or to the nearest with scales and zero points by HQQ.
+    """
     bits, size = parameters.get("Bits", 4), parameters.get("GroupSize", 128)
-    symmetric = bool(parameters.get("Symmetric", True))
+    symmetric = refine is not None and bool(parameters.get("Symmetric", True))
     if (bits, symmetric) not in _FORMATS:
         raise QuarkConfigError(f"MatMulNBitsParams: Bits is {bits}; expected 4 or 8")
     if size < _LEAST_GROUP or size & (size - 1):
@@ -122,7 +126,12 @@ def nbits_by_gptq(
             f"MatMulNBitsParams: GroupSize is {size}; onnxruntime takes powers of two from "
             f"{_LEAST_GROUP} on"
         )
-    spec = IntegerSpec(format=_FORMATS[bits, symmetric], symmetric=symmetric, group_size=size)
+    spec = IntegerSpec(
+        format=_FORMATS[bits, symmetric],
+        symmetric=symmetric,
+        group_size=size,
+        method=MinMax() if refine is not None else Hqq(),
+    )
     config = QuantConfig(name="quark MatMulNBits", activation=None, weight=spec, refinement=refine)
     target = msgspec.structs.replace(find_target(config.target), operators=("MatMul",))
     result = quantize(

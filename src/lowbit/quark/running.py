@@ -19,7 +19,7 @@ from lowbit.config.specs import Spec
 from lowbit.data.sources import Reader
 from lowbit.graph import io
 from lowbit.quark import by_onnxruntime, rewriting
-from lowbit.quark.by_onnxruntime import nbits_by_gptq
+from lowbit.quark.by_onnxruntime import nbits_by_lowbit
 from lowbit.quark.errors import (
     MissingModelError,
     NotSupportedError,
@@ -121,13 +121,16 @@ def _run(
 
 def _nbits(given: Given, loaded: ir.Model, config: QuantizationConfig) -> ir.Model:
     parameters = by_onnxruntime.nbits_parameters(config.extra_options)
-    if parameters.get("Algorithm", "DEFAULT") != "GPTQ":
+    algorithm = parameters.get("Algorithm", "DEFAULT")
+    if algorithm == "HQQ":
+        return nbits_by_lowbit(loaded, parameters, None, None)
+    if algorithm != "GPTQ":
         return by_onnxruntime.nbits(loaded, parameters)
     data = given.data_path if given.reader is None else _feeds(given.reader)
     if data is None:
         raise QuarkDataError("GPTQ rounds by data: give calibration_data_reader")
     asked = read_gptq(config.extra_options.get("GPTQParams") or {}, lenient=config.ignore_warnings)
-    return nbits_by_gptq(loaded, parameters, gptq_refinement(asked), data)
+    return nbits_by_lowbit(loaded, parameters, gptq_refinement(asked), data)
 
 
 def _calibrated(

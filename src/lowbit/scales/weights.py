@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.calibrate.statistics import Stats, TensorStats
-from lowbit.config.methods import MinMax, MinMse, NonOverflow, OutputMse, Percentile
+from lowbit.config.methods import Hqq, MinMax, MinMse, NonOverflow, OutputMse, Percentile
 from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.affine import (
     QParams,
@@ -30,6 +30,7 @@ from lowbit.numerics.formats import FloatArray
 from lowbit.ops.geometry import TransposedConvLayer
 from lowbit.ops.linear import layer_of, linear_operator
 from lowbit.planning.plan import Plan
+from lowbit.scales.hqq import hqq_params
 from lowbit.scales.ranges import params_of, power_of_two_of_range
 from lowbit.scales.saturation import limited_pairs, saturation_free_scales
 from lowbit.scales.search import power_of_two_candidates
@@ -129,7 +130,9 @@ def weight_params(
     Errors count by ``importance``; all alike if there is none.
     """
     data = np.asarray(data, np.float32)
-    if isinstance(spec.method, OutputMse):
+    # Powers of two are too few to choose from for another norm to matter.
+    few = isinstance(spec.method, Hqq) and spec.power_of_two
+    if isinstance(spec.method, OutputMse) or few:
         spec = msgspec.structs.replace(spec, method=MinMse())
     if axis is None:
         return _per_tensor(data, spec, importance)
@@ -173,6 +176,8 @@ def _of_rows(rows: FloatArray, spec: IntegerSpec, known: Importance | None) -> Q
     match spec.method:
         case MinMax() if not spec.power_of_two:
             return _per_row(rows, np.ones(1, np.float32), spec, None)
+        case Hqq() if not spec.power_of_two:
+            return hqq_params(rows, spec, spec.method)
         case MinMse() if not spec.power_of_two:
             return _per_row(rows, _RATIOS.astype(np.float32), spec, known)
         case _:
@@ -211,8 +216,8 @@ def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | No
             return _range_params(low, high, spec)
         case MinMse() if importance is not None:
             return _least_output_error(data, spec, importance)
-        case MinMse() if data.size < _DIRECT:
-            row = _per_row(data.reshape(1, -1), _RATIOS.astype(np.float32), spec, None)
+        case MinMse() | Hqq() if data.size < _DIRECT or isinstance(spec.method, Hqq):
+            row = _of_rows(data.reshape(1, -1), spec, None)
             return QParams(row.scale.reshape(()), row.zero_point.reshape(()), spec.format)
         case MinMse() | Percentile():
             return params_of(TensorStats.of(data, histogram=True), spec, "a weight")
