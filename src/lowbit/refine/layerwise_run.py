@@ -10,6 +10,7 @@ between two steps a quantized model's values are held as integers.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ import onnx_ir as ir
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, Session
-from lowbit.graph.submodels import extracted_session
+from lowbit.graph.submodels import Extractor
 from lowbit.refine.store import Store
 
 _REPEATED = frozenset(("DequantizeLinear",))
@@ -51,10 +52,9 @@ class LayerwiseRun:
         name: str,
     ) -> None:
         """Plan the run: ``steps`` are the values wanted after each step."""
-        self._model, self._store, self._name = model, store, name
+        self._extractor, self._store, self._name = Extractor(model), store, name
         self._optimize, self._device = optimize, device
-        self._values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
-        self._steps = _plan(model.graph, self._values, steps)
+        self._steps = _plan(model.graph, self._extractor.values, steps)
         self._types: dict[str, np.dtype[Any]] = {}
         self._session: Session | None = None
         self._step: _Step | None = None
@@ -65,11 +65,10 @@ class LayerwiseRun:
         self._session = None
         if step.computes:
             known = self._ancestors(step.computes, step.reads)
-            self._session = extracted_session(
-                self._model,
+            self._session = self._extractor.session(
                 {name: self._types.get(name) for name in step.reads},
                 step.computes,
-                {name: array for name, array in constants.items() if name in known},
+                {name: constants[name] for name in known if name in constants},
                 optimize=self._optimize,
                 device=self._device,
                 name=self._name,
@@ -99,20 +98,21 @@ class LayerwiseRun:
             return feed[name]
         return self._store.get(sample, name)
 
-    def _ancestors(self, outputs: Sequence[str], stop: Sequence[str]) -> set[str]:
+    def _ancestors(self, outputs: Sequence[str], stop: Sequence[str]) -> list[str]:
         """Return the names of all values that ``outputs`` depend on, up to ``stop``."""
-        found: set[str] = set()
-        pending = [self._values[name] for name in outputs]
+        found: dict[str, None] = {}
+        limits = set(stop)
+        pending = [self._extractor.values[name] for name in outputs]
         while pending:
             value = pending.pop()
             name = tensor_name(value)
-            if name in found or name in stop:
+            if name in found or name in limits:
                 continue
-            found.add(name)
+            found[name] = None
             producer = value.producer()
             if producer is not None:
                 pending += node_inputs(producer)
-        return found
+        return list(found)
 
 
 def _plan(
@@ -127,11 +127,13 @@ def _plan(
         for index, targets in enumerate(steps)
     ]
     last = {name: index for index, names in enumerate(reads) for name in names}
+    made: dict[int, set[str]] = collections.defaultdict(set)
+    for name in last:
+        # The first step is the only one that has the feed: it keeps the inputs that later ones read.
+        made[max(made_in[name], 0)].add(name)
     planned = []
     for index, targets in enumerate(steps):
-        # The first step is the only one that has the feed: it keeps the inputs that later ones read.
-        made = {n for n in last if made_in[n] == index or (index == 0 and n in inputs)}
-        keeps = {n for n in made if last[n] > index}
+        keeps = {n for n in made[index] if last[n] > index}
         drops = {n for n in reads[index] if last[n] == index and made_in[n] < index}
         if index == 0:
             drops -= inputs
