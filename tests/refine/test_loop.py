@@ -12,14 +12,14 @@ from helpers.chain_models import chain, smooth
 from helpers.staged import quantized
 
 from lowbit.config.presets import find_preset
+from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.session import Feed, session
+from lowbit.graph.store import Store, open_store
 from lowbit.graph.submodels import Extractor
 from lowbit.refine.algorithm import LoopSettings
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers, replaced_constants
-from lowbit.refine.layerwise_run import LayerwiseRun
 from lowbit.refine.loop import LayerLoop, LayerTargets, batched
 from lowbit.refine.samples import LayerSample, SampleOnDisk
-from lowbit.refine.store import Store, open_store
 from lowbit.state import Quantized
 
 _CONFIG = msgspec.structs.replace(find_preset("A8W8"), equalization=None, head="int8")

@@ -28,13 +28,17 @@ from lowbit.calibrate.statistics import ChannelSums, Stats, channel_sums
 from lowbit.config.methods import OutputMse
 from lowbit.errors import CalibrationError
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.parts import PartwiseRun, is_large
 from lowbit.graph.session import Array, Feed, Optimize, Session, opened, with_outputs
+from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.traits import clip_bounds
 from lowbit.parallel import ordered_map
 from lowbit.planning.plan import Plan
 
 Progress = Callable[[int], None]
+
+_NAME = "the model for calibration"
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
@@ -66,20 +70,19 @@ def collect(
         return Stats({}, 0)
     floors = _floors(model.graph)
     specs = {n: dataclasses.replace(spec, floor=floors.get(n)) for n, spec in specs.items()}
-    positions = poolable(model.graph)
-    pooled = {n: positions[n] for n, spec in specs.items() if spec.pools and n in positions}
-    probe = with_outputs(model, [n for n in specs if n not in pooled])
-    add_pools(probe.graph, pooled)
-    with opened(
-        probe,
-        threads=threads_per_sample,
-        optimize=optimize,
-        name="the model for calibration",
-    ) as running:
-        ordered = any(spec.ordered for spec in specs.values())
-        observer = OrderedObserver(specs) if ordered else Observer(specs)
-        runner = _Runner(running, specs, pooled, observer)
-        samples = _run_all(runner, data, progress, ordered=ordered)
+    ordered = any(spec.ordered for spec in specs.values())
+    observer = OrderedObserver(specs) if ordered else Observer(specs)
+    if is_large(model):
+        probe = with_outputs(model, list(specs))
+        samples = _run_in_parts(probe, specs, observer, data, optimize, progress)
+    else:
+        positions = poolable(model.graph)
+        pooled = {n: positions[n] for n, spec in specs.items() if spec.pools and n in positions}
+        probe = with_outputs(model, [n for n in specs if n not in pooled])
+        add_pools(probe.graph, pooled)
+        with opened(probe, threads=threads_per_sample, optimize=optimize, name=_NAME) as running:
+            runner = _Runner(running, specs, pooled, observer)
+            samples = _run_all(runner, data, progress, ordered=ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
     return Stats(observer.result(), samples)
@@ -163,14 +166,8 @@ class _Runner:
 
     def observe(self, sample: _Sample) -> _Observed:
         """Observe one sample and let go of it; return its size and the sums of its channels."""
-        size, sums = 0, dict[str, ChannelSums]()
-        for name in self._whole:
-            array, spec = sample.arrays[name], self._specs[name]
-            self.observer.add(name, array)
-            size += array.nbytes
-            if spec.channel_axis is not None and array.ndim > 1:
-                some = thinned(array)
-                sums[name] = channel_sums(some, spec.channel_axis, squares=spec.variances)
+        whole = {name: sample.arrays[name] for name in self._whole}
+        size, sums = _observe(whole, self._specs, self.observer)
         for name, positions in self._pooled.items():
             highest, mean = (sample.arrays[output] for output in pools_of(name))
             pools = Pools(highest, mean, positions)
@@ -180,6 +177,51 @@ class _Runner:
                 sums[name] = pools.sums()
         self._idle.append(sample.source)
         return size, sums
+
+
+def _observe(
+    arrays: Mapping[str, FloatArray], specs: Mapping[str, ObserverSpec], observer: Observer
+) -> _Observed:
+    """Observe tensors of one sample; return their size and the sums of their channels."""
+    size, sums = 0, dict[str, ChannelSums]()
+    for name, array in arrays.items():
+        spec = specs[name]
+        observer.add(name, array)
+        size += array.nbytes
+        if spec.channel_axis is not None and array.ndim > 1:
+            some = thinned(array)
+            sums[name] = channel_sums(some, spec.channel_axis, squares=spec.variances)
+    return size, sums
+
+
+def _run_in_parts(
+    model: ir.Model,
+    specs: Mapping[str, ObserverSpec],
+    observer: Observer,
+    data: Iterable[Feed],
+    optimize: Optimize,
+    progress: Progress,
+) -> int:
+    """Run every sample through one part of a large model after another; return how many there were."""
+    samples = 0
+    with open_store() as store:
+        run = PartwiseRun(model, list(specs), store, optimize=optimize, name=_NAME)
+        for part in range(len(run)):
+            run.begin(part)
+
+            def take(item: tuple[int, Feed | None], part: int = part) -> _Observed:
+                return _observe(run.run(part, *item), specs, observer)
+
+            first = enumerate(data) if part == 0 else ((index, None) for index in range(samples))
+            # In order, which some observers need; a large model's operators are large enough to
+            # leave little to gain from two samples at once.
+            for index, (_, sums) in enumerate(map(take, first)):
+                for name, more in sums.items():
+                    observer.add_channels(name, more)
+                samples = max(samples, index + 1)
+                progress((part * samples + index + 1) // len(run))
+        run.end()
+    return samples
 
 
 def _run_all(runner: _Runner, data: Iterable[Feed], progress: Progress, *, ordered: bool) -> int:

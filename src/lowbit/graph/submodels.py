@@ -21,6 +21,9 @@ from lowbit.graph.session import Array, Optimize, Session
 _SMALLEST = 12
 """Fewer nodes than this are not worth a session of their own."""
 
+_LARGEST_MESSAGE = 16 << 20
+"""Sub-models with more constants than this are handed to onnxruntime as files."""
+
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
@@ -76,8 +79,15 @@ class Extractor:
     ) -> Session:
         """Return a session on the part that computes ``outputs`` from ``inputs``."""
         part = self.model(inputs, outputs, constants)
-        data = io.to_proto(part).SerializeToString()
-        return Session(data, threads=1, optimize=optimize, device=device, name=name)
+        if io.tensors_size(part) < _LARGEST_MESSAGE:
+            data = io.to_proto(part).SerializeToString()
+            return Session(data, threads=1, optimize=optimize, device=device, name=name)
+        # In a message weights would be in memory three times before the session has them.
+        stack = contextlib.ExitStack()
+        path = stack.enter_context(io.as_file(part))
+        return Session(
+            path, threads=1, optimize=optimize, device=device, name=name, cleanup=stack.close
+        )
 
     def _extracted(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Graph:
         for name in (*inputs, *outputs):

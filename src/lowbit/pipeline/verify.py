@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -11,14 +11,16 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.data.split import Split
-from lowbit.errors import RuinedError, VerificationError
+from lowbit.errors import ModelError, RuinedError, VerificationError
 from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
 from lowbit.evaluate.output_kinds import measured_tensors
 from lowbit.evaluate.verdict import evaluate_outputs
 from lowbit.graph import io
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.onnx_passes import check_file
+from lowbit.graph.onnx_passes import check_file, check_valid
+from lowbit.graph.parts import check_parts, is_large
+from lowbit.graph.session import Feed
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.report.values import Report, Step, count_formats, scores
 from lowbit.state import Quantized
@@ -66,11 +68,23 @@ def _largest(model: ir.Model, name: str) -> float:
     return float(np.abs(data).max()) if data is not None and data.size else 0.0
 
 
+def check_quantized(model: ir.Model, feeds: Iterable[Feed]) -> None:
+    """Raise unless the model is valid and loads with every optimization, a large one part by part."""
+    with io.as_file(model) as path:
+        if not is_large(model):
+            check_file(path)
+            return
+        check_valid(path)
+    try:
+        check_parts(model, next(iter(feeds)), "the quantized model")
+    except ModelError as error:
+        raise VerificationError(str(error)) from error
+
+
 def verify(state: Quantized, samples: Split, steps: tuple[Step, ...] = ()) -> Report:
     """Check the file, run it on held-out samples against the model as loaded, and report."""
     plan, quantized = state.plan, state.emitted.model
-    with io.as_file(quantized) as path:
-        check_file(path)
+    check_quantized(quantized, samples.verification())
     references = [output_reference(state.loaded, quantized), _layer_reference(state)]
     few = itertools.islice(samples.verification(), _LAYERS_ON)
     outputs, layers = compare_tensors(references, quantized, few)

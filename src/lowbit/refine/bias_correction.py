@@ -49,9 +49,9 @@ def corrected_biases(
             continue
         weight = constant_values(model, row.weight)
         rounded = dequantize(weights.tensors[row.weight](), params.tensors[row.weight])
-        shift = layer.mean_output(rounded.astype(np.float64) - weight, means)
+        shift = layer.mean_difference(rounded, weight, means)
         if original is not means:
-            shift = shift + layer.mean_output(weight.astype(np.float64), means - original)
+            shift = shift + layer.mean_output(weight, means - original)
         corrected[row.node] = (bias_values(model, row) - shift).astype(np.float32)
     return corrected
 

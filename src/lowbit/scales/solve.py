@@ -42,7 +42,7 @@ def solve(model: ir.Model, plan: Plan, stats: Stats, target: Target) -> Params:
     importance = weight_importance(model, plan, stats)
     weights = {
         t.name: weight_params(
-            constant_values(model, t.name), t.integer, t.axis, importance.get(t.name)
+            constant_values(model, t.name), t.integer, t.axis, importance.get(t.name, _none)()
         )
         for t in plan.weights()
     }
@@ -83,6 +83,10 @@ def settle_biases(
     return dataclasses.replace(
         params, biases=biases, adjustments=tuple(adjustments), bias_values=dict(values)
     )
+
+
+def _none() -> None:
+    """Return no importance: all errors count alike."""
 
 
 _BIAS_OF = "bias of "

@@ -21,10 +21,10 @@ import onnx_ir as ir
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, Session
+from lowbit.graph.store import Store
 from lowbit.graph.submodels import Extractor
-from lowbit.refine.store import Store
 
-_REPEATED = frozenset(("DequantizeLinear",))
+REPEATED = frozenset(("DequantizeLinear",))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LayerwiseRun:
     def begin(self, index: int, constants: Mapping[str, Array]) -> None:
         """Make step ``index`` ready; ``constants`` replace values of that name."""
         self._step = step = self._steps[index]
-        self._session = None
+        self.end()
         if step.computes:
             known = self._ancestors(step.computes, step.reads)
             self._session = self._extractor.session(
@@ -93,6 +93,12 @@ class LayerwiseRun:
             self._store.drop(sample, name)
         return {name: have[name] for name in step.targets}
 
+    def end(self) -> None:
+        """Close the step that has begun."""
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+
     def _read(self, sample: int, name: str, feed: Feed | None) -> Array:
         if feed is not None and name in feed:
             return feed[name]
@@ -120,7 +126,7 @@ def _plan(
 ) -> list[_Step]:
     """Say for every step what it reads, computes, keeps and drops."""
     inputs = {tensor_name(v) for v in graph.inputs if not v.is_initializer()}
-    varying = _varying(graph, inputs)
+    varying = varying_values(graph, inputs)
     made_in = dict.fromkeys(inputs, -1)
     reads = [
         _reads(index, [values[name] for name in targets], varying, made_in)
@@ -163,7 +169,7 @@ def _reads(
             continue
         seen.add(name)
         producer = value.producer()
-        repeated = producer is not None and producer.op_type in _REPEATED
+        repeated = producer is not None and producer.op_type in REPEATED
         if made_in.get(name, index) < index and not repeated:
             reads.add(name)
         elif producer is not None:
@@ -174,7 +180,7 @@ def _reads(
     return reads
 
 
-def _varying(graph: ir.Graph, inputs: set[str]) -> set[str]:
+def varying_values(graph: ir.Graph, inputs: set[str]) -> set[str]:
     """Return the values that depend on an input."""
     found = set(inputs)
     for node in graph:
