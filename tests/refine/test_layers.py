@@ -24,7 +24,7 @@ from lowbit.config.specs import (
     TensorOverride,
 )
 from lowbit.graph.session import session
-from lowbit.graph.submodels import extracted_session
+from lowbit.graph.submodels import Extractor
 from lowbit.numerics.affine import QParams, dequantize
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.ops.linear import LAYERS
@@ -316,7 +316,7 @@ def test_replaced_constants_are_what_the_node_reads_from_then_on() -> None:
 
     assert set(constants) == {layer.weight_name, layer.bias_name}
     inputs = {value.name: None for value in state.emitted.model.graph.inputs}
-    running = extracted_session(state.emitted.model, inputs, ["p"], constants)
+    running = Extractor(state.emitted.model).session(inputs, ["p"], constants)
     feed = random_feeds(_mixed())[0]
     (found,) = running.run(["p"], feed)
     with session(state.emitted.model, ["x_DequantizeLinear_Output"]) as plain:

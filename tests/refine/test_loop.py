@@ -12,14 +12,14 @@ from helpers.chain_models import chain, smooth
 from helpers.staged import quantized
 
 from lowbit.config.presets import find_preset
+from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.session import Feed, session
-from lowbit.graph.submodels import extracted_session
+from lowbit.graph.store import Store, open_store
+from lowbit.graph.submodels import Extractor
 from lowbit.refine.algorithm import LoopSettings
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers, replaced_constants
-from lowbit.refine.layerwise_run import LayerwiseRun
 from lowbit.refine.loop import LayerLoop, LayerTargets, batched
 from lowbit.refine.samples import LayerSample, SampleOnDisk
-from lowbit.refine.store import Store, open_store
 from lowbit.state import Quantized
 
 _CONFIG = msgspec.structs.replace(find_preset("A8W8"), equalization=None, head="int8")
@@ -138,7 +138,7 @@ def test_inputs_are_those_that_the_layers_solved_before_give(state: Quantized) -
         changed |= replaced_constants(state, layer, result)
     inputs = {value.name: None for value in state.emitted.model.graph.inputs}
     name = layers[2].input.name
-    running = extracted_session(state.emitted.model, inputs, [name], changed)
+    running = Extractor(state.emitted.model).session(inputs, [name], changed)
 
     for feed, sample in zip(feeds, notes.samples["conv2"], strict=True):
         x = layers[2].input.floats(running.run([name], feed)[0])

@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+from lowbit.graph.store import Store
 from lowbit.ops.geometry import ConvLayer, LinearLayer, MatrixLayer
 from lowbit.refine.descent import moments_of
 from lowbit.refine.samples import (
@@ -20,7 +21,6 @@ from lowbit.refine.samples import (
     take_sample,
     take_target,
 )
-from lowbit.refine.store import Store
 
 
 @pytest.mark.parametrize("depth", [9, 27, 64, 576, 2304, 4608])

@@ -16,20 +16,24 @@ import onnx_ir as ir
 
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
 from lowbit.calibrate.pooled import add_pools, poolable
-from lowbit.calibrate.sampling import SampleRunner
+from lowbit.calibrate.sampling import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import OutputMse
 from lowbit.data.shards import Selection
 from lowbit.errors import CalibrationError
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.parts import PartwiseRun, is_large
 from lowbit.graph.session import Feed, Optimize, opened, with_outputs
+from lowbit.graph.store import open_store
 from lowbit.ops.traits import clip_bounds
 from lowbit.parallel import cpu_count, ordered_map, worker_count
 from lowbit.planning.plan import Plan
 from lowbit.store import Store
 
 Progress = Callable[[int], None]
+
+_NAME = "the model for calibration"
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
@@ -66,17 +70,17 @@ def collect(
         return Stats({}, 0)
     floors = _floors(model.graph)
     specs = {n: dataclasses.replace(spec, floor=floors.get(n)) for n, spec in specs.items()}
+    ordered = any(spec.ordered for spec in specs.values())
+    if is_large(model):
+        return _collected_in_parts(model, specs, data, optimize, progress, ordered=ordered)
     positions = poolable(model.graph)
     pooled = {n: positions[n] for n, spec in specs.items() if spec.pools and n in positions}
     probe = with_outputs(model, [n for n in specs if n not in pooled])
     add_pools(probe.graph, pooled)
-    ordered = any(spec.ordered for spec in specs.values())
     if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
         observed = Observed(specs, pooled, threads_per_sample, optimize)
         return collect_shards(probe, observed, data, store, progress)
-    with opened(
-        probe, threads=threads_per_sample, optimize=optimize, name="the model for calibration"
-    ) as running:
+    with opened(probe, threads=threads_per_sample, optimize=optimize, name=_NAME) as running:
         observer = OrderedObserver(specs) if ordered else Observer(specs)
         runner = SampleRunner(running, specs, pooled, observer)
         samples = _run_all(runner, data, progress, ordered=ordered)
@@ -123,6 +127,35 @@ def _floors(graph: ir.Graph) -> dict[str, float]:
         and (low := clip_bounds(node)[0]) is not None
         and low >= 0.0
     }
+
+
+def _collected_in_parts(
+    model: ir.Model,
+    specs: Mapping[str, ObserverSpec],
+    data: Iterable[Feed],
+    optimize: Optimize,
+    progress: Progress,
+    *,
+    ordered: bool,
+) -> Stats:
+    """Run every sample through one part of a large model after another."""
+    observer = OrderedObserver(specs) if ordered else Observer(specs)
+    probe, samples = with_outputs(model, list(specs)), 0
+    with open_store() as store:
+        run = PartwiseRun(probe, list(specs), store, optimize=optimize, name=_NAME)
+        for part in range(len(run)):
+            run.begin(part)
+            first = enumerate(data) if part == 0 else ((index, None) for index in range(samples))
+            # In order, which some observers need; a large model's operators are large enough to
+            # leave little to gain from two samples at once.
+            for index, feed in first:
+                observe_arrays(run.run(part, index, feed), specs, observer)
+                samples = max(samples, index + 1)
+                progress((part * samples + index + 1) // len(run))
+        run.end()
+    if samples == 0:
+        raise CalibrationError("the data holds no samples; at least one is needed")
+    return Stats(observer.result(), samples)
 
 
 def _run_all(

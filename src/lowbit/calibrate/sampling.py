@@ -48,14 +48,8 @@ class SampleRunner:
 
     def observe(self, sample: _Sample) -> int:
         """Observe one sample and let go of it; return its size."""
-        size = 0
-        for name in self._whole:
-            array, spec = sample.arrays[name], self._specs[name]
-            self.observer.add(name, array)
-            size += array.nbytes
-            if spec.channel_axis is not None and array.ndim > 1:
-                sums = channel_sums(thinned(array), spec.channel_axis, squares=spec.variances)
-                self.observer.add_channels(name, sums)
+        whole = {name: sample.arrays[name] for name in self._whole}
+        size = observe_arrays(whole, self._specs, self.observer)
         for name, positions in self._pooled.items():
             highest, mean = (sample.arrays[output] for output in pools_of(name))
             pools = Pools(highest, mean, positions)
@@ -65,3 +59,18 @@ class SampleRunner:
                 self.observer.add_channels(name, pools.sums())
         self._idle.append(sample.source)
         return size
+
+
+def observe_arrays(
+    arrays: Mapping[str, FloatArray], specs: Mapping[str, ObserverSpec], observer: Observer
+) -> int:
+    """Observe tensors of one sample; return their size."""
+    size = 0
+    for name, array in arrays.items():
+        spec = specs[name]
+        observer.add(name, array)
+        size += array.nbytes
+        if spec.channel_axis is not None and array.ndim > 1:
+            sums = channel_sums(thinned(array), spec.channel_axis, squares=spec.variances)
+            observer.add_channels(name, sums)
+    return size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ import onnx_ir as ir
 
 from lowbit.evaluate.same_outputs import arrays_of
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.parts import is_large, run_in_parts
 from lowbit.graph.session import Array, Feed, Optimize, Session, session
 from lowbit.parallel import ordered_map
 
@@ -19,6 +21,10 @@ Keep = Callable[[str, Array], Array]
 
 # Values of one model that wait for another's, in bytes.
 _MEMORY_FOR_VALUES = 32 << 20
+# Samples that a large model is run on while each of its parts is open.
+_SAMPLES_AT_ONCE = 16
+
+_Item = tuple[int, Feed]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,25 @@ class Run:
         """Return the exact run of a quantized model."""
         names = output_names(model) if names is None else names
         return cls(model=model, names=names, name="the quantized model")
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the model is run in parts."""
+        return is_large(self.model)
+
+    def in_parts(self, items: Sequence[_Item]) -> list[Outputs | None]:
+        """Return what a large model gives for some samples."""
+        mine = [item for item in items if self.samples is None or item[0] in self.samples]
+        found = run_in_parts(
+            self.model,
+            self.names,
+            (feed for _, feed in mine),
+            lambda name, array: np.array(self.keep(name, array)),
+            optimize=self.optimize,
+            name=self.name,
+        )
+        by_index = {index: outputs for (index, _), outputs in zip(mine, found, strict=True)}
+        return [by_index.get(index) for index, _ in items]
 
     def opened(self) -> contextlib.AbstractContextManager[Session]:
         """Return a context that yields a session of one thread."""
@@ -88,7 +113,13 @@ def run_model(run: Run, feeds: Iterable[Feed]) -> Iterator[Outputs]:
 def run_models(
     runs: Sequence[Run], feeds: Iterable[Feed]
 ) -> Iterator[tuple[Feed, tuple[Outputs | None, ...]]]:
-    """Yield each sample with what every model gives for it, all models open at once."""
+    """Yield each sample with what every model gives for it, all models open at once.
+
+    Large models are run in turn, and in parts.
+    """
+    if any(run.is_large for run in runs):
+        yield from run_models_in_turn(runs, feeds)
+        return
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(run.opened()) for run in runs]
 
@@ -109,19 +140,26 @@ def run_models_in_turn(
     there is room for its values; the others follow on the same.
     """
     rest = enumerate(feeds)
-    while found := _first_values(runs[0], rest):
+    # What opens a large model anew is not to be paid for every few samples.
+    first = _some_values if any(run.is_large for run in runs) else _first_values
+    while found := first(runs[0], rest):
         items = [item for item, _ in found]
         columns = [[outputs for _, outputs in found], *(_values(run, items) for run in runs[1:])]
         for (_, feed), *outputs in zip(items, *columns, strict=True):
             yield feed, tuple(outputs)
 
 
-_Item = tuple[int, Feed]
-
-
 def _values(run: Run, items: Sequence[_Item]) -> list[Outputs | None]:
+    if run.is_large:
+        return run.in_parts(items)
     with run.opened() as running:
         return list(ordered_map(lambda item: run.on(running, *item), items))
+
+
+def _some_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:
+    """Run a model on the next samples, a fixed number of them."""
+    some = list(itertools.islice(items, _SAMPLES_AT_ONCE))
+    return list(zip(some, _values(run, some), strict=True)) if some else []
 
 
 def _first_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
-from lowbit.graph.submodels import extracted_session
+from lowbit.graph.submodels import Extractor
 
 
 def frontier(base: ir.Model, other: ir.Model, outputs: Sequence[str]) -> list[str]:
@@ -111,7 +111,7 @@ class Advancing:
         if wanted:
             taken = _needed(self._model, wanted, set(known[0]))
             inputs = {name: known[0][name].dtype for name in taken}
-            part = extracted_session(self._model, inputs, wanted, name="the base of the search")
+            part = Extractor(self._model).session(inputs, wanted, name="the base of the search")
             for row in known:
                 arrays = part.run(wanted, {name: row[name] for name in taken})
                 row.update(zip(wanted, map(np.array, arrays), strict=True))

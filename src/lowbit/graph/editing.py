@@ -32,10 +32,13 @@ def is_float_tensor(value: ir.Value) -> bool:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the data of a constant, or ``None`` for anything else."""
+    """Return the data of a constant, or ``None`` for anything else.
+
+    Nothing else keeps it, if it is outside the file: hold on to it no longer than necessary.
+    """
     if value is None or not is_constant(value) or value.const_value is None:
         return None
-    return value.const_value.numpy()
+    return read_tensor(value.const_value)
 
 
 def read_tensor(tensor: ir.TensorProtocol) -> NDArray[Any]:

@@ -52,7 +52,7 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, beside: bool = False)
     """
     path = pathlib.Path(path)
     check_writable(path)
-    size = sum(tensor.nbytes for tensor in _tensors(model))
+    size = tensors_size(model)
     data = f"{path.name}.data" if beside or size > EXTERNAL_DATA_FROM else None
     if data is not None:
         _map_before_replacing(model, path.parent / data)
@@ -240,6 +240,11 @@ def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
                 yield attribute.value
+
+
+def tensors_size(model: ir.Model) -> int:
+    """Return the bytes of all tensors, those of attributes and subgraphs included."""
+    return sum(tensor.nbytes for tensor in _tensors(model))
 
 
 def _portable(model: ir.Model, *, one_file: bool) -> ir.Model:

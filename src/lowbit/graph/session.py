@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -51,8 +52,11 @@ class Session:
         optimize: Optimize,
         name: str,
         device: str = "cpu",
+        cleanup: Callable[[], object] | None = None,
     ) -> None:
         """Load the file. ``threads`` = 0 leaves the number to onnxruntime.
+
+        ``cleanup`` is called when the session is closed or nobody has it any more.
 
         Quantized models are measured at ``optimize="none"``: there Q/DQ is computed as written,
         while the fused int8 kernels of x86 without VNNI saturate in 16 bits.
@@ -73,6 +77,7 @@ class Session:
             raise ModelError(f"onnxruntime cannot load {name}: {_reason(error)}") from error
         self._name = name
         self._has_narrow = has_narrow(self._session)
+        self._cleanup = None if cleanup is None else weakref.finalize(self, cleanup)
 
     def run(self, outputs: Sequence[str], feed: Feed) -> list[Array]:
         """Return the named outputs for one feed.
@@ -102,6 +107,8 @@ class Session:
     def close(self) -> None:
         """Let go of the model and of what its runs allocated; it cannot be run any more."""
         self._session = None
+        if self._cleanup is not None:
+            self._cleanup()
         release_memory()
 
     def _wrong_feed(self, feed: Feed) -> str:

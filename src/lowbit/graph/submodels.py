@@ -21,7 +21,120 @@ from lowbit.graph.session import Array, Optimize, Session
 _SMALLEST = 12
 """Fewer nodes than this are not worth a session of their own."""
 
+_LARGEST_MESSAGE = 16 << 20
+"""Sub-models with more constants than this are handed to onnxruntime as files."""
+
 _NOTHING: Mapping[str, Array] = MappingProxyType({})
+
+
+class Extractor:
+    """Cuts parts out of one model, which must not change meanwhile.
+
+    Names and order are looked up once, so that a part costs no more than its own nodes.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self.values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+        self._positions = {node: index for index, node in enumerate(model.graph)}
+
+    def model(
+        self,
+        inputs: Mapping[str, np.dtype[Any] | None],
+        outputs: Sequence[str],
+        constants: Mapping[str, Array] = _NOTHING,
+        defaults: Iterable[str] = (),
+    ) -> ir.Model:
+        """Return the part of the model that computes ``outputs`` from ``inputs``.
+
+        ``inputs`` have types where they are known: a model need not say them of inner values.
+        ``constants`` are values that are taken as given, computed or constant in the model.
+        ``defaults`` are inputs of the model that need not be fed; they stay so.
+        """
+        defaults = list(defaults)
+        graph = self._extracted([*inputs, *constants, *defaults], outputs)
+        taken = {tensor_name(value): value for value in graph.inputs}
+        graph.inputs[:] = [taken[name] for name in (*inputs, *defaults)]
+        for name, dtype in inputs.items():
+            if dtype is not None:
+                taken[name].type = ir.TensorType(ir.DataType.from_numpy(dtype))
+            elif taken[name].type is None:
+                taken[name].type = ir.TensorType(ir.DataType.FLOAT)
+        for name, array in constants.items():
+            taken[name].const_value = ir.tensor(np.ascontiguousarray(array), name=name)
+        for name in (*constants, *defaults):
+            graph.initializers[name] = taken[name]
+        functions = tuple(self._model.functions.values())
+        return ir.Model(graph, ir_version=self._model.ir_version, functions=functions)
+
+    def session(
+        self,
+        inputs: Mapping[str, np.dtype[Any] | None],
+        outputs: Sequence[str],
+        constants: Mapping[str, Array] = _NOTHING,
+        *,
+        optimize: Optimize = "none",
+        device: str = "cpu",
+        name: str = "a sub-model",
+    ) -> Session:
+        """Return a session on the part that computes ``outputs`` from ``inputs``."""
+        part = self.model(inputs, outputs, constants)
+        if io.tensors_size(part) < _LARGEST_MESSAGE:
+            data = io.to_proto(part).SerializeToString()
+            return Session(data, threads=1, optimize=optimize, device=device, name=name)
+        # In a message weights would be in memory three times before the session has them.
+        stack = contextlib.ExitStack()
+        path = stack.enter_context(io.as_file(part))
+        return Session(
+            path, threads=1, optimize=optimize, device=device, name=name, cleanup=stack.close
+        )
+
+    def _extracted(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Graph:
+        for name in (*inputs, *outputs):
+            if name not in self.values:
+                raise ValueError(f"value {name!r} not found in the model")
+        given, wanted = ([self.values[name] for name in names] for names in (inputs, outputs))
+        nodes, constants = self._between(given, wanted)
+        graph = self._model.graph
+        view = ir.GraphView(
+            given,
+            wanted,
+            nodes=sorted(nodes, key=self._positions.__getitem__),
+            initializers=constants,
+            doc_string=graph.doc_string,
+            opset_imports=graph.opset_imports,
+            name=graph.name,
+            metadata_props=graph.metadata_props,
+        )
+        return view.clone()
+
+    def _between(
+        self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
+    ) -> tuple[set[ir.Node], list[ir.Value]]:
+        """Return the nodes that compute ``outputs`` from ``inputs``, and the constants they read."""
+        constants = [value for value in inputs if value.is_initializer()]
+        nodes: set[ir.Node] = set()
+        seen, pending = set(inputs), list(outputs)
+        missing: list[str] = []
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            producer = value.producer()
+            if value.is_initializer():
+                constants.append(value)
+            elif producer is None:
+                missing.append(tensor_name(value))
+            elif producer not in nodes:
+                nodes.add(producer)
+                pending += node_inputs(producer)
+        if missing:
+            raise ValueError(
+                f"values that the sub-model reads are required but not provided: "
+                f"{', '.join(sorted(missing))}"
+            )
+        return nodes, constants
 
 
 def extract_model(
@@ -31,43 +144,8 @@ def extract_model(
     constants: Mapping[str, Array] = _NOTHING,
     defaults: Iterable[str] = (),
 ) -> ir.Model:
-    """Return the part of ``model`` that computes ``outputs`` from ``inputs``.
-
-    ``inputs`` have types where they are known: a model need not say them of inner values.
-    ``constants`` are values that are taken as given, computed or constant in the model.
-    ``defaults`` are inputs of the model that need not be fed; they stay so.
-    """
-    defaults = list(defaults)
-    graph = ir.convenience.extract(model.graph, [*inputs, *constants, *defaults], list(outputs))
-    taken = {tensor_name(value): value for value in graph.inputs}
-    graph.inputs[:] = [taken[name] for name in (*inputs, *defaults)]
-    for name, dtype in inputs.items():
-        if dtype is not None:
-            taken[name].type = ir.TensorType(ir.DataType.from_numpy(dtype))
-        elif taken[name].type is None:
-            taken[name].type = ir.TensorType(ir.DataType.FLOAT)
-    for name, array in constants.items():
-        taken[name].const_value = ir.tensor(np.ascontiguousarray(array), name=name)
-    for name in (*constants, *defaults):
-        graph.initializers[name] = taken[name]
-    functions = tuple(model.functions.values())
-    return ir.Model(graph, ir_version=model.ir_version, functions=functions)
-
-
-def extracted_session(
-    model: ir.Model,
-    inputs: Mapping[str, np.dtype[Any] | None],
-    outputs: Sequence[str],
-    constants: Mapping[str, Array] = _NOTHING,
-    *,
-    optimize: Optimize = "none",
-    device: str = "cpu",
-    name: str = "a sub-model",
-) -> Session:
-    """Return a session on the part of a model that computes ``outputs`` from ``inputs``."""
-    part = extract_model(model, inputs, outputs, constants)
-    data = io.to_proto(part).SerializeToString()
-    return Session(data, threads=1, optimize=optimize, device=device, name=name)
+    """Return one part of ``model`` (``Extractor.model``)."""
+    return Extractor(model).model(inputs, outputs, constants, defaults)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,12 +188,12 @@ def open_tails(
         outputs = [tensor_name(value) for value in graph.outputs]
         fed = [tensor_name(v) for v in graph.inputs if not v.is_initializer()]
         defaults = {tensor_name(v) for v in graph.inputs if v.is_initializer()}
-        tails = []
+        tails, extractor = [], Extractor(whole)
         for start in starts:
             inputs = [v for v in reads[start] if v in computed or v in fed] if start else fed
             wanted = outputs if start else list(dict.fromkeys((*outputs, *extra)))
             settable = [v for v in reads[start] if v in defaults]
-            part = extract_model(whole, dict.fromkeys(inputs), wanted, defaults=settable)
+            part = extractor.model(dict.fromkeys(inputs), wanted, defaults=settable)
             session = _open(part, path.with_name(f"from_{start}.onnx"), name)
             share = 1 - start / max(1, len(nodes))
             tails.append(Tail(start, share, session, tuple(inputs), frozenset(settable)))

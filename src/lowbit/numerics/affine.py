@@ -16,6 +16,8 @@ from lowbit.numerics.formats import FloatArray, IntArray, IntegerFormat
 
 _TINY = float(np.finfo(np.float32).tiny)
 _WIDEST = float(np.finfo(np.float32).max) / 2
+# Numbers that are rounded at a time.
+_AT_ONCE = 1 << 22
 _MOST_FRACTION_BITS, _FEWEST_FRACTION_BITS = 126, -120
 
 
@@ -94,12 +96,31 @@ def quantize(x: NDArray[Any], params: QParams, limits: tuple[int, int] | None = 
     low, high = limits or (params.format.low, params.format.high)
     # The limits of 32 bits are not single-precision numbers.
     kind = np.float64 if params.format.bits == 32 else np.float32
+    zero_point = zero_point.astype(kind)
+    if x.size <= _AT_ONCE or x.ndim == 0:
+        return _codes(x, scale, zero_point, (low, high)).astype(params.format.dtype)
+    # Some rows at a time: temporary arrays are four times as large as what is returned.
+    codes = np.empty(x.shape, params.format.dtype)
+    scales, zero_points = (np.broadcast_to(array, x.shape) for array in (scale, zero_point))
+    step = max(1, _AT_ONCE * len(x) // x.size)
+    for start in range(0, len(x), step):
+        part = slice(start, start + step)
+        codes[part] = _codes(x[part], scales[part], zero_points[part], (low, high))
+    return codes
+
+
+def _codes(
+    x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any], limits: tuple[int, int]
+) -> NDArray[Any]:
     with np.errstate(over="ignore"):  # an infinite quotient saturates like any other
-        rounded = np.rint(x / scale) + zero_point.astype(kind)
-    return np.asarray(np.clip(rounded, low, high), params.format.dtype)
+        rounded = np.rint(x / scale) + zero_point
+    return np.asarray(np.clip(rounded, *limits))
 
 
 def dequantize(q: IntArray, params: QParams) -> FloatArray:
     """Return the floats that the integers ``q`` stand for."""
     scale, zero_point = params.broadcast(q.ndim)
-    return (q.astype(np.float32) - zero_point.astype(np.float32)) * scale
+    values = q.astype(np.float32)
+    values -= zero_point.astype(np.float32)
+    values *= scale
+    return values

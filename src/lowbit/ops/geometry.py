@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from lowbit.numerics.formats import FloatArray
 
+# Weights that are computed with in double precision at a time.
+_AT_ONCE = 1 << 21
+
 Positions = NDArray[np.intp]
 Array = NDArray[np.generic]
 
@@ -98,16 +101,30 @@ class LinearLayer(abc.ABC):
         matrix = np.broadcast_to(by_input, shape).reshape(self.groups, self.outputs, self.depth)
         return np.asarray(self.weight(matrix), np.float32)
 
-    def mean_output(
-        self, weight: NDArray[np.float64], means: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def mean_output(self, weight: Array, means: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the mean of each output channel, given the mean of each input channel.
 
         Borders of padded convolutions see slightly smaller means; that is neglected.
         """
-        sums = self.kernel(weight).sum(axis=3) * self.tap_share
-        found = np.einsum("goi,gi->go", sums, means.reshape(self.groups, self.inputs))
-        return np.asarray(found.reshape(-1) * self.alpha)
+        return self.mean_difference(weight, None, means)
+
+    def mean_difference(
+        self, new: Array, old: Array | None, means: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the same for the difference of two weights, of which some outputs are taken at a time."""
+        after = self.kernel(new)
+        before = None if old is None else self.kernel(old)
+        by_input = means.reshape(self.groups, self.inputs)
+        step = max(1, _AT_ONCE // max(1, self.groups * self.depth))
+        found = []
+        for start in range(0, self.outputs, step):
+            part = slice(start, start + step)
+            weight = after[:, part].astype(np.float64)
+            if before is not None:
+                weight -= before[:, part].astype(np.float64)
+            sums = weight.sum(axis=3) * self.tap_share
+            found.append(np.einsum("goi,gi->go", sums, by_input))
+        return np.asarray(np.concatenate(found, axis=1).reshape(-1) * self.alpha)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

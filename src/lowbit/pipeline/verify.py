@@ -11,13 +11,15 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.data.split import Split
-from lowbit.errors import RuinedError, VerificationError
+from lowbit.errors import ModelError, RuinedError, VerificationError
 from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
 from lowbit.evaluate.output_kinds import measured_tensors
 from lowbit.evaluate.verdict import Verdict, evaluate_outputs
+from lowbit.graph import io
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.onnx_passes import check_like
+from lowbit.graph.onnx_passes import check_like, check_valid
+from lowbit.graph.parts import check_parts, is_large
 from lowbit.numerics.metrics import SignalNoise
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.planning.unquantized import layers_in_subgraphs
@@ -67,13 +69,32 @@ def _largest(model: ir.Model, name: str) -> float:
     return float(np.abs(data).max()) if data is not None and data.size else 0.0
 
 
+def check_quantized(state: Quantized, samples: Split | None) -> str:
+    """Raise unless the model is valid and loads with every optimization, a large one part by part.
+
+    Returns what onnx.checker says of the float model, if it refuses that too.
+    """
+    model = state.emitted.model
+    if not is_large(model):
+        return check_like(model, state.loaded)
+    with io.as_file(model) as path:
+        check_valid(path)
+    feed = None if samples is None else samples.first()
+    if feed is not None:
+        try:
+            check_parts(model, feed, "the quantized model")
+        except ModelError as error:
+            raise VerificationError(str(error)) from error
+    return ""
+
+
 def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()) -> Report:
     """Check the file, run it on held-out samples against the model as loaded, and report.
 
     Without samples the file is only checked.
     """
     plan, quantized = state.plan, state.emitted.model
-    invalid = check_like(quantized, state.loaded)
+    invalid = check_quantized(state, samples)
     outputs: dict[str, SignalNoise] = {}
     layers: dict[str, SignalNoise] = {}
     verdict: Verdict | None = None

@@ -74,9 +74,9 @@ def _corrected(
         raise ValueError(f"the means of {row.input!r} are not known")
     weight = constant_values(model, row.weight)
     rounded = dequantize(weights.tensors[row.weight](), params.tensors[row.weight])
-    shift = layer.mean_output(rounded.astype(np.float64) - weight, means)
+    shift = layer.mean_difference(rounded, weight, means)
     if float_name != row.input:
-        shift = shift + layer.mean_output(weight.astype(np.float64), means - original)
+        shift = shift + layer.mean_output(weight, means - original)
     return (bias_values(model, row) - shift).astype(np.float32)
 
 

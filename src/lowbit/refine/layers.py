@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -22,8 +21,10 @@ from lowbit.planning.plan import BiasPlan, TensorPlan
 from lowbit.refine.gradient import Quantizer
 from lowbit.scales.bias import bias_integers
 from lowbit.scales.formats import rounded_values
+from lowbit.scales.limited_nodes import find_limited
 from lowbit.scales.parameters import bias_values, constant_values
-from lowbit.scales.solve import settle_biases
+from lowbit.scales.shift_limits import Limited
+from lowbit.scales.solve import settle_bias
 from lowbit.state import Quantized
 
 
@@ -62,6 +63,7 @@ class RefinedLayer:
         relative: Whether each position counts relative to its own output: what is normalized next
             sees no more of a token that is a hundred times as large as others than of these.
         fixed_bias: A bias that is not stored as integers, and stays as it is.
+        limited: What the datapath limits about it, if anything.
     """
 
     node: str
@@ -79,6 +81,7 @@ class RefinedLayer:
     scale: float = 1.0
     relative: bool = False
     fixed_bias: FloatArray | None = None
+    limited: Limited | None = None
 
     @property
     def spec(self) -> Spec:
@@ -128,7 +131,7 @@ def find_layers(
     ``op_types``: those refined; all linear layers if there are none. ``integers``: only layers
     whose weights are stored as integers.
     """
-    planned = {tensor.name: tensor for tensor in state.plan.weights()}
+    rows = _Rows.of(state)
     floats = state.calibrated_model.graph
     known = ir.convenience.create_value_mapping(floats, include_subgraphs=False)
     layers, skipped = [], []
@@ -140,7 +143,7 @@ def find_layers(
         ):
             continue
         value = node.inputs[1]
-        row = planned.get(str(value.name)) if value is not None else None
+        row = rows.weights.get(str(value.name)) if value is not None else None
         if value is None or row is None or (integers and not row.spec.is_integer):
             continue
         geometry = layer_of(node)
@@ -153,16 +156,37 @@ def find_layers(
         elif tensor_name(node.outputs[0]) not in known:
             skipped.append((node.name, "the float model does not compute its output"))
         else:
-            layers.append(_refined_layer(state, node, row, geometry))
+            layers.append(_refined_layer(state, rows, node, row, geometry))
     return layers, skipped
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rows:
+    """What is decided about a model's tensors by name, and about biases and limits by node."""
+
+    activations: Mapping[str, TensorPlan]
+    weights: Mapping[str, TensorPlan]
+    biases: Mapping[str, BiasPlan]
+    limited: Mapping[str, Limited]
+
+    @classmethod
+    def of(cls, state: Quantized) -> _Rows:
+        plan, limits = state.plan, state.target.limits
+        limited = [] if limits is None else find_limited(state.adapted, plan, limits)
+        return cls(
+            {tensor.name: tensor for tensor in plan.activations()},
+            {tensor.name: tensor for tensor in plan.weights()},
+            {row.node: row for row in plan.biases},
+            {found.node: found for found in limited},
+        )
+
+
 def _refined_layer(
-    state: Quantized, node: ir.Node, row: TensorPlan, geometry: LinearLayer
+    state: Quantized, rows: _Rows, node: ir.Node, row: TensorPlan, geometry: LinearLayer
 ) -> RefinedLayer:
     name = node.name or ""
-    bias = next((b for b in state.plan.biases if b.node == name), None)
-    activation, quantizer = _after(state, node)
+    bias = rows.biases.get(name)
+    activation, quantizer = _after(state, rows, node)
     return RefinedLayer(
         node=name,
         op_type=node.op_type,
@@ -179,6 +203,7 @@ def _refined_layer(
         relative=_is_own_input(state, node.inputs[0]),
         activation=activation,
         quantizer=quantizer,
+        limited=rows.limited.get(name),
     )
 
 
@@ -214,9 +239,9 @@ def _fixed_bias(node: ir.Node, geometry: LinearLayer) -> FloatArray | None:
     return np.asarray(data, np.float32).reshape(-1) * factor
 
 
-def _after(state: Quantized, node: ir.Node) -> tuple[Activation, Quantizer | None]:
+def _after(state: Quantized, rows: _Rows, node: ir.Node) -> tuple[Activation, Quantizer | None]:
     """Return the activation after a layer and the quantizer after that, if there are any."""
-    planned = {tensor.name: tensor for tensor in state.plan.activations()}
+    planned = rows.activations
     value, activation = node.outputs[0], NONE
     uses = tuple(value.uses())
     if value.name not in planned and len(uses) == 1 and not value.is_graph_output():
@@ -250,10 +275,9 @@ def settled_bias(state: Quantized, layer: RefinedLayer, bias: FloatArray) -> Flo
     row = layer.bias
     if row is None:
         raise ValueError(f"{layer.node} has no bias")
-    only = msgspec.structs.replace(state.plan, biases=(row,))
-    params = settle_biases(state.adapted, only, state.params, state.target, {row.node: bias})
-    found = params.biases[row.node]
-    return dequantize(bias_integers(bias, row, found, params.biases_before.get(row.node)), found)
+    found, _ = settle_bias(row, bias, layer.limited, state.params, state.target)
+    before = state.params.biases_before.get(row.node)
+    return dequantize(bias_integers(bias, row, found, before), found)
 
 
 def float_weights(state: Quantized, layer: RefinedLayer) -> FloatArray:
@@ -266,7 +290,8 @@ def float_bias(state: Quantized, layer: RefinedLayer) -> FloatArray | None:
     if layer.bias is None:
         return None
     known: Mapping[str, FloatArray] = state.params.bias_values
-    bias = known.get(layer.node, bias_values(state.adapted, layer.bias))
+    name = layer.node
+    bias = known[name] if name in known else bias_values(state.adapted, layer.bias)
     # A bias that is not one number a channel is left as it is.
     return bias if bias.size == layer.geometry.channels else None
 

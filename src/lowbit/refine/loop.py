@@ -14,13 +14,14 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.memory import release_memory
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
+from lowbit.graph.store import Store
 from lowbit.parallel import cpu_count, ordered_map
 from lowbit.refine.algorithm import Feeds, LoopSettings, Solve
 from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
-from lowbit.refine.layerwise_run import LayerwiseRun
 from lowbit.refine.samples import (
     LayerSample,
     LayerTarget,
@@ -29,7 +30,6 @@ from lowbit.refine.samples import (
     take_sample,
     take_target,
 )
-from lowbit.refine.store import Store
 from lowbit.state import Quantized
 
 

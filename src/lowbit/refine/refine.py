@@ -17,18 +17,18 @@ from lowbit.config.config import QuantConfig
 from lowbit.config.refinement import AdaQuant, AdaRound, Gptq, LayerReconstruction, Refinement
 from lowbit.errors import ConfigError
 from lowbit.graph.editing import with_dynamic_batch
+from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.session import Array, Feed, providers_of
+from lowbit.graph.store import ROOM, open_store
 from lowbit.numerics.formats import FloatArray
 from lowbit.refine.algorithm import Algorithm, Feeds, LoopSettings
 from lowbit.refine.checkpoint import Checkpoint
 from lowbit.refine.finetune import ADAQUANT, ADAROUND
 from lowbit.refine.gptq import GPTQ
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers
-from lowbit.refine.layerwise_run import LayerwiseRun
 from lowbit.refine.loop import LayerLoop, LayerTargets, batched
 from lowbit.refine.reconstruct import RECONSTRUCTION
 from lowbit.refine.selection import Selection
-from lowbit.refine.store import ROOM, open_store
 from lowbit.state import Quantized, extended
 
 ALGORITHMS: Mapping[type[Refinement], Algorithm] = MappingProxyType(

@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from lowbit.graph.store import Store
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.geometry import LinearLayer, Positions
 from lowbit.refine.descent import Moments
-from lowbit.refine.store import Store
 
 _FEWEST_POSITIONS = 16
 # Unknowns of a layer to a position of a sample: 64 samples give eight times as many equations.

@@ -10,7 +10,7 @@ import numpy as np
 from lowbit.errors import ConfigError
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array
-from lowbit.graph.submodels import extracted_session
+from lowbit.graph.submodels import Extractor
 from lowbit.refine.algorithm import Feeds
 from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
 from lowbit.state import Quantized
@@ -48,9 +48,7 @@ class Selection:
         output = outputs[output_index]
         floats = state.calibrated_model
         inputs = {tensor_name(v): None for v in floats.graph.inputs}
-        running = extracted_session(
-            floats, inputs, [output], {}, device=device, name="the float model"
-        )
+        running = Extractor(floats).session(inputs, [output], device=device, name="the float model")
         targets = [running.run([output], feed)[0] for feed in feeds()]
         constants: dict[str, Array] = {}
         for layer, result in zip(layers, done, strict=False):
@@ -75,8 +73,7 @@ class Selection:
         """Return the mean squared error of the model's output."""
         quantized = self.state.emitted.model
         inputs = {tensor_name(v): None for v in quantized.graph.inputs}
-        session = extracted_session(
-            quantized,
+        session = Extractor(quantized).session(
             inputs,
             [self.output],
             self.constants | changed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
@@ -18,7 +18,7 @@ from lowbit.config.specs import AccumulatorBias
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.numerics.affine import QParams, power_of_two_qparams
 from lowbit.numerics.formats import FloatArray
-from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.planning.plan import BiasPlan, Plan, TensorPlan
 from lowbit.scales.alignment import align, components
 from lowbit.scales.bias import bias_params, repaired_weight
 from lowbit.scales.density import Density
@@ -30,7 +30,7 @@ from lowbit.scales.search import error_of
 from lowbit.scales.shift_limits import Adjusted, Limited, bounded_bias, satisfy
 from lowbit.scales.solutions import Solutions
 from lowbit.scales.weights import Importance, weight_importance, weight_params
-from lowbit.targets.target import ShiftLimits, Target
+from lowbit.targets.target import Target
 
 
 @garbage_collection_paused()
@@ -51,7 +51,7 @@ def solve(
     weights = {
         t.name: known.get(
             ("weight", t.name, t.integer, t.axis, t.name in importance),
-            functools.partial(_weight, model, t, importance.get(t.name)),
+            functools.partial(_weight, model, t, importance.get(t.name, _none)),
         )
         for t in plan.weights()
     }
@@ -77,42 +77,54 @@ def settle_biases(
 
     ``values`` are float biases, by node, that replace the model's own (``bias_values``).
     """
-    biases = {
-        row.node: bias_params(values.get(row.node, bias_values(model, row)), row, params.tensors)
-        for row in plan.biases
-    }
+    limits = target.limits
+    found = [] if limits is None else find_limited(model, plan, limits)
+    limited = {node.node: node for node in found}
+    biases: dict[str, QParams] = {}
+    moved: dict[str, Adjustment] = {}
+    for row in plan.biases:
+        bias = values[row.node] if row.node in values else bias_values(model, row)
+        biases[row.node], adjustment = settle_bias(row, bias, limited.get(row.node), params, target)
+        if adjustment is not None:
+            moved[row.node] = adjustment
     adjustments = [a for a in params.adjustments if not a.tensor.startswith(_BIAS_OF)]
-    if target.limits is not None:
-        for node in find_limited(model, plan, target.limits):
-            if node.node in biases:
-                adjustments += _limit_bias(node, params, biases, target.limits)
+    adjustments += [moved[name] for name in limited if name in moved]
     return dataclasses.replace(
         params, biases=biases, adjustments=tuple(adjustments), bias_values=dict(values)
     )
 
 
+def _none() -> None:
+    """Return no importance: all errors count alike."""
+
+
 _BIAS_OF = "bias of "
 
 
-def _limit_bias(
-    node: Limited, params: Params, biases: dict[str, QParams], limits: ShiftLimits
-) -> list[Adjustment]:
-    """Bring the fraction bits of one bias into their bounds. Changes ``biases``."""
-    if not node.has_bias:
-        return []
-    bits = {name: params.tensors[name].fraction_bits for name in node.tensors()}
-    bias = biases[node.node]
-    bounded = bounded_bias(node, bits, bias.fraction_bits, limits)
-    if bounded == bias.fraction_bits:
-        return []
-    biases[node.node] = power_of_two_qparams(bounded, bias.format)
-    why = f"shift bias of {node.op_type} {node.node}"
-    return [Adjustment(f"{_BIAS_OF}{node.node}", float(bias.scale), 2.0**-bounded, why)]
+def settle_bias(
+    row: BiasPlan, bias: FloatArray, limited: Limited | None, params: Params, target: Target
+) -> tuple[QParams, Adjustment | None]:
+    """Return the parameters of one bias, and what the datapath's limits changed about them.
+
+    ``limited`` is what is limited about its node, if anything.
+    """
+    own = bias_params(bias, row, params.tensors)
+    if limited is None or target.limits is None or not limited.has_bias:
+        return own, None
+    bits = {name: params.tensors[name].fraction_bits for name in limited.tensors()}
+    bounded = bounded_bias(limited, bits, own.fraction_bits, target.limits)
+    if bounded == own.fraction_bits:
+        return own, None
+    why = f"shift bias of {limited.op_type} {row.node}"
+    moved = Adjustment(f"{_BIAS_OF}{row.node}", float(own.scale), 2.0**-bounded, why)
+    return power_of_two_qparams(bounded, own.format), moved
 
 
-def _weight(model: ir.Model, tensor: TensorPlan, importance: Importance | None) -> QParams:
+def _weight(
+    model: ir.Model, tensor: TensorPlan, importance: Callable[[], Importance | None]
+) -> QParams:
     data = constant_values(model, tensor.name)
-    return weight_params(data, tensor.integer, tensor.axis, importance)
+    return weight_params(data, tensor.integer, tensor.axis, importance())
 
 
 def _own(plan: Plan, stats: Stats, known: Solutions) -> dict[str, QParams]:

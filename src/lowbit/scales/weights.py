@@ -9,7 +9,8 @@ and errors do not cancel; bias correction takes it off, if there is one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -79,26 +80,34 @@ class Importance:
         return Importance(both, np.zeros_like(both), self.axis)
 
 
-def weight_importance(model: ir.Model, plan: Plan, stats: Stats) -> dict[str, Importance]:
-    """Return the importance of each weight that asks for it."""
+def weight_importance(
+    model: ir.Model, plan: Plan, stats: Stats
+) -> dict[str, Callable[[], Importance | None]]:
+    """Return what makes the importance of each weight that asks for it: as large as the weight."""
     nodes = {node.name: node for node in model.graph}
     asking = {t.name for t in plan.weights() if isinstance(t.spec.calibration, OutputMse)}
-    found: dict[str, Importance] = {}
+    readers: dict[str, list[tuple[ir.Node, TensorStats]]] = {}
     for row in plan.biases:
         known = stats.tensors.get(row.input)
         if row.weight not in asking or known is None:
             continue
-        if known.variances is None or known.channels is None:
-            continue
-        variances, means = (a.astype(np.float32) for a in (known.variances, known.channels))
-        new = _importance(nodes[row.node], variances, means)
+        if known.variances is not None and known.channels is not None:
+            readers.setdefault(row.weight, []).append((nodes[row.node], known))
+    return {name: functools.partial(_joint_importance, found) for name, found in readers.items()}
+
+
+def _joint_importance(readers: Sequence[tuple[ir.Node, TensorStats]]) -> Importance | None:
+    """Return the importance of a weight to all layers that use it, unless their inputs are zero."""
+    found: Importance | None = None
+    for node, stats in readers:
+        new = _importance(node, stats)
         if new is not None:
-            old = found.get(row.weight)
-            found[row.weight] = new if old is None else old.beside(new)
-    return {name: known for name, known in found.items() if float(known.by_weight.max()) > 0}
+            found = new if found is None else found.beside(new)
+    return found if found is not None and float(found.by_weight.max()) > 0 else None
 
 
-def _importance(node: ir.Node, variances: FloatArray, means: FloatArray) -> Importance | None:
+def _importance(node: ir.Node, stats: TensorStats) -> Importance | None:
+    variances, means = (np.asarray(a, np.float32) for a in (stats.variances, stats.channels))
     row, layer = linear_operator(node), layer_of(node)
     # The scale of a normalization multiplies what is normalized, not what was observed.
     if row is None or isinstance(layer, str):

@@ -20,7 +20,7 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.graph.differences import Advancing, frontier
 from lowbit.graph.session import Array, Feed
-from lowbit.graph.submodels import extracted_session
+from lowbit.graph.submodels import Extractor
 from lowbit.graph.worker_sessions import content_hash, packed, unpacked_model
 from lowbit.ops.traits import OPERATORS
 from lowbit.parallel import distributed_map, ordered_map, worker_count
@@ -126,7 +126,7 @@ class Candidates:
         if output in names:
             return [row[output] for row in values]
         inputs = {name: values[0][name].dtype for name in names}
-        part = extracted_session(model, inputs, [output], name="a candidate")
+        part = Extractor(model).session(inputs, [output], name="a candidate")
         found = [np.array(part.run([output], row)[0]) for row in values]
         part.close()
         return found

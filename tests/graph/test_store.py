@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lowbit.errors import OutputError
-from lowbit.refine.store import Store, open_store
+from lowbit.graph.store import Store, open_store
 
 
 def test_what_is_kept_in_memory_keeps_nothing_else_alive(tmp_path: pathlib.Path) -> None:

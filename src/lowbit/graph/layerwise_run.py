@@ -10,6 +10,7 @@ between two steps a quantized model's values are held as integers.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,10 +21,10 @@ import onnx_ir as ir
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, Session
-from lowbit.graph.submodels import extracted_session
-from lowbit.refine.store import Store
+from lowbit.graph.store import Store
+from lowbit.graph.submodels import Extractor
 
-_REPEATED = frozenset(("DequantizeLinear",))
+REPEATED = frozenset(("DequantizeLinear",))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,10 +52,9 @@ class LayerwiseRun:
         name: str,
     ) -> None:
         """Plan the run: ``steps`` are the values wanted after each step."""
-        self._model, self._store, self._name = model, store, name
+        self._extractor, self._store, self._name = Extractor(model), store, name
         self._optimize, self._device = optimize, device
-        self._values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
-        self._steps = _plan(model.graph, self._values, steps)
+        self._steps = _plan(model.graph, self._extractor.values, steps)
         self._types: dict[str, np.dtype[Any]] = {}
         self._session: Session | None = None
         self._step: _Step | None = None
@@ -62,14 +62,13 @@ class LayerwiseRun:
     def begin(self, index: int, constants: Mapping[str, Array]) -> None:
         """Make step ``index`` ready; ``constants`` replace values of that name."""
         self._step = step = self._steps[index]
-        self._session = None
+        self.end()
         if step.computes:
             known = self._ancestors(step.computes, step.reads)
-            self._session = extracted_session(
-                self._model,
+            self._session = self._extractor.session(
                 {name: self._types.get(name) for name in step.reads},
                 step.computes,
-                {name: array for name, array in constants.items() if name in known},
+                {name: constants[name] for name in known if name in constants},
                 optimize=self._optimize,
                 device=self._device,
                 name=self._name,
@@ -94,25 +93,32 @@ class LayerwiseRun:
             self._store.drop(sample, name)
         return {name: have[name] for name in step.targets}
 
+    def end(self) -> None:
+        """Close the step that has begun."""
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+
     def _read(self, sample: int, name: str, feed: Feed | None) -> Array:
         if feed is not None and name in feed:
             return feed[name]
         return self._store.get(sample, name)
 
-    def _ancestors(self, outputs: Sequence[str], stop: Sequence[str]) -> set[str]:
+    def _ancestors(self, outputs: Sequence[str], stop: Sequence[str]) -> list[str]:
         """Return the names of all values that ``outputs`` depend on, up to ``stop``."""
-        found: set[str] = set()
-        pending = [self._values[name] for name in outputs]
+        found: dict[str, None] = {}
+        limits = set(stop)
+        pending = [self._extractor.values[name] for name in outputs]
         while pending:
             value = pending.pop()
             name = tensor_name(value)
-            if name in found or name in stop:
+            if name in found or name in limits:
                 continue
-            found.add(name)
+            found[name] = None
             producer = value.producer()
             if producer is not None:
                 pending += node_inputs(producer)
-        return found
+        return list(found)
 
 
 def _plan(
@@ -120,18 +126,20 @@ def _plan(
 ) -> list[_Step]:
     """Say for every step what it reads, computes, keeps and drops."""
     inputs = {tensor_name(v) for v in graph.inputs if not v.is_initializer()}
-    varying = _varying(graph, inputs)
+    varying = varying_values(graph, inputs)
     made_in = dict.fromkeys(inputs, -1)
     reads = [
         _reads(index, [values[name] for name in targets], varying, made_in)
         for index, targets in enumerate(steps)
     ]
     last = {name: index for index, names in enumerate(reads) for name in names}
+    made: dict[int, set[str]] = collections.defaultdict(set)
+    for name in last:
+        # The first step is the only one that has the feed: it keeps the inputs that later ones read.
+        made[max(made_in[name], 0)].add(name)
     planned = []
     for index, targets in enumerate(steps):
-        # The first step is the only one that has the feed: it keeps the inputs that later ones read.
-        made = {n for n in last if made_in[n] == index or (index == 0 and n in inputs)}
-        keeps = {n for n in made if last[n] > index}
+        keeps = {n for n in made[index] if last[n] > index}
         drops = {n for n in reads[index] if last[n] == index and made_in[n] < index}
         if index == 0:
             drops -= inputs
@@ -161,7 +169,7 @@ def _reads(
             continue
         seen.add(name)
         producer = value.producer()
-        repeated = producer is not None and producer.op_type in _REPEATED
+        repeated = producer is not None and producer.op_type in REPEATED
         if made_in.get(name, index) < index and not repeated:
             reads.add(name)
         elif producer is not None:
@@ -172,7 +180,7 @@ def _reads(
     return reads
 
 
-def _varying(graph: ir.Graph, inputs: set[str]) -> set[str]:
+def varying_values(graph: ir.Graph, inputs: set[str]) -> set[str]:
     """Return the values that depend on an input."""
     found = set(inputs)
     for node in graph:

@@ -7,9 +7,9 @@ from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.graph import io
+from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.session import session
-from lowbit.refine.layerwise_run import LayerwiseRun
-from lowbit.refine.store import Store, open_store
+from lowbit.graph.store import Store, open_store
 
 STEPS = [["c1"], ["c2"], ["logits"]]
 
