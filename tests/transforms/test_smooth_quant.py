@@ -5,12 +5,17 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
+from helpers.attention_models import TOKENS, WIDTH, Network, feeds
 from helpers.chains import chain, node
 
+import lowbit
+from lowbit.config.presets import PRESETS
 from lowbit.config.transforms import SmoothQuant
 from lowbit.errors import ConfigError
 from lowbit.graph import io
@@ -311,3 +316,51 @@ def test_factors_are_finite_whatever_the_data(bad: float) -> None:
 
 def test_rounding_that_does_not_happen_makes_no_noise() -> None:
     assert output_noise([_CONSUMED], _PRODUCED, np.ones(256), Levels(0, 0)) == 0
+
+
+def _post_norm() -> onnx.ModelProto:
+    """Return a normalization that two layers and a residual sum read, one channel far larger."""
+    net = Network()
+    x = net.norm(net.input("x", ["batch", TOKENS, WIDTH]))
+    x = net.add("Mul", x, net.constant(np.where(np.arange(WIDTH) == 3, 60.0, 1.0)))
+    return net.model(net.add("Add", x, net.add("Add", net.linear(x), net.linear(x))))
+
+
+def test_layers_that_quantize_for_themselves_get_a_product_each() -> None:
+    model = _post_norm()
+    graph = normalize(ir.from_proto(model)).graph
+    source = str(next(node for node in graph if node.op_type == "MatMul").inputs[0].name)
+
+    assert find_sites(graph) == []
+    sites = find_sites(graph, own_inputs=(source,))
+    assert [len(site.consumers) for site in sites] == [1, 1]
+    assert all(site.is_own for site in sites)
+
+
+def test_smoothing_before_such_layers_changes_no_function_and_gains() -> None:
+    model = _post_norm()
+    plain = PRESETS["A8W8"].config
+    configs = {
+        name: msgspec.structs.replace(
+            plain,
+            refinement=None,
+            equalization=None,
+            keep_only_if_better=False,
+            smooth_quant=wanted,
+        )
+        for name, wanted in (("without", None), ("with", SmoothQuant()))
+    }
+    found = {n: lowbit.quantize(model, data=feeds(model), config=c) for n, c in configs.items()}
+
+    feed = feeds(model)[0]
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)[0]
+    smoothed = ir.to_proto(found["with"].state.float_model).SerializeToString()
+    got = onnxruntime.InferenceSession(smoothed).run(None, feed)[0]
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    muls = [node for node in found["with"].state.float_model.graph if "smooth" in str(node.name)]
+    assert len(muls) == 2
+    assert found["with"].report.sqnr_db > found["without"].report.sqnr_db + 3
+
+
+def test_no_channel_is_brought_to_the_very_end_of_the_scale() -> None:
+    assert max(ALPHAS) == 0.8

@@ -170,7 +170,7 @@ def _smooth_site(
         factor.scale(graph, s)
     if site.layer is None and not site.factors:
         nodes = [layer.node for layer in site.consumers]
-        name = f"{site.consumers[0].source}_smooth"
+        name = f"{nodes[0].name if site.is_own else site.consumers[0].source}_smooth"
         multiply_inputs(graph, nodes, (1 / s).astype(np.float32), name)
     return alpha
 
