@@ -135,4 +135,8 @@ def _is_large(value: ir.Value | None) -> bool:
     data = constant(value)
     if data is None or not 0 < data.size <= _LARGEST:
         return False
-    return bool(np.abs(data).max() >= _MASKED) or bool(np.isnan(data).any())
+    large = data[np.abs(data) >= _MASKED]
+    # A mask shuts out in one direction; large numbers of both signs are data.
+    return bool(np.isnan(data).any()) or bool(
+        large.size and abs(np.sign(large).sum()) == large.size
+    )
