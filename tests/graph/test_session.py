@@ -333,3 +333,8 @@ def test_the_memory_of_a_closed_session_is_released(chain, monkeypatch) -> None:
         assert released == []
 
     assert released == [True]
+
+
+def test_of_no_outputs_there_are_no_values(parse, floats) -> None:
+    with session(io.load(parse("g (float[4] x) => (float[4] y) { y = Relu(x) }"))) as running:
+        assert running.run([], {"x": floats(4)}) == []

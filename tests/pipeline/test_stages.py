@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -21,7 +22,7 @@ from lowbit.config.specs import IntegerSpec, Requantization
 from lowbit.config.transforms import FloatTransform
 from lowbit.data import open_data
 from lowbit.data.split import split
-from lowbit.errors import PlanError
+from lowbit.errors import ModelError, PlanError
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
 from lowbit.numerics.formats import IntegerFormat
@@ -131,6 +132,15 @@ def test_equalization_comes_before_smooth_quant_and_each_sees_what_the_other_lef
     np.testing.assert_allclose(
         weight_of(transformed.float_model), 10 * weight_of(state.normalized), rtol=1e-6
     )
+
+
+def test_a_model_that_does_not_run_on_the_first_sample_is_refused_before_any_work(load) -> None:
+    header = '<ir_version: 8, opset_import: ["": 17]>'
+    graph = "g (float[N,4] x) => (float[2,2] y) <int64[2] s = {2, 2}> { y = Reshape(x, s) }"
+    model = onnx.parser.parse_model(f"{header} {graph}")
+
+    with pytest.raises(ModelError, match=r"onnxruntime cannot run the float model: .*Reshape"):
+        stages.normalize(load(model, [{"x": np.ones((3, 4), np.float32)}]))
 
 
 def test_rotation_comes_first_and_is_part_of_the_normalized_model(load) -> None:

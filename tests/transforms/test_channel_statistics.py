@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 
 import numpy as np
+import onnx_ir as ir
 from helpers.chains import chain, node
 
 from lowbit.ops.channels import ChannelLayout
@@ -71,3 +72,10 @@ def test_no_array_is_kept() -> None:
 
     assert len(seen) == 4
     assert all(reference() is None for reference in seen)
+
+
+def test_of_no_tensors_nothing_is_run() -> None:
+    empty = ir.Model(ir.Graph([], [], nodes=[]), ir_version=8)
+
+    # A sample that cannot be fed would raise if it were run.
+    assert reduce_channels(empty, [], [{"x": np.zeros(1)}], max, max) == {}

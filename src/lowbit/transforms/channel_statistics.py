@@ -43,6 +43,8 @@ def reduce_channels(
     Samples run in parallel, and of each only what ``of`` returns is kept.
     """
     joined: dict[str, DoubleArray] = {}
+    if not names:
+        return joined
     with session(
         model, names, threads=1, optimize="all", name="the model for equalization"
     ) as running:
