@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import signal
 import subprocess
@@ -55,6 +56,7 @@ def folder(tmp_path_factory) -> Path:
 
 def _quantized(folder: Path, preset: str = "XINT8", **options) -> tuple[str, list[object]]:
     """Return a hash of the model, and the statistics in full."""
+    # Samples of such different sizes cannot be held by 8 bits.
     options = {"data": folder / "data", "preset": preset, "allow_ruined": True, **options}
     result = lowbit.quantize(folder / "model.onnx", **options)
     content = result.model.SerializeToString(deterministic=True)
@@ -78,12 +80,12 @@ def alone(folder: Path) -> tuple[str, list[object]]:
     return _quantized(folder)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])
-@pytest.mark.parametrize("size", [1, 5, 64])
-def test_processes_give_the_same_bits(folder, alone, monkeypatch, workers, size) -> None:
-    monkeypatch.setattr(sharded, "SHARD_SIZE", size)
-    with parallel.engine("loky", workers):
-        assert _quantized(folder) == alone
+@pytest.mark.slow
+def test_processes_give_the_same_bits(folder, alone, monkeypatch) -> None:
+    for workers, size in itertools.product((1, 2, 3, 7), (1, 5, 64)):
+        monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+        with parallel.engine("loky", workers):
+            assert _quantized(folder) == alone, (workers, size)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,7 +102,7 @@ def test_dask_gives_the_same_bits(folder, alone, monkeypatch) -> None:
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        for workers, size in ((1, 64), (2, 5), (2, 1), (3, 64), (7, 1)):
+        for workers, size in ((1, 64), (2, 5), (3, 1)):
             cluster.scale(workers)
             client.wait_for_workers(workers)
             monkeypatch.setattr(sharded, "SHARD_SIZE", size)
@@ -134,9 +136,9 @@ def test_ray_gives_the_same_bits(folder, monkeypatch) -> None:
     config = msgspec.structs.replace(find_preset("XINT8"), keep_only_if_better=False)
     once = {"preset": None, "config": msgspec.structs.replace(config, equalization=None)}
     want = _quantized(folder, **once)
-    ray.init(address="local", num_cpus=7, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     try:
-        for workers, size in ((2, 5), (3, 64), (7, 1)):
+        for workers, size in ((2, 5), (3, 1)):
             monkeypatch.setattr(sharded, "SHARD_SIZE", size)
             with parallel.engine("ray=local", workers):
                 assert _quantized(folder, **once) == want, (workers, size)
@@ -196,8 +198,7 @@ def test_a_second_run_runs_nothing_and_more_data_only_what_is_new(
     some.mkdir()
     for path in sorted((folder / "data").iterdir())[:32]:
         (some / path.name).symlink_to(path)
-    plain = {"keep_histograms": False, "verify": 0}
-    _quantized(folder, "XINT8", data=some, state_dir=state, **plain)
+    _quantized(folder, data=some, state_dir=state)
     first = _kept(state)
 
     def refuse(*_: object, **__: object) -> None:
@@ -205,7 +206,7 @@ def test_a_second_run_runs_nothing_and_more_data_only_what_is_new(
 
     with monkeypatch.context() as context:
         context.setattr(sharded, "kept_session", refuse)
-        _quantized(folder, data=some, state_dir=state, **plain)
+        _quantized(folder, data=some, state_dir=state)
     assert _kept(state) == first
     assert _quantized(folder, state_dir=state) == alone
     assert first.items() <= _kept(state).items()
