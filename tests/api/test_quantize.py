@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from helpers.small_models import small_cnn, small_feeds
+from helpers.token_models import run_tokens, token_feeds, token_model
 
 import lowbit
 from lowbit.api.quantize import checkpoint_of
@@ -19,7 +20,7 @@ from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.config.methods import Percentile
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.refinement import AdaRound
-from lowbit.errors import ConfigError
+from lowbit.errors import ConfigError, DataError
 from lowbit.graph import io
 from lowbit.ops.traits import OPERATORS
 from lowbit.pipeline import stages
@@ -404,3 +405,34 @@ def test_as_many_samples_calibrate_as_asked_for() -> None:
     assert result.report.calibration_samples == 32
     assert result.report.verification_samples == 4
     assert result.report.steps
+
+
+@pytest.mark.parametrize("preset", ["DYNAMIC8", "W8", "W4"])
+def test_presets_that_calibrate_nothing_need_no_data(preset: str, tmp_path: pathlib.Path) -> None:
+    result = lowbit.quantize(token_model(), tmp_path / "small.onnx", preset=preset)
+
+    assert result.samples is None
+    assert result.report.verification_samples == 0
+    assert any("accuracy was not measured" in note for note in result.report.notes)
+    for feed in token_feeds():
+        floats, made = (
+            run_tokens(model, feed) for model in (token_model(), onnx.load(tmp_path / "small.onnx"))
+        )
+        assert ((made - floats) ** 2).mean() < 0.02 * (floats**2).mean()
+
+
+@pytest.mark.parametrize(
+    ("preset", "why"),
+    [
+        ("A8W8", "scales of activations are calibrated"),
+        ("W4_GPTQ", r"weights are refined \(Gptq\)"),
+    ],
+)
+def test_presets_that_need_data_say_so(preset: str, why: str) -> None:
+    with pytest.raises(DataError, match=rf"{preset} needs data, because .*{why}: give samples"):
+        lowbit.quantize(token_model(), preset=preset)
+
+
+def test_no_ratio_is_measured_without_data() -> None:
+    with pytest.raises(DataError, match="an SQNR of 20 dB is measured"):
+        lowbit.quantize(token_model(), preset="W8", min_sqnr=20)
