@@ -324,6 +324,7 @@ def test_an_existing_file_is_kept_when_writing_fails(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(onnx, "save", fail)
+    monkeypatch.setattr(io, "write_message", fail)
 
     with pytest.raises(OutputError, match=r"cannot write .*out.onnx: No space left on device"):
         io.save(io.load(linear), path)
@@ -336,7 +337,7 @@ def test_an_interrupted_write_leaves_nothing_behind(linear, tmp_path, monkeypatc
     def interrupt(*_arguments, **_options) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(onnx, "save", interrupt)
+    monkeypatch.setattr(io, "write_message", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         io.save(io.load(linear), tmp_path / "out.onnx")

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from lowbit.errors import ModelError, OutputError, did_you_mean
 from lowbit.graph.memory import garbage_collection_paused
+from lowbit.graph.message import write_message
 
 if TYPE_CHECKING:
     import onnx
@@ -56,12 +57,15 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, beside: bool = False)
     data = f"{path.name}.data" if beside or size > EXTERNAL_DATA_FROM else None
     if data is not None:
         _map_before_replacing(model, path.parent / data)
-    model = _portable(model, one_file=data is None)
+    model = _portable(model)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
         target = pathlib.Path(folder, path.name)
         try:
             with garbage_collection_paused():
-                ir.save(model, target, external_data=data)
+                if data is None:
+                    write_message(model, target)
+                else:
+                    ir.save(model, target, external_data=data)
             if data is not None:
                 os.replace(pathlib.Path(folder, data), path.parent / data)
             os.replace(target, path)
@@ -97,7 +101,7 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
         path = pathlib.Path(folder, "model.onnx")
         try:
             with garbage_collection_paused():
-                ir.save(_portable(model, one_file=False), path, external_data="weights.bin")
+                ir.save(_portable(model), path, external_data="weights.bin")
         except OSError as error:
             raise OutputError(
                 f"cannot write a temporary copy of the model to {folder}: "
@@ -111,7 +115,7 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
 @garbage_collection_paused()
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as protobuf, weights included."""
-    return ir.to_proto(_portable(model, one_file=True))
+    return ir.to_proto(_portable(model, read=True))
 
 
 def _load_file(path: pathlib.Path) -> ir.Model:
@@ -247,12 +251,12 @@ def tensors_size(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in _tensors(model))
 
 
-def _portable(model: ir.Model, *, one_file: bool) -> ir.Model:
+def _portable(model: ir.Model, *, read: bool = False) -> ir.Model:
     """Return ``model``, or a copy of it that onnx-ir writes as it should.
 
-    External tensors of attributes, and those of initializers if there is to be one file, would be
-    written as references to the file they came from. Strings would be written as external data,
-    which they cannot be.
+    External tensors of attributes and of subgraphs would be written as references to the file they came
+    from, and all others if nothing else is done about them: ``read`` reads them all. Strings would be
+    written as external data, which they cannot be.
     """
     if not any(_is_awkward(tensor) for tensor in _tensors(model)):
         return model
@@ -261,7 +265,9 @@ def _portable(model: ir.Model, *, one_file: bool) -> ir.Model:
         for value in tuple(graph.initializers.values()):
             if isinstance(value.const_value, ir.StringTensor):
                 _make_node(graph, value, value.const_value)
-            elif one_file and isinstance(value.const_value, ir.ExternalTensor):
+            elif (read or graph is not model.graph) and isinstance(
+                value.const_value, ir.ExternalTensor
+            ):
                 value.const_value = _read(value.const_value)
     for node in model.graph.all_nodes():
         for attribute in tuple(node.attributes.values()):

@@ -40,9 +40,7 @@ def is_large(model: ir.Model) -> bool:
         return False
     if any("Sequence" in node.op_type or "Optional" in node.op_type for node in graph):
         return False
-    constants = (value.const_value for value in graph.initializers.values())
-    size = sum(tensor.nbytes for tensor in constants if tensor is not None)
-    return size > LARGE_BYTES or len(graph) > LARGE_NODES
+    return _bytes(graph.initializers.values()) > LARGE_BYTES or len(graph) > LARGE_NODES
 
 
 class PartwiseRun:

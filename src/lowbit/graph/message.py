@@ -1,0 +1,137 @@
+"""Write a model as one protobuf message, one large tensor in memory at a time.
+
+protobuf itself would hold all of them twice: in the message, and in the bytes that it becomes. The
+bytes written here are the same, but that large tensors are always raw data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, BinaryIO
+
+import onnx_ir as ir
+
+if TYPE_CHECKING:
+    import onnx
+
+# Smaller tensors go through protobuf.
+_LARGE = 1 << 16
+
+# Numbers of fields in onnx.proto, and protobuf's type of fields that begin with their length.
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_WITH_LENGTH = 2
+
+
+def write_message(model: ir.Model, path: pathlib.Path) -> None:
+    """Write ``model`` into a file, its weights inside."""
+    with _without_data(model) as (proto, tensors), path.open("wb") as file:
+        graph = proto.graph
+        initializers = [
+            _Initializer(tensor, tensors.get(tensor.name)) for tensor in graph.initializer
+        ]
+        graph.ClearField("initializer")
+        before, after = _around(graph, _INITIALIZER)
+        size = len(before) + len(after) + sum(i.size_as_field for i in initializers)
+        proto.ClearField("graph")
+        first, last = _around(proto, _GRAPH)
+        file.write(first + _key(_GRAPH) + _varint(size) + before)
+        for initializer in initializers:
+            initializer.write(file)
+        file.write(after + last)
+
+
+@contextlib.contextmanager
+def _without_data(
+    model: ir.Model,
+) -> Iterator[tuple[onnx.ModelProto, Mapping[str, ir.TensorProtocol]]]:
+    """Yield the model's message with the data of large initializers missing, and those by name."""
+    values = {
+        name: value
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+        and value.const_value.dtype != ir.DataType.STRING
+        and (value.const_value.nbytes >= _LARGE or isinstance(value.const_value, ir.ExternalTensor))
+    }
+    tensors = {name: value.const_value for name, value in values.items()}
+    try:
+        for name, value in values.items():
+            value.const_value = _described(name, tensors[name])
+        proto = ir.to_proto(model)
+    finally:
+        for name, value in values.items():
+            value.const_value = tensors[name]
+    yield proto, {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _described(name: str, tensor: ir.TensorProtocol | None) -> ir.ExternalTensor:
+    """Return a tensor of the same description, whose data nobody reads."""
+    if tensor is None:
+        raise ValueError(f"initializer {name!r} has no data")
+    return ir.ExternalTensor(
+        "",
+        None,
+        None,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=name,
+        doc_string=tensor.doc_string,
+    )
+
+
+class _Initializer:
+    """One initializer of a message: complete, or a description and where its data come from."""
+
+    def __init__(self, proto: onnx.TensorProto, tensor: ir.TensorProtocol | None) -> None:
+        self._tensor = tensor
+        if tensor is None:
+            self._first, self._last = proto.SerializeToString(), b""
+        else:
+            proto.ClearField("external_data")
+            proto.ClearField("data_location")
+            first, self._last = _around(proto, _RAW_DATA)
+            self._first = first + _key(_RAW_DATA) + _varint(tensor.nbytes)
+
+    @property
+    def _size(self) -> int:
+        data = 0 if self._tensor is None else self._tensor.nbytes
+        return len(self._first) + data + len(self._last)
+
+    @property
+    def size_as_field(self) -> int:
+        """How many bytes it takes in the graph's message."""
+        return len(_key(_INITIALIZER)) + len(_varint(self._size)) + self._size
+
+    def write(self, file: BinaryIO) -> None:
+        """Write it as a field of the graph."""
+        file.write(_key(_INITIALIZER) + _varint(self._size) + self._first)
+        if self._tensor is not None:
+            self._tensor.tofile(file)
+        file.write(self._last)
+
+
+def _around(
+    proto: onnx.ModelProto | onnx.GraphProto | onnx.TensorProto, number: int
+) -> tuple[bytes, bytes]:
+    """Return the bytes of all fields before a field, and of those after it."""
+    first, last = type(proto)(), type(proto)()
+    first.CopyFrom(proto)
+    last.CopyFrom(proto)
+    for field, _ in proto.ListFields():
+        (first if field.number > number else last).ClearField(field.name)
+    return first.SerializeToString(), last.SerializeToString()
+
+
+def _key(number: int) -> bytes:
+    return _varint(number << 3 | _WITH_LENGTH)
+
+
+def _varint(number: int) -> bytes:
+    """Return a number seven bits a byte, the lowest first; all but the last have the eighth bit set."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
