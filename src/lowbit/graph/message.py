@@ -107,7 +107,7 @@ class _Initializer:
         """Write it as a field of the graph."""
         file.write(_key(_INITIALIZER) + _varint(self._size) + self._first)
         if self._tensor is not None:
-            self._tensor.tofile(file)
+            self._tensor.tofile(file)  # type: ignore[attr-defined]  # all of onnx_ir's have it
         file.write(self._last)
 
 
