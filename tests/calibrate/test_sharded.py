@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dask
 import distributed
 import joblib
 import msgspec
@@ -94,37 +95,54 @@ def _end_processes():
     get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
-@pytest.mark.slow
-def test_dask_gives_the_same_bits(folder, alone, monkeypatch) -> None:
+@pytest.fixture(scope="module")
+def dask_workers():
+    """Two processes of Dask; a busy machine may take its time to start them."""
+    patient = {f"distributed.comm.timeouts.{what}": "300s" for what in ("connect", "tcp")}
     with (
-        distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        for workers, size in ((1, 64), (2, 5), (3, 1)):
-            cluster.scale(workers)
-            client.wait_for_workers(workers)
-            monkeypatch.setattr(sharded, "SHARD_SIZE", size)
-            with joblib.parallel_config(backend="dask"):
-                assert _quantized(folder) == alone, (workers, size)
-
-
-@pytest.mark.slow
-def test_a_dask_worker_that_is_killed_costs_what_it_was_at(tmp_path) -> None:
-    task = tasks.Recorded(tmp_path, {4: "kill"})
-    with (
+        dask.config.set(patient),
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, dashboard_address=None
         ) as cluster,
-        distributed.Client(cluster),
-        joblib.parallel_config(backend="dask"),
+        distributed.Client(cluster) as client,
     ):
-        found = list(parallel.distributed_map(task, range(10), name="test"))
-    assert found == [item * item for item in range(10)]
+        yield cluster, client
+
+
+@pytest.mark.slow
+def test_dask_gives_the_same_bits(folder, alone, monkeypatch, dask_workers) -> None:
+    cluster, client = dask_workers
+    for workers, size in ((2, 5), (3, 1)):
+        cluster.scale(workers)
+        client.wait_for_workers(workers)
+        monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+        with joblib.parallel_config(backend="dask", client=client):
+            assert _quantized(folder) == alone, (workers, size)
+
+
+@pytest.mark.slow
+def test_a_dask_worker_that_is_killed_costs_what_it_was_at(tmp_path, dask_workers) -> None:
+    task = tasks.Recorded(tmp_path, {4: "kill"})
+    with joblib.parallel_config(backend="dask", client=dask_workers[1]):
+        found = list(parallel.distributed_map(task, range(20), name="test"))
+        sent = 2 * parallel.worker_count()
+    assert found == [item * item for item in range(20)]
     assert task.runs(4) == 2
-    # A result that was not fetched yet dies with its worker.
-    assert sum(task.runs(item) for item in range(10)) <= 12
+    # Results that were not fetched yet die with their worker.
+    assert sum(task.runs(item) for item in range(20)) <= 20 + sent
+
+
+@pytest.mark.slow
+def test_with_a_state_a_killed_dask_worker_costs_one_shard(
+    folder, alone, monkeypatch, tmp_path, dask_workers
+) -> None:
+    monkeypatch.setattr(sharded, "SHARD_SIZE", 5)
+    monkeypatch.setattr(sys.modules["lowbit.api.quantize"], "Store", tasks.KillingStore)
+    state = tmp_path / "state"
+    with joblib.parallel_config(backend="dask", client=dask_workers[1]):
+        assert _quantized(folder, state_dir=state) == alone
+    computed = len(list((tmp_path / "state-computed").iterdir()))
+    assert computed == len(_kept(state)) + 1
 
 
 @pytest.mark.slow

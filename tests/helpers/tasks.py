@@ -9,6 +9,7 @@ import uuid
 
 from lowbit.errors import DataError
 from lowbit.parallel import cpu_count, worker_count
+from lowbit.store import Store
 
 
 def square(item: int) -> int:
@@ -45,3 +46,16 @@ class Recorded:
 
     def runs(self, item: int) -> int:
         return len(list(self.folder.glob(f"{item}-*")))
+
+
+class KillingStore(Store):
+    """Notes each result that is to be kept; the first time, its process dies before it is."""
+
+    def put(self, key: str, body: bytes) -> None:
+        notes = pathlib.Path(f"{self.location}-computed")
+        notes.mkdir(exist_ok=True)
+        is_first = not any(notes.iterdir())
+        (notes / uuid.uuid4().hex).touch()
+        if is_first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().put(key, body)
