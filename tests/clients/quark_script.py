@@ -1,6 +1,6 @@
 """A script of AMD Quark's, as RyzenAI-SW has it: a preset, images, perhaps a subgraph in float.
 
-    python quark_script.py MODEL OUTPUT PRESET IMAGES.npy [FIRST LAST] [--external]
+    python quark_script.py MODEL OUTPUT PRESET IMAGES.npy [FIRST,... LAST,...] [--external]
 
 It runs unchanged with amd-quark and with lowbit, so that their models can be compared.
 """
@@ -37,8 +37,8 @@ def main() -> None:
     config.print_summary = False
     config.use_external_data_format = args.external
     if args.subgraph:
-        first, last = args.subgraph
-        config.subgraphs_to_exclude = [([first], [last])]
+        first, last = (names.split(",") for names in args.subgraph)
+        config.subgraphs_to_exclude = [(first, last)]
     name = onnx.load(args.model, load_external_data=False).graph.input[0].name
     reader = Reader(name, args.images)
     ModelQuantizer(Config(global_quant_config=config)).quantize_model(

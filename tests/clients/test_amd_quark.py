@@ -85,7 +85,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ("model", "more"),
     [
         ("model.onnx", ()),
-        ("model.onnx", ("/model.22/Concat_3", "/model.22/Concat_10")),
+        ("model.onnx", ("/model.22/Concat,/model.22/Concat_1", "/model.22/Concat_3")),
         ("apart.onnx", ("--external",)),
     ],
 )
