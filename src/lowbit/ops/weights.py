@@ -28,10 +28,17 @@ class WeightInput:
 
 # Weights and recurrence weights are directions x gates * hidden x inputs.
 _RECURRENT = (WeightInput(1, 1, 2), WeightInput(2, 1, 2))
-RECURRENT: Mapping[str, tuple[WeightInput, ...]] = MappingProxyType(
-    {"LSTM": _RECURRENT, "GRU": _RECURRENT, "RNN": _RECURRENT}
+# The three projections lie beside each other: inputs x 3 * hidden.
+_PROJECTIONS = (WeightInput(1, 1, 0),)
+IN_FLOAT: Mapping[str, tuple[WeightInput, ...]] = MappingProxyType(
+    {
+        "LSTM": _RECURRENT,
+        "GRU": _RECURRENT,
+        "RNN": _RECURRENT,
+        "com.microsoft::Attention": _PROJECTIONS,
+    }
 )
-"""Recurrent layers, and their weights."""
+"""Operators with weights that compute in float, whatever their weights are stored in."""
 
 _TABLE = WeightInput(0, 0, 1)
 
@@ -48,8 +55,8 @@ def weight_inputs(node: ir.Node, operators: Operators = OPERATORS) -> tuple[Weig
     found: tuple[WeightInput, ...] = ()
     if is_embedding(node):
         found = (_TABLE,)
-    elif operator_name(node) in RECURRENT:
-        found = RECURRENT[operator_name(node)]
+    elif operator_name(node) in IN_FLOAT:
+        found = IN_FLOAT[operator_name(node)]
     else:
         row, traits = linear_operator(node), traits_of(node, operators)
         if row is not None:

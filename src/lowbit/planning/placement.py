@@ -32,6 +32,7 @@ from lowbit.ops.traits import (
     moves_exactly,
     traits_of,
 )
+from lowbit.ops.weights import weight_inputs
 from lowbit.planning.blocks import find_float_parts
 from lowbit.planning.requests import Placement, Request, is_lone
 from lowbit.planning.rules import Scheme
@@ -58,10 +59,14 @@ def place(
     for node in graph:
         if node.meta.get(REQUANTIZED) and node.outputs[0].is_graph_output():
             placement.request(node.outputs[0], schemes[node], node, "output")
-        if node.meta.get(ARITHMETIC) or node.meta.get(REQUANTIZED) or not _touches_floats(node):
+        if node.meta.get(ARITHMETIC) or node.meta.get(REQUANTIZED):
+            continue
+        # The types between fused operators are not known without a sample, those of weights are.
+        weights = weight_inputs(node, operators) if is_weight_only(schemes[node]) else ()
+        if not weights and not _touches_floats(node):
             continue
         if is_weight_only(schemes[node]) and schemes[node].excluded is None:
-            place_weights(placement, node, schemes[node], target, operators)
+            place_weights(placement, node, schemes[node], target, weights)
             continue
         traits = _traits(node, target, operators)
         reason = _stays_float(node, traits, schemes[node], target, shapes)

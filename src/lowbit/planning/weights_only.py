@@ -7,6 +7,7 @@ normalizations, biases and single numbers stay in float.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import onnx_ir as ir
@@ -14,8 +15,8 @@ import onnx_ir as ir
 from lowbit.config.specs import DynamicSpec, IntegerSpec, Spec
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name, tensor_name
-from lowbit.ops.traits import Operators, OpTraits, traits_of
-from lowbit.ops.weights import RECURRENT, WeightInput, is_embedding, weight_inputs
+from lowbit.ops.traits import OpTraits, traits_of
+from lowbit.ops.weights import IN_FLOAT, WeightInput, is_embedding
 from lowbit.planning.requests import Placement, Request
 from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
@@ -30,10 +31,13 @@ def is_weight_only(scheme: Scheme) -> bool:
 
 
 def place_weights(
-    placement: Placement, node: ir.Node, scheme: Scheme, target: Target, operators: Operators
+    placement: Placement,
+    node: ir.Node,
+    scheme: Scheme,
+    target: Target,
+    weights: Sequence[WeightInput],
 ) -> None:
     """Request the weights of one node, and its input where its scale is found at run time."""
-    weights = weight_inputs(node, operators)
     if weights and not _takes(node, target):
         placement.float_why[node] = f"{target.name} does not run {node.op_type} quantized"
         return
@@ -43,7 +47,7 @@ def place_weights(
     if not weights or scheme.weight is None:
         placement.float_why[node] = "it has no weights"
         return
-    placement.active[node] = traits_of(node, operators) or OpTraits()
+    placement.active[node] = traits_of(node) or OpTraits()
     is_dynamic = _takes_dynamic(node, scheme, target)
     for weight in weights:
         _place_weight(placement, node, weight, scheme, saturates=is_dynamic)
@@ -53,8 +57,8 @@ def place_weights(
 
 def _takes(node: ir.Node, target: Target) -> bool:
     name = operator_name(node)
-    if name in RECURRENT:
-        return target.recurrent
+    if name in IN_FLOAT:
+        return target.dequantizes
     return target.every_operator or name in target.operators
 
 

@@ -64,7 +64,7 @@ ONNXRUNTIME = Target(
     weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
     float_formats=FLOATS,
     blocks=True,
-    recurrent=True,
+    dequantizes=True,
     shares=DATA_MOVEMENT,
     fuse=(FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS), PADDED_POOLS),
 )
@@ -76,9 +76,9 @@ ONNXRUNTIME_WEIGHTS = Target(
     activation_formats=INTEGERS,
     weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
     dynamic=("MatMul",),
-    recurrent=True,
+    dequantizes=True,
     packed=("GatherBlockQuantized",),
-    transforms=("gemm_to_matmul",),
+    transforms=("gemm_to_matmul", "embed_layer_norm_to_gather"),
 )
 
 MATMUL_NBITS = msgspec.structs.replace(

@@ -91,7 +91,7 @@ class Target(_Data, frozen=True, kw_only=True):
         activation_formats: Formats of activations; ``weight_formats`` likewise for weights.
         float_formats: 16-bit float formats of both; ``blocks``: whether it has block formats.
         dynamic: Operators it computes in integers with a scale that is found when the model runs.
-        recurrent: Whether the weights of LSTM, GRU and RNN may be integers.
+        dequantizes: Whether LSTM, GRU, RNN and Attention, which compute in float, may have integer weights.
         packed: Operators of com.microsoft that read packed weights instead of a DequantizeLinear.
         formats: Operators that take other formats; of two entries for one operator the last holds.
         power_of_two: Whether every scale must be a power of two.
@@ -123,7 +123,7 @@ class Target(_Data, frozen=True, kw_only=True):
     float_formats: tuple[FloatFormat, ...] = ()
     blocks: bool = False
     dynamic: tuple[str, ...] = ()
-    recurrent: bool = False
+    dequantizes: bool = False
     packed: tuple[PackedOperator, ...] = ()
     formats: tuple[OperatorFormats, ...] = ()
     block_axes: BlockAxes = "contracted"

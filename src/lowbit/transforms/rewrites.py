@@ -28,6 +28,7 @@ from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, names_of, tensor_name
 from lowbit.normalize.fold_affine import normalization
 from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
+from lowbit.transforms.embedding_rewrites import embed_layer_norm_to_gather
 from lowbit.transforms.matrix_rewrites import gemm_to_matmul
 
 HARDSIGMOID_FACTOR = 2731 / 16384 * 6
@@ -268,6 +269,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "reduce_mean_factor": reduce_mean_factor,
         "clip_to_relu": clip_to_relu,
         "gemm_to_matmul": gemm_to_matmul,
+        "embed_layer_norm_to_gather": embed_layer_norm_to_gather,
     }
 )
 
