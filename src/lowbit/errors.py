@@ -57,6 +57,16 @@ class RuinedError(VerificationError):
     """The quantized model is too far from float to be of any use."""
 
 
+def visible(text: str) -> str:
+    """Return a text in one line with a code for each character that has no shape of its own.
+
+    Names come from files: what is in them must not move a terminal's cursor or change its colours.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def did_you_mean(word: str, known: Iterable[str], count: int = 3) -> str:
     """Return "; did you mean 'x'?" for the nearest known names, or "" when none is near."""
     by_lower = {name.lower(): name for name in known}

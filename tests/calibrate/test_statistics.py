@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pickle
 from pathlib import Path
 
@@ -254,4 +255,30 @@ def test_statistics_of_another_format_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "stats.npz", header=header)
 
     with pytest.raises(CalibrationError, match="another version"):
+        load_stats(tmp_path / "stats.npz")
+
+
+@pytest.mark.parametrize(
+    ("header", "arrays", "words"),
+    [
+        ({"low": 2.0}, {}, "a range of 2.0 to 1.0"),
+        ({"low": "a"}, {}, "Expected `float`"),
+        ({"count": -1}, {}, ">= 0"),
+        ({}, {"0_at": np.int64([10**9])}, "out of bounds"),
+        ({}, {"0_at": np.int64([-1])}, "holds no counts"),
+        ({}, {"0_n": np.float64([0.5])}, "holds no counts"),
+        ({"positions": 3}, {"0_sums": np.float64([np.nan])}, "have no sums"),
+        ({"positions": 3}, {"0_sums": np.zeros((2, 3), np.int64)}, "have no sums"),
+        ({"positions": 3}, {}, "0_sums"),
+    ],
+)
+def test_edited_statistics_are_refused(tmp_path: Path, header, arrays, words) -> None:
+    row = {"name": "x", "low": 0.0, "high": 1.0, "count": 1, "not_finite": 0}
+    row |= {"histogram": True, "positions": 0}
+    about = {"format": 4, "samples": 1, "equalized": False, "smoothed": False}
+    text = json.dumps({**about, "tensors": [row | header]})
+    found = {"header": np.array(text), "0_at": np.int64([5]), "0_n": np.int64([1])}
+    np.savez(tmp_path / "stats.npz", **(found | arrays))
+
+    with pytest.raises(CalibrationError, match=words):
         load_stats(tmp_path / "stats.npz")

@@ -236,6 +236,7 @@ def test_too_low_a_ratio_names_tensors_and_writes_nothing(run, model, data, kept
     assert sorted(path.name for path in kept.parent.iterdir()) == [
         "data.npz",
         "int8.onnx",
+        "int8.onnx.refining",
         "model.onnx",
     ]
 
@@ -427,6 +428,7 @@ def test_a_failure_while_writing_leaves_nothing(run, model, data, kept, monkeypa
     assert sorted(path.name for path in kept.parent.iterdir()) == [
         "data.npz",
         "int8.onnx",
+        "int8.onnx.refining",
         "model.onnx",
     ]
 

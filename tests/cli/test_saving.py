@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowbit.cli.saving import check_outputs, writing
+from lowbit.cli.saving import writing
 from lowbit.errors import OutputError
 
 
@@ -57,29 +57,3 @@ def test_nothing_to_write_is_no_error(folder) -> None:
         pass
 
     assert names(folder) == []
-
-
-def test_two_outputs_of_one_name_are_refused() -> None:
-    with pytest.raises(
-        OutputError, match=r"--b \./x would overwrite x \(--a\), which this run needs"
-    ):
-        check_outputs({"--a": "x", "--b": "./x", "--c": None})
-
-
-def test_a_source_is_not_overwritten_under_another_name(folder) -> None:
-    (folder / "model.onnx").write_text("model")
-    (folder / "link.onnx").symlink_to(folder / "model.onnx")
-
-    with pytest.raises(OutputError, match=r"OUTPUT link\.onnx would overwrite model\.onnx"):
-        check_outputs({"OUTPUT": "link.onnx"}, ["model.onnx"])
-
-
-def test_other_outputs_pass(folder) -> None:
-    (folder / "before").write_text("an earlier result may be replaced")
-
-    check_outputs({"--a": "before", "--b": "new", "--c": None}, ["model.onnx"])
-
-
-def test_an_output_in_a_folder_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(OutputError, match="make it"):
-        check_outputs({"--a": "no/file"})

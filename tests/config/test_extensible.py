@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import subprocess
 import sys
 
@@ -11,8 +12,9 @@ import pytest
 
 from lowbit.config import extensible
 from lowbit.config.config import QuantConfig
-from lowbit.config.extensible import Extensible, convert, decode_json, tag_of
+from lowbit.config.extensible import Extensible, convert, decode_json, find_not_finite, tag_of
 from lowbit.config.presets import find_preset
+from lowbit.config.refinement import LayerReconstruction
 from lowbit.config.specs import IntegerSpec
 from lowbit.config.transforms import FloatTransform
 from lowbit.quark.extension import QuarkMinMse
@@ -152,3 +154,20 @@ def test_quarks_kinds_are_read_in_a_process_that_has_not_imported_them() -> None
     back = decode_json(msgspec.json.encode(config), QuantConfig)
     assert isinstance(back.activation, IntegerSpec)
     assert back.activation.method == QuarkMinMse(bins=7)
+
+
+def test_the_number_that_is_not_finite_is_found_anywhere() -> None:
+    config = find_preset("A8W8")
+    assert find_not_finite(config) is None
+    for value in (math.nan, math.inf):
+        refined = msgspec.structs.replace(config, refinement=LayerReconstruction(ridge=value))
+        assert find_not_finite(refined) == f"refinement.ridge is {value}"
+    assert find_not_finite({"a": [(1.0, math.nan)]}, "x") == "x['a'][0][1] is nan"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [(b'"\xff"', "not UTF-8"), (b"[" * 100_000, "nested too deeply")]
+)
+def test_what_is_no_text_is_a_decoding_error(text: bytes, words: str) -> None:
+    with pytest.raises(msgspec.DecodeError, match=words):
+        decode_json(text, object)

@@ -124,3 +124,32 @@ def test_mistakes_are_named(tmp_path: Path, content: str, message: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.json: No such file"):
         read_config(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("c.toml", b'preset = "A8W8"\n[refinement]\ntype = "reconstruction"\nridge = nan', "ridge"),
+        ("c.toml", b'preset = "A8W8"\n[equalization]\ntype = "cross-layer"\nheadroom = inf', "inf"),
+        (
+            "c.json",
+            b'{"preset": "A8W8", "refinement": {"type": "gptq", "perc_damp": 1e999}}',
+            "range",
+        ),
+        (
+            "c.json",
+            b'{"preset": "A8W8", "refinement": {"type": "gptq", "perc_damp": NaN}}',
+            "malformed",
+        ),
+        ("c.json", b'{"preset": "\xff"}', "not UTF-8"),
+        ("c.toml", b'preset = "\xff"', "not UTF-8"),
+        ("c.json", b"[" * 100_000, "nested too deeply"),
+        ("c.json", b'{"preset": "A8W8", "rules": ' + b"[" * 500 + b"]" * 500 + b"}", "rules"),
+    ],
+)
+def test_what_no_configuration_can_hold_is_named(tmp_path: Path, name, content, message) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=message):
+        read_config(path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from lowbit.data import InputInfo, open_data
 from lowbit.data.arrays import RowSource, read_npz, take_array
-from lowbit.errors import DataError
+from lowbit.errors import DataError, LowbitError, OutputError
 
 ROWS = np.arange(1, 29, dtype=np.float32).reshape(7, 4)
 
@@ -92,7 +93,7 @@ def test_feed_does_not_alias_the_array() -> None:
         ({}, r"its arrays: none"),
         ({"x": ROWS.astype(np.float64)}, r"row 0 of .*a\.npz, input 'x': expected float32, got float64"),
         ({"x": ROWS.astype(np.uint8)}, r"expected float32, got uint8; name a preprocessing"),
-        ({"x": ROWS[:, :3]}, r"row 0 of .*, input 'x': expected shape \[n, 4\], got \[1, 3\]"),
+        ({"x": ROWS[:, :3]}, r"array 'x' of .* has shape \[7, 3\], but the input wants \[n, 4\]: axis 1 is 3, expected 4"),
         ({"x": ROWS[:, 0]}, r"has shape \[7\], but the input wants \[n, 4\]: give 2 dimensions"),
         ({"x": np.float32(1)}, r"is a single number"),
         ({"x": ROWS[:0]}, r"has 0 rows"),
@@ -200,13 +201,88 @@ def test_npz_is_unpacked_once_and_cleaned_up(
 
     assert len(passes[0]) == len(passes[1]) == 7
     assert opened == ["x.npy"]
-    assert table.spool is not None
-    folder = table.spool.folder
+    assert table.folder is not None
+    folder = table.folder.path
     del table, source
     gc.collect()
     assert not folder.exists()
     np.testing.assert_array_equal(passes[1][6][1]["x"], ROWS[6:])  # type: ignore[index]
 
 
-def test_array_in_memory_is_not_spooled() -> None:
-    assert take_array(ROWS, vector()).spool is None
+def test_array_in_memory_is_not_copied_to_disk() -> None:
+    assert take_array(ROWS, vector()).folder is None
+
+
+def _claiming(path: Path, shape: tuple[int, ...], data: bytes, name: str = "x") -> None:
+    """Write an archive whose array says that it has a shape."""
+    header = io.BytesIO()
+    fields = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, fields)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{name}.npy", header.getvalue() + data)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 1 << 40), "axis 1 is 1099511627776, expected 4"),
+        ((1 << 50, 4), r"unpacks to 1\.8e\+07 GB"),
+        ((7, 4), "ends 96 bytes early"),
+    ],
+)
+def test_an_array_that_claims_too_much_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape, words
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    _claiming(tmp_path / "a.npz", shape, bytes(16))
+
+    with pytest.raises(LowbitError, match=words):
+        read_npz(tmp_path / "a.npz", vector())
+    gc.collect()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_no_more_is_unpacked_than_the_limit_needs(tmp_path: Path) -> None:
+    # Of a billion rows that are promised, the first three are there and asked for.
+    _claiming(tmp_path / "a.npz", (10**9, 4), ROWS[:3].tobytes())
+
+    data = open_data(tmp_path / "a.npz", vector(), limit=3)
+
+    np.testing.assert_array_equal([feed["x"] for feed in data], ROWS[:3, None])
+    assert len(open_data(tmp_path / "a.npz", vector(3), limit=1)) == 1
+
+
+def test_columns_first_are_unpacked_whole(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.asfortranarray(ROWS))
+
+    data = open_data(tmp_path / "a.npz", vector(), limit=2)
+
+    np.testing.assert_array_equal([feed["x"] for feed in data], ROWS[:2, None])
+
+
+def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=ROWS)
+    data = bytearray(path.read_bytes())
+    # The flag of an encrypted member, in its own header and in the archive's.
+    for mark, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        data[data.index(mark) + offset] |= 1
+    path.write_bytes(data)
+
+    with pytest.raises(DataError, match=r"not a sound \.npz .*encrypted"):
+        read_npz(path, vector())
+
+
+def test_a_full_temporary_folder_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "a.npz", x=ROWS)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array_header_2_0", full)
+
+    with pytest.raises(OutputError, match=r"cannot unpack .*No space left on device; set TMPDIR"):
+        read_npz(tmp_path / "a.npz", vector())

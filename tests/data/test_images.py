@@ -3,6 +3,8 @@ from __future__ import annotations
 import importlib.util
 import operator
 import os
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,7 @@ from PIL import Image
 from lowbit.data import PREPROCESSINGS, InputInfo, Preprocessing
 from lowbit.data.images import (
     ImagePlan,
+    _decoded,
     plan_images,
     render_file,
     render_pixels,
@@ -291,3 +294,66 @@ def test_named_preprocessings_equal_the_reference_on_real_images(
         with Image.open(path) as image:
             expected = reference(assets)(image)
         np.testing.assert_array_equal(render_file(path, wish), expected, err_msg=str(path))
+
+
+def _png_of_16_bits(path: Path, pixels: np.ndarray) -> None:
+    """Write a PNG of 16 bits a channel, which Pillow cannot."""
+    height, width = pixels.shape[:2]
+    kind = {2: 0, 3: {2: 4, 3: 2, 4: 6}.get(pixels.shape[-1])}[pixels.ndim]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+
+    def part(name: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)
+    parts = (part(b"IHDR", header), part(b"IDAT", zlib.compress(rows)), part(b"IEND", b""))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+def _pixels(path: Path, channels: int = 3) -> np.ndarray:
+    """Return the pixels of an image before it is resized, height x width x channels."""
+    with Image.open(path) as image:
+        found = np.asarray(_decoded(image, "RGB" if channels == 3 else "L"))
+    return found.reshape(*found.shape[:2], channels)
+
+
+@pytest.mark.parametrize("channels", [None, 2, 3, 4])
+@pytest.mark.parametrize("wanted", [1, 3])
+def test_16_bits_are_scaled_to_8_and_not_clipped(tmp_path: Path, channels, wanted) -> None:
+    gray = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
+    pixels = gray if channels is None else np.stack([gray] * channels, axis=-1)
+    _png_of_16_bits(tmp_path / "a.png", pixels)
+
+    found = _pixels(tmp_path / "a.png", wanted)
+
+    np.testing.assert_allclose(found[..., 0], gray / 257, atol=1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_transparency_is_dropped_and_colours_stay(tmp_path: Path) -> None:
+    image = Image.new("P", (2, 1))
+    image.putpalette([200, 10, 30, 1, 2, 3])
+    image.putpixel((1, 0), 1)
+    image.save(tmp_path / "a.png", transparency=bytes([0, 128]))
+
+    np.testing.assert_array_equal(_pixels(tmp_path / "a.png"), [[[200, 10, 30], [1, 2, 3]]])
+
+
+def test_inks_become_light(tmp_path: Path) -> None:
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "a.jpg", quality=95)
+
+    red = _pixels(tmp_path / "a.jpg").reshape(-1, 3).mean(axis=0)
+
+    assert red[0] > 200
+    assert red[1:].max() < 60
+
+
+def test_images_are_turned_as_viewers_show_them(tmp_path: Path) -> None:
+    pixels = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned a quarter clockwise
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+
+    np.testing.assert_array_equal(_pixels(tmp_path / "a.png", 1)[..., 0], np.rot90(pixels, -1))

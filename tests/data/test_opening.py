@@ -272,6 +272,16 @@ def test_samples_of_several_images_have_no_names(tmp_path: Path, save_image: Sav
     assert (len(data), data.names) == (2, ())
 
 
+def test_an_empty_name_is_refused_and_not_the_current_folder() -> None:
+    with pytest.raises(DataError, match="data is an empty name"):
+        open_data("", [InputInfo("x", np.dtype(np.float32), (1, 3, 8, 8))])
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(DataError, match="File name too long"):
+        open_data("n" * 300, [InputInfo("x", np.dtype(np.float32), (1, 3, 8, 8))])
+
+
 def test_batches_of_a_loader_become_samples(image_input: InputInfo) -> None:
     rows = np.random.default_rng(0).random((10, 3, 8, 8), dtype=np.float32)
     batches = [(rows[i : i + 5], np.arange(5)) for i in (0, 5)]

@@ -12,7 +12,7 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader
 
 from lowbit.data import Data, InputInfo, open_data
-from lowbit.data.sources import FeedSpool, Spool, SpoolingSource
+from lowbit.data.sources import FeedSpool, SpoolingSource
 from lowbit.errors import DataError
 
 X = InputInfo("x", np.dtype(np.float32), ("n", 4))
@@ -416,17 +416,6 @@ def test_fixed_batch_is_not_grouped_from_files(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="fixes the batch at 2"):
         list(open_data(tmp_path, [InputInfo("x", np.dtype(np.float32), (2, 4))]))
-
-
-def test_folder_goes_with_its_owner() -> None:
-    spool = Spool()
-    folder = spool.folder
-    (folder / "file").write_text("x")
-
-    del spool
-    gc.collect()
-
-    assert not folder.exists()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.bool_, ml_dtypes.bfloat16])

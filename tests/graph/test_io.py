@@ -345,35 +345,6 @@ def test_an_interrupted_write_leaves_nothing_behind(linear, tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_output_folder_is_found_before_any_work(tmp_path) -> None:
-    with pytest.raises(OutputError, match=r"the folder .*nowhere of the output m.onnx does not"):
-        io.check_writable(tmp_path / "nowhere" / "m.onnx")
-
-
-def test_a_folder_as_output_is_refused(tmp_path) -> None:
-    with pytest.raises(OutputError, match="is a folder; give the name of a file in it"):
-        io.check_writable(tmp_path)
-
-
-def test_an_unwritable_folder_is_found_before_any_work(tmp_path, monkeypatch) -> None:
-    def refuse(*_arguments, **_options) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(io.tempfile, "NamedTemporaryFile", refuse)
-
-    with pytest.raises(OutputError, match=r"cannot write into .*: Permission denied"):
-        io.check_writable(tmp_path / "m.onnx")
-
-
-def test_an_unwritable_file_is_found_before_any_work(tmp_path, monkeypatch) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(b"")
-    monkeypatch.setattr(io.os, "access", lambda *_: False)
-
-    with pytest.raises(OutputError, match="exists and may not be overwritten"):
-        io.check_writable(path)
-
-
 def test_a_full_temporary_folder_is_explained(linear, monkeypatch) -> None:
     def fail(*_arguments, **_options) -> None:
         raise OSError(28, "No space left on device")

@@ -395,7 +395,7 @@ def test_without_data_none_is_named(load) -> None:
 def test_without_a_refinement_nothing_changes(load) -> None:
     state = quantized(load())
 
-    assert stages.refine(state, None, lambda *_: None, resume=False) == (state, ())
+    assert stages.refine(state, None, lambda *_: None, resume=False) == (state, stages.Refinement())
 
 
 def test_random_data_refines_nothing(load) -> None:
@@ -403,18 +403,18 @@ def test_random_data_refines_nothing(load) -> None:
     data = open_data("random", model_inputs(state.loaded), limit=4)
     state = quantized(extended(state, type(state), samples=split(data, None, 2)))
 
-    refined, notes = stages.refine(state, None, lambda *_: None, resume=False)
+    refined, went = stages.refine(state, None, lambda *_: None, resume=False)
 
     assert refined is state
-    assert notes == ("not refined: random data says nothing about the inputs",)
+    assert went.notes == ("not refined: random data says nothing about the inputs",)
 
 
-def test_refined_weights_lower_the_error_and_leave_no_checkpoint(load, tmp_path) -> None:
+def test_refined_weights_lower_the_error_and_stay_in_the_checkpoint(load, tmp_path) -> None:
     state = quantized(load(feeds=small_feeds(12), refinement=LayerReconstruction()))
     told = []
     folder = tmp_path / "out.refining"
 
-    refined, notes = stages.refine(
+    refined, went = stages.refine(
         state, folder, lambda done, total: told.append((done, total)), resume=False
     )
 
@@ -426,8 +426,9 @@ def test_refined_weights_lower_the_error_and_leave_no_checkpoint(load, tmp_path)
 
     assert error(stages.emit(refined).emitted.model) < error(state.emitted.model)
     assert told[-1] == (3, 3)
-    assert notes[0].startswith("refined ")
-    assert not folder.exists()
+    assert went.notes[0].startswith("refined ")
+    assert went.complete
+    assert len(list(folder.glob("*.layer"))) == 3
     # Scales stay: weights are refined for them.
     for name, params in state.params.tensors.items():
         np.testing.assert_array_equal(refined.params.tensors[name].scale, params.scale)

@@ -223,3 +223,37 @@ def test_a_bias_with_its_own_scale_fits_without_its_input(fitting: Edited) -> No
     without = tuple(t for t in plan.tensors if t.name != "x")
 
     check_fit(msgspec.structs.replace(plan, tensors=without, biases=(row,)), model)
+
+
+def test_a_plan_that_is_no_text_is_named(tmp_path: Path) -> None:
+    for content in (b'{"preset": "\xff"}', b'{"refinement"'):
+        (tmp_path / "plan.json").write_bytes(content)
+
+        with pytest.raises(PlanError, match="is not JSON"):
+            load_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tensor": "w"}, "has tensor 'w' in this plan"),
+        ({"index": 9}, "has tensor 'b' in this plan, but the node has ''"),
+        ({"factor": 1e300}, "has factor 1e\\+300"),
+        ({"repeats": 0}, "has repeats 0"),
+        ({"input": "c"}, "has input 'c'"),
+        ({"weight": "x2"}, "has weight 'x2'"),
+    ],
+)
+def test_facts_of_a_node_cannot_be_edited(fitting: Edited, change, words) -> None:
+    model, plan = fitting
+    row = msgspec.structs.replace(plan.biases[0], **change)
+
+    with pytest.raises(PlanError, match=words):
+        check_fit(msgspec.structs.replace(plan, biases=(row,)), model)
+
+
+def test_axes_that_a_tensor_does_not_have_are_named(fitting: Edited) -> None:
+    model, plan = fitting
+
+    with pytest.raises(PlanError, match="along axis 7 in this plan, but it has 4 axes"):
+        check_fit(_edit(plan, "w", axis=7), model)

@@ -3,13 +3,16 @@
 Even one killed by SIGKILL in the middle of refinement.
 """
 
+import dataclasses
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import types
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import onnx
@@ -20,8 +23,9 @@ from helpers.staged import quantized
 import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.config.refinement import AdaRound, LayerReconstruction
-from lowbit.errors import ConfigError, OutputError
-from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
+from lowbit.errors import OutputError
+from lowbit.graph import io
+from lowbit.refine.checkpoint import Checkpoint, fingerprint_of, remove_checkpoint
 from lowbit.refine.layers import LayerResult
 
 
@@ -54,7 +58,7 @@ def test_a_killed_run_continues_and_ends_in_the_same_bytes(tmp_path, refinement,
             chain(4), output, data=feeds, config=config, progress=_after(count, Killed())
         )
     folder = tmp_path / "output.onnx.refining"
-    assert len(list(folder.glob("*.npz"))) == count
+    assert len(list(folder.glob("*.layer"))) == count
     seen = []
     lowbit.quantize(
         chain(4),
@@ -79,50 +83,147 @@ def test_a_run_on_other_data_is_not_continued(tmp_path):
             config=_config(LayerReconstruction()),
             progress=_after(1, Killed()),
         )
-    with pytest.raises(ConfigError, match="of another run"):
+    config = _config(LayerReconstruction())
+    again = lowbit.quantize(chain(2), output, data=smooth(6, seed=1), config=config, resume=True)
+    assert any("nothing was resumed" in note for note in again.report.notes)
+    whole = tmp_path / "whole.onnx"
+    lowbit.quantize(chain(2), whole, data=smooth(6, seed=1), config=config)
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_ctrl_c_ends_the_run_and_keeps_what_is_finished(tmp_path):
+    output = tmp_path / "output.onnx"
+    output.write_bytes(b"before")
+    with pytest.raises(KeyboardInterrupt):
         lowbit.quantize(
-            chain(2),
+            chain(4),
             output,
-            data=smooth(6, seed=1),
+            data=smooth(6),
             config=_config(LayerReconstruction()),
-            resume=True,
+            progress=_after(2, KeyboardInterrupt()),
         )
-    # Without resume it is simply done again.
-    lowbit.quantize(chain(2), output, data=smooth(6, seed=1), config=_config(LayerReconstruction()))
-    assert output.exists()
+    assert output.read_bytes() == b"before"
+    assert len(list((tmp_path / "output.onnx.refining").glob("*.layer"))) == 2
 
 
-def test_ctrl_c_gives_the_best_so_far(tmp_path):
+def test_ctrl_c_gives_the_best_so_far_if_asked_to(tmp_path):
     output = tmp_path / "output.onnx"
     result = lowbit.quantize(
         chain(4),
         output,
         data=smooth(6),
         config=_config(LayerReconstruction()),
+        keep_partial=True,
         progress=_after(2, KeyboardInterrupt()),
     )
     assert output.exists()
     assert any("interrupted after" in note for note in result.report.notes)
     # What is finished is kept for --resume.
-    assert (tmp_path / "output.onnx.refining").exists()
+    assert len(list((tmp_path / "output.onnx.refining").glob("*.layer"))) == 2
 
 
-def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):
-    """The folder is cleared when a run begins and ends: nothing of the user's may be in it."""
-    mine = tmp_path / "work" / "notes.txt"
-    mine.parent.mkdir()
-    mine.write_text("mine")
+def test_files_of_others_in_the_folder_are_left_as_they_are(tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    mine = {name: folder / name for name in ("notes.txt", "00000.npz", "00001.part", "a.layer")}
+    for name, path in mine.items():
+        path.write_text(name)
 
-    with pytest.raises(OutputError, match=r"other files \(notes\.txt\); give an empty folder"):
-        lowbit.quantize(
-            chain(2), data=smooth(6), config=_config(LayerReconstruction()), checkpoint=mine.parent
-        )
+    lowbit.quantize(
+        chain(2),
+        tmp_path / "output.onnx",
+        data=smooth(6),
+        config=_config(LayerReconstruction()),
+        checkpoint=folder,
+    )
 
-    assert mine.read_text() == "mine"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {n: n for n in mine}
 
 
-def _result(index, *, bias=True):
-    stored = np.arange(6, dtype=np.int8).reshape(2, 3) + index
+def test_a_gate_that_fails_keeps_the_layers(tmp_path):
+    output, config = tmp_path / "output.onnx", _config(LayerReconstruction())
+    with pytest.raises(lowbit.VerificationError):
+        lowbit.quantize(chain(3), output, data=smooth(6), config=config, min_sqnr=200)
+    assert not output.exists()
+    assert len(list((tmp_path / "output.onnx.refining").glob("*.layer"))) == 3
+
+    solved = []
+    lowbit.quantize(
+        chain(3),
+        output,
+        data=smooth(6),
+        config=config,
+        resume=True,
+        progress=lambda stage, done, total: solved.append(done) if stage == "refine" else None,
+    )
+
+    assert [done for done in solved if done] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["output.onnx"]
+
+
+def test_an_output_that_cannot_be_written_keeps_the_layers(tmp_path, monkeypatch):
+    output, config = tmp_path / "output.onnx", _config(LayerReconstruction())
+
+    def full(source, target, replace=os.replace):
+        if target == output:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OutputError, match="No space left"):
+            lowbit.quantize(chain(2), output, data=smooth(6), config=config)
+
+    assert len(list((tmp_path / "output.onnx.refining").glob("*.layer"))) == 2
+
+
+def test_without_an_output_the_layers_stay_until_the_result_is_saved(tmp_path):
+    folder = tmp_path / "kept"
+    result = lowbit.quantize(
+        chain(2), data=smooth(6), config=_config(LayerReconstruction()), checkpoint=folder
+    )
+    assert result.checkpoint == folder
+    assert len(list(folder.glob("*.layer"))) == 2
+
+    result.save(tmp_path / "output.onnx")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["output.onnx"]
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "a folder"])
+def test_a_damaged_layer_is_solved_again_and_noted(tmp_path, damage):
+    output, config = tmp_path / "output.onnx", _config(LayerReconstruction())
+    whole = tmp_path / "whole.onnx"
+    lowbit.quantize(chain(3), whole, data=smooth(6), config=config)
+    with pytest.raises(lowbit.VerificationError):
+        lowbit.quantize(chain(3), output, data=smooth(6), config=config, min_sqnr=200)
+    layers = sorted((tmp_path / "output.onnx.refining").iterdir())
+    data = layers[1].read_bytes()
+    layers[1].unlink()
+    if damage == "a folder":
+        layers[1].mkdir()
+    else:
+        changed = {"empty": b"", "cut": data[:-7], "flipped": data[:-1] + bytes([data[-1] ^ 1])}
+        layers[1].write_bytes(changed[damage])
+
+    def quantize():
+        return lowbit.quantize(chain(3), output, data=smooth(6), config=config, resume=True)
+
+    if damage == "a folder":
+        with pytest.raises(OutputError, match="cannot keep a finished layer"):
+            quantize()
+        return
+    result = quantize()
+
+    assert any(layers[1].name in note for note in result.report.notes)
+    assert output.read_bytes() == whole.read_bytes()
+
+
+WORD, OTHER = "0" * 64, "1" * 64
+
+
+def _result(index, *, bias=True, dtype=np.int8):
+    stored = (np.arange(6).reshape(2, 3) + index).astype(dtype)
     return LayerResult(
         f"n{index}",
         stored,
@@ -137,15 +238,19 @@ def _layers(count):
     return [types.SimpleNamespace(node=f"n{index}") for index in range(count)]
 
 
+def _resumed(folder, count, word=WORD):
+    return Checkpoint.open(folder, word, resume=True).results(_layers(count))
+
+
 def test_results_come_back_as_they_were(tmp_path):
-    checkpoint = Checkpoint.open(tmp_path / "kept", "word", resume=False)
-    saved = [_result(0), _result(1, bias=False), _result(2)]
-    for index, result in enumerate(saved):
-        checkpoint.save(index, result)
-    assert not list((tmp_path / "kept").glob("*.part"))
-    again = Checkpoint.open(tmp_path / "kept", "word", resume=True)
-    found = again.results(_layers(5))
-    assert len(found) == 3
+    checkpoint = Checkpoint.open(tmp_path / "kept", WORD, resume=False)
+    dtypes = (np.int8, ml_dtypes.bfloat16, ml_dtypes.int4, np.float32)
+    saved = [_result(i, bias=i != 1, dtype=dtype) for i, dtype in enumerate(dtypes)]
+    for result in saved:
+        checkpoint.save(result)
+    assert not list((tmp_path / "kept").glob("*.unfinished"))
+    found = _resumed(tmp_path / "kept", 5)
+    assert len(found) == 4
     for got, want in zip(found, saved, strict=True):
         assert (got.node, got.before, got.after, got.kept) == (
             want.node,
@@ -162,32 +267,70 @@ def test_results_come_back_as_they_were(tmp_path):
 
 
 def test_only_the_results_before_a_gap_count(tmp_path):
-    checkpoint = Checkpoint.open(tmp_path, "word", resume=False)
-    for index in (0, 1, 3):
-        checkpoint.save(index, _result(index))
-    assert [result.node for result in checkpoint.results(_layers(5))] == ["n0", "n1"]
+    checkpoint = Checkpoint.open(tmp_path, WORD, resume=False)
+    for index in range(4):
+        checkpoint.save(_result(index))
+    sorted(tmp_path.iterdir())[2].unlink()
+    assert [result.node for result in _resumed(tmp_path, 5)] == ["n0", "n1"]
 
 
-def test_a_new_run_begins_with_nothing(tmp_path):
-    Checkpoint.open(tmp_path, "word", resume=False).save(0, _result(0))
-    (tmp_path / "00001.part").write_bytes(b"cut off")
-    anew = Checkpoint.open(tmp_path, "other", resume=False)
+def test_a_layer_counts_only_after_the_same_layers(tmp_path):
+    first = Checkpoint.open(tmp_path, WORD, resume=False)
+    first.save(_result(0))
+    first.save(_result(1))
+    other = Checkpoint.open(tmp_path, WORD, resume=False)
+    other.save(_result(7))
+    # The first layer is now another one of the same name, so the second is not its successor's.
+    assert [result.before for result in _resumed(tmp_path, 5)] == [7.25]
+
+
+def test_a_new_run_uses_nothing_and_loses_nothing(tmp_path):
+    Checkpoint.open(tmp_path, WORD, resume=False).save(_result(0))
+    anew = Checkpoint.open(tmp_path, OTHER, resume=False)
     assert anew.results(_layers(2)) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["run.txt"]
+    assert len(_resumed(tmp_path, 1)) == 1
 
 
 def test_resuming_nothing_begins_anew(tmp_path):
-    checkpoint = Checkpoint.open(tmp_path / "new", "word", resume=True)
-    assert checkpoint.results(_layers(1)) == []
-    assert (tmp_path / "new" / "run.txt").read_text() == "word"
+    assert _resumed(tmp_path / "new", 1) == []
+
+
+def test_another_run_is_not_resumed_and_that_is_said(tmp_path):
+    Checkpoint.open(tmp_path, WORD, resume=False).save(_result(0))
+    other = Checkpoint.open(tmp_path, OTHER, resume=True)
+    assert other.results(_layers(1)) == []
+    assert "of another run" in other.notes[0]
+    same = Checkpoint.open(tmp_path, WORD, resume=True)
+    assert len(same.results(_layers(1))) == 1
+    assert same.notes == ()
+
+
+def test_a_removal_that_is_cut_short_can_be_resumed(tmp_path, monkeypatch):
+    checkpoint = Checkpoint.open(tmp_path / "kept", WORD, resume=False)
+    for index in range(3):
+        checkpoint.save(_result(index))
+    unlink = pathlib.Path.unlink
+    removed = []
+
+    def one(path):
+        if removed:
+            raise OSError
+        removed.append(path.name)
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "unlink", one)
+        remove_checkpoint(tmp_path / "kept")
+
+    assert [result.node for result in _resumed(tmp_path / "kept", 3)] == ["n0", "n1"]
 
 
 def test_what_somebody_put_there_meanwhile_stays(tmp_path):
-    checkpoint = Checkpoint.open(tmp_path / "kept", "word", resume=False)
-    checkpoint.save(0, _result(0))
+    checkpoint = Checkpoint.open(tmp_path / "kept", WORD, resume=False)
+    checkpoint.save(_result(0))
     mine = tmp_path / "kept" / "notes.txt"
     mine.write_text("mine")
-    checkpoint.remove()
+    remove_checkpoint(tmp_path / "kept")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["notes.txt"]
 
 
@@ -195,31 +338,48 @@ def test_a_place_that_takes_nothing_is_named(tmp_path):
     occupied = tmp_path / "file"
     occupied.write_text("no folder")
     with pytest.raises(OutputError, match=r"cannot keep finished layers in .*file"):
-        Checkpoint.open(occupied, "word", resume=False)
-    checkpoint = Checkpoint.open(tmp_path / "kept", "word", resume=False)
-    checkpoint.remove()
+        Checkpoint.open(occupied, WORD, resume=False)
+    checkpoint = Checkpoint.open(tmp_path / "kept", WORD, resume=False)
+    remove_checkpoint(tmp_path / "kept")
     with pytest.raises(OutputError, match=r"cannot keep a finished layer in .*kept: No such file"):
-        checkpoint.save(0, _result(0))
+        checkpoint.save(_result(0))
 
 
-def test_a_fingerprint_changes_with_all_that_results_depend_on():
+def _with_bias(layers, index, value):
+    model = chain(layers)
+    for tensor in model.graph.initializer:
+        if tensor.name == f"b{index}":
+            array = onnx.numpy_helper.to_array(tensor).copy()
+            array[0] += value
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+def test_a_fingerprint_changes_with_all_that_results_depend_on(monkeypatch):
     config = _config(LayerReconstruction())
     state = quantized(chain(2), config, smooth(4))
-    word = fingerprint_of(state, config.refinement, "data")
-    again = quantized(chain(2), config, smooth(4))
-    assert fingerprint_of(again, config.refinement, "data") == word
+
+    def word(changed=state, refinement=config.refinement, data="data", reference=None):
+        return fingerprint_of(changed, refinement, data, reference)
+
+    assert word(quantized(chain(2), config, smooth(4))) == word()
+    # A bias that moves by less than any range or scale can show.
+    biased = dataclasses.replace(state, adapted=io.load(_with_bias(2, 1, 1e-7)))
     others = [
-        fingerprint_of(state, LayerReconstruction(ridge=0.1), "data"),
-        fingerprint_of(state, config.refinement, "other data"),
-        fingerprint_of(quantized(chain(2, seed=2), config, smooth(4)), config.refinement, "data"),
-        fingerprint_of(quantized(chain(2), config, smooth(5)), config.refinement, "data"),
-        fingerprint_of(
+        word(refinement=LayerReconstruction(ridge=0.1)),
+        word(data="other data"),
+        word(quantized(chain(2, seed=2), config, smooth(4))),
+        word(quantized(chain(2), config, smooth(5))),
+        word(
             quantized(chain(2), msgspec.structs.replace(config, exclude=("conv1",)), smooth(4)),
-            config.refinement,
-            "data",
         ),
+        word(biased),
+        word(reference=io.load(chain(2, seed=3))),
     ]
-    assert len({word, *others}) == 6
+    monkeypatch.setattr("lowbit.refine.checkpoint.__version__", "0.0.0")
+    assert len({*others, word()}) == 8
+    monkeypatch.undo()
+    assert len({word(), *others}) == 8
 
 
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -234,7 +394,7 @@ Tuner.tune = tune
 """,
     "saving": f"""
 def replace(old, new, whole=os.replace):
-    return {KILL} if os.path.basename(new) == "00002.npz" else whole(old, new)
+    return {KILL} if os.path.basename(new).startswith("00002-") else whole(old, new)
 os.replace = replace
 """,
 }
@@ -285,8 +445,8 @@ def test_a_killed_process_is_resumed_and_ends_in_the_same_bytes(moment, refineme
     killed = _quantize(tmp_path, output, moment=MOMENTS[moment])
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not output.exists()
-    assert [p.name for p in sorted(finished.glob("*.npz"))] == ["00000.npz", "00001.npz"]
-    assert len(list(finished.glob("*.part"))) == (moment == "saving")
+    assert [p.name[:6] for p in sorted(finished.glob("*.layer"))] == ["00000-", "00001-"]
+    assert len(list(finished.glob("*.unfinished"))) == (moment == "saving")
 
     resumed = _quantize(tmp_path, output, "--resume")
     assert resumed.returncode == 0, resumed.stderr

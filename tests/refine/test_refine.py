@@ -121,12 +121,15 @@ def test_progress_is_told_after_each_layer(state: Quantized) -> None:
     assert told == [(1, 3, "conv0"), (2, 3, "conv1"), (3, 3, "conv2")]
 
 
-def test_an_interruption_gives_the_layers_done_so_far(state: Quantized) -> None:
+def test_an_interruption_gives_the_layers_done_so_far_if_asked_to(state: Quantized) -> None:
     def interrupt(done: int, *_: object) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    found = refine(state, LayerReconstruction(positions=8), lambda: smooth(4), interrupt)
+    config = LayerReconstruction(positions=8)
+    with pytest.raises(KeyboardInterrupt):
+        refine(state, config, lambda: smooth(4), interrupt)
+    found = refine(state, config, lambda: smooth(4), interrupt, keep_partial=True)
 
     assert [result.node for result in found.results] == ["conv0"]
     assert set(found.weights) == {"w0"}
@@ -136,8 +139,8 @@ def test_an_interruption_gives_the_layers_done_so_far(state: Quantized) -> None:
 def test_layers_of_a_checkpoint_are_not_solved_again(state: Quantized, tmp_path) -> None:
     config = LayerReconstruction(positions=8)
     whole = refine(state, config, lambda: smooth(4))
-    checkpoint = Checkpoint.open(tmp_path, "word", resume=False)
-    checkpoint.save(0, whole.results[0])
+    Checkpoint.open(tmp_path, "word", resume=False).save(whole.results[0])
+    checkpoint = Checkpoint.open(tmp_path, "word", resume=True)
     told = []
 
     found = refine(
@@ -151,7 +154,23 @@ def test_layers_of_a_checkpoint_are_not_solved_again(state: Quantized, tmp_path)
     assert told == [2, 3]
     for name, stored in whole.weights.items():
         np.testing.assert_array_equal(found.weights[name], stored)
-    assert len(list(tmp_path.glob("*.npz"))) == 3
+    assert len(list(tmp_path.glob("*.layer"))) == 3
+
+
+def test_a_checkpoint_of_all_layers_solves_none(state: Quantized, tmp_path) -> None:
+    config = LayerReconstruction(positions=8)
+    checkpoint = Checkpoint.open(tmp_path, "word", resume=False)
+    whole = refine(state, config, lambda: smooth(4), checkpoint=checkpoint)
+
+    def fail(*_: object) -> None:
+        pytest.fail("a layer was solved")
+
+    again = Checkpoint.open(tmp_path, "word", resume=True)
+    found = refine(state, config, fail, fail, again)
+
+    assert found.layers == len(found.results) == 3
+    for name, stored in whole.weights.items():
+        np.testing.assert_array_equal(found.weights[name], stored)
 
 
 def test_as_many_feeds_are_read_as_asked_for(state: Quantized) -> None:

@@ -11,7 +11,7 @@ from helpers.three_layers import TO_INT8, config_with, quantize_mixed, three_lay
 import lowbit
 from lowbit.api.quantize import planned_state
 from lowbit.config.mixed_precision import LayerOption, MixedPrecision
-from lowbit.errors import ConfigError
+from lowbit.errors import ConfigError, OutputError
 from lowbit.search.sensitivity_file import (
     LayerSensitivity,
     MixedPrecisionResult,
@@ -27,7 +27,7 @@ ROWS = (
         name="rest", nodes=("second", "third"), option=0, score=0.75, scores=(0.75,), enabled=False
     ),
 )
-SEARCH = MixedPrecision(options=(TO_INT8,))
+SEARCH = MixedPrecision(options=(TO_INT8, TO_INT8))
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +140,30 @@ def test_a_search_keeps_what_it_measured_and_obeys_what_was_edited(tmp_path) -> 
     path.write_text("{}")
     with pytest.raises(ConfigError, match="holds no sensitivities"):
         quantize_mixed(cache=str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"best_config_index": 2}, "best_config_index is 2, expected 0 to 1"),
+        ({"best_config_index": -1}, "best_config_index is -1"),
+        ({"candidate_nodes": ["nobody"]}, r"names \['nobody'\], which the model does not have"),
+        ({"candidate_nodes": []}, "names nothing"),
+        ({"all_config_scores": [0.1, 0.2, 0.3]}, "3 scores for 2 options"),
+        ({"score": None}, "Expected `float`"),
+    ],
+)
+def test_rows_edited_to_what_cannot_be_used_are_named(planned, tmp_path, change, words) -> None:
+    path = tmp_path / "measured.json"
+    write_sensitivities(str(path), ROWS, planned, SEARCH)
+    known = json.loads(path.read_text())
+    known["results"][0] |= change
+    path.write_text(json.dumps(known))
+
+    with pytest.raises(ConfigError, match=words):
+        read_sensitivities(str(path), planned, SEARCH)
+
+
+def test_a_file_that_cannot_be_written_is_named(planned, tmp_path) -> None:
+    with pytest.raises(OutputError, match=r"cannot write mixed_precision\.cache"):
+        write_sensitivities(str(tmp_path / "no" / "file"), ROWS, planned, SEARCH)

@@ -249,8 +249,11 @@ def stripped(name: str) -> str:
 
 def is_refined(model: ir.Model) -> bool:
     """Whether the weights of a model were refined for its quantizers."""
-    config = msgspec.json.decode(model.metadata_props.get("lowbit.config", "{}"))
-    return bool(config.get("refinement"))
+    try:
+        config = msgspec.json.decode(model.metadata_props.get("lowbit.config", "{}"))
+    except (msgspec.DecodeError, RecursionError):  # anybody can write into that field
+        return False
+    return isinstance(config, dict) and bool(config.get("refinement"))
 
 
 _STEP, _STRAY = 1.01, 0.02

@@ -356,7 +356,13 @@ def _changed(model: ir.Model, line: str) -> QuantConfig:
             "the quantized model does not say how it was made, so it cannot be made again; "
             "skip --retry"
         )
-    config = decode_json(stored, QuantConfig)
+    try:
+        config = decode_json(stored, QuantConfig)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"the quantized model's lowbit.config, how it was made, cannot be read ({error}); skip "
+            "--retry"
+        ) from error
     change = convert({**msgspec.to_builtins(config), **msgspec.json.decode(line)}, QuantConfig)
     return msgspec.structs.replace(
         change,

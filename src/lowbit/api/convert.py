@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
 import onnx_ir as ir
 
-from lowbit.api.quantize import ModelSource, planned_state
+from lowbit.api.quantize import ModelSource, planned_state, source_files
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import BLOCKS
 from lowbit.emit.bodies import with_bodies
 from lowbit.errors import ConfigError, did_you_mean
+from lowbit.files import check_outputs
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import check_file, check_valid
 from lowbit.normalize.precision import full_precision
@@ -54,7 +54,7 @@ def convert(
         half_weights: Store weights of 16-bit floats in 16 bits.
     """
     if output is not None:
-        io.check_writable(output)
+        check_outputs({"output": output}, source_files(model))
     if to not in FORMATS:
         raise ConfigError(
             f"unknown format {to!r}{did_you_mean(to, FORMATS)} (known: {', '.join(FORMATS)})"
@@ -73,8 +73,7 @@ def convert(
     if output is not None:
         _check_loads(result)
         # Weights that were outside the file stay so: written one by one, they need no memory.
-        io.save(result, output, beside=outside)
-        check_valid(pathlib.Path(output))
+        io.save(result, output, beside=outside, check=check_valid)
     return result
 
 

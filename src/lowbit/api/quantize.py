@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,11 +15,15 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
+from lowbit.config.extensible import find_not_finite
 from lowbit.config.presets import find_preset
 from lowbit.data import Preprocessing, Tokenization, open_data
+from lowbit.data.opening import RANDOM
 from lowbit.data.split import Split, split, validation_count
 from lowbit.errors import ConfigError, DataError
+from lowbit.files import beside, check_outputs
 from lowbit.graph import io
+from lowbit.graph.onnx_passes import malformed_refused
 from lowbit.graph.session import Feed, model_inputs
 from lowbit.normalize.inputs import free_sizes, settle_inputs
 from lowbit.normalize.normalize import refuse_quantized
@@ -28,6 +33,7 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
 from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
 from lowbit.planning.plan import Plan
+from lowbit.refine.checkpoint import remove_checkpoint
 from lowbit.refine.refine import check_refinement
 from lowbit.report.html import framed, render_report
 from lowbit.report.values import Report
@@ -54,12 +60,14 @@ class Result:
 
     ``state`` holds the model at every stage, ``mixed_precision`` which layers have other formats than
     all, and what was measured to find them. There are no ``samples`` if no data was given.
+    ``checkpoint`` holds the refined layers until the model is saved.
     """
 
     state: Quantized
     report: Report
     samples: Split | None
     mixed_precision: MixedPrecisionResult | None = None
+    checkpoint: pathlib.Path | None = None
 
     def __repr__(self) -> str:
         """Return one line: what was made, and how good it is."""
@@ -100,8 +108,10 @@ class Result:
         return self.state.config
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the quantized model."""
+        """Write the quantized model; only then its checkpoint is removed."""
         io.save(self.quantized, path)
+        if self.checkpoint is not None:
+            remove_checkpoint(self.checkpoint)
 
 
 def quantize(
@@ -125,6 +135,7 @@ def quantize(
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
     state_dir: str | os.PathLike[str] | None = None,
+    keep_partial: bool = False,
     metric: Metric | None = None,
     promote: bool = True,
     allow_ruined: bool = False,
@@ -154,11 +165,12 @@ def quantize(
         verify: How many samples to verify on, none of which was calibrated on where the data
             has more than ``limit``.
         keep_histograms: Keep statistics that serve every other method as well.
-        checkpoint: A folder for layers that are refined, until all are; ``<output>.refining`` if
-            not given.
+        checkpoint: A folder for layers that are refined, until the model is saved: to ``output``, or
+            by ``Result.save``. ``<output>.refining`` if not given.
         resume: Go on with the layers that a run killed before had refined.
         state_dir: A folder or an fsspec URL for finished shards of calibration and measured layers: a
             later run with the same does only what is new.
+        keep_partial: Let Ctrl-C end refinement early, and go on with the layers that are done.
         metric: A distance of the quantized model's outputs from the float one's, of each sample a
             list, instead of the one that ``config.mixed_precision`` names; lower is nearer.
         allow_ruined: Whether a model that is of no use is returned and written all the same.
@@ -166,7 +178,8 @@ def quantize(
         progress: Called with stage, done and total.
     """
     config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
-    _check_request(config, output, plan, limit)
+    check_outputs({"output": output}, source_files(model, data))
+    _check_request(config, plan, limit, min_sqnr)
     if data is None:
         _check_needs_no_data(config, min_sqnr)
     clock = Clock(progress)
@@ -177,39 +190,43 @@ def quantize(
         state = extended(state, Loaded, samples=samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
-    with clock.stage("normalize"):
-        normalized = stages.normalize(state)
-    pipeline = Pipeline(
-        clock,
-        keep_histograms=keep_histograms,
-        means=config.bias_correction,
-        store=None if state_dir is None else Store.open(state_dir),
-    )
-    if stats is None and has_optional_steps(config):
-        built, steps = keep_what_helps(pipeline, normalized, plan)
-    else:
-        built = pipeline.build(normalized, _feeds(samples), plan=plan, stats=stats)
-        steps = ()
-    mixed: MixedPrecisionResult | None = None
-    if config.mixed_precision is not None:
-        built, mixed = search_mixed_precision(pipeline, built, config.mixed_precision, metric)
-    folder = checkpoint if checkpoint is not None or output is None else checkpoint_of(output)
-    finisher = Finisher(pipeline, folder, steps, resume=resume)
-    is_measured = samples is not None and not samples.data.is_random
-    if promote and plan is None and mixed is None and is_measured:
-        built, report, notes = finisher.promoted(built)
-    else:
-        built, report, notes = finisher.finished(built)
+    with malformed_refused(state.loaded):
+        with clock.stage("normalize"):
+            normalized = stages.normalize(state)
+        pipeline = Pipeline(
+            clock,
+            keep_histograms=keep_histograms,
+            means=config.bias_correction,
+            store=None if state_dir is None else Store.open(state_dir),
+        )
+        if stats is None and has_optional_steps(config):
+            built, steps = keep_what_helps(pipeline, normalized, plan)
+        else:
+            built = pipeline.build(normalized, _feeds(samples), plan=plan, stats=stats)
+            steps = ()
+        mixed: MixedPrecisionResult | None = None
+        if config.mixed_precision is not None:
+            built, mixed = search_mixed_precision(pipeline, built, config.mixed_precision, metric)
+        if checkpoint is None and output is not None:
+            checkpoint = checkpoint_of(output)
+        finisher = Finisher(pipeline, checkpoint, steps, resume=resume, keep_partial=keep_partial)
+        is_measured = samples is not None and not samples.data.is_random
+        if promote and plan is None and mixed is None and is_measured:
+            built, report, refinement = finisher.promoted(built)
+        else:
+            built, report, refinement = finisher.finished(built)
     if stats is not None:
         report = with_reused(report, stats, transformed=_is_transformed(built.config))
-    told = (*report.notes, *(() if mixed is None else (mixed.describe(),)), *notes)
+    told = (*report.notes, *(() if mixed is None else (mixed.describe(),)), *refinement.notes)
     check_sqnr(report, min_sqnr)
     check_verdict(report, allow_ruined=allow_ruined or not is_measured)
+    result = Result(built, report, samples, mixed, refinement.finished_in(checkpoint))
     if output is not None:
         with clock.stage("save"):
-            io.save(built.emitted.model, output)
+            result.save(output)
+        result = dataclasses.replace(result, checkpoint=None)
     report = msgspec.structs.replace(report, notes=told, seconds=clock.seconds)
-    return Result(built, report, samples, mixed)
+    return dataclasses.replace(result, report=report)
 
 
 def plan(
@@ -246,8 +263,9 @@ def planned_state(
 ) -> Planned:
     """Return a model after all stages that need no data; its plan may quantize nothing."""
     loaded = _load(model, _choose_config(preset, config), target, operators)
-    transformed = stages.transform(stages.normalize(loaded))
-    return stages.plan(stages.prepare(transformed), check=False)
+    with malformed_refused(loaded.loaded):
+        transformed = stages.transform(stages.normalize(loaded))
+        return stages.plan(stages.prepare(transformed), check=False)
 
 
 def _open(
@@ -286,8 +304,32 @@ def _feeds(samples: Split | None) -> Callable[[], Iterable[Feed]]:
 
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
     """Return the folder beside an output in which finished layers wait."""
-    path = pathlib.Path(output)
-    return path.with_name(f"{path.name}.refining")
+    return beside(output, ".refining")
+
+
+def source_files(model: ModelSource, data: Any = None) -> list[str | os.PathLike[str]]:
+    """Return the files and folders that a run reads, which no output may overwrite."""
+    files: list[str | os.PathLike[str]] = []
+    if isinstance(model, (str, os.PathLike)):
+        files += [model, *io.weight_files(model)]
+    if isinstance(data, (str, os.PathLike)) and data not in ("", RANDOM):
+        files.append(data)
+    return files
+
+
+def _check_request(
+    config: QuantConfig, plan: Plan | None, limit: int | None, min_sqnr: float | None
+) -> None:
+    """Raise now, before any work, for what cannot be asked for."""
+    if limit is not None and limit < 1:
+        raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
+    if min_sqnr is not None and math.isnan(min_sqnr):
+        raise ConfigError("min_sqnr is NaN, which no ratio is below; give decibels")
+    check_refinement(config)
+    if plan is not None and config.mixed_precision is not None:
+        raise ConfigError(
+            "a plan says already which formats layers have: skip config.mixed_precision"
+        )
 
 
 def _load(
@@ -305,22 +347,11 @@ def _load(
 def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfig:
     if preset is not None and config is not None:
         raise ConfigError("give a preset or a config, not both")
-    return config if config is not None else find_preset(preset or DEFAULT_PRESET)
-
-
-def _check_request(
-    config: QuantConfig, output: str | os.PathLike[str] | None, plan: Plan | None, limit: int | None
-) -> None:
-    """Raise for what cannot be done, before anything is."""
-    if output is not None:
-        io.check_writable(output)
-    if limit is not None and limit < 1:
-        raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
-    check_refinement(config)
-    if plan is not None and config.mixed_precision is not None:
-        raise ConfigError(
-            "a plan says already which formats layers have: skip config.mixed_precision"
-        )
+    config = config if config is not None else find_preset(preset or DEFAULT_PRESET)
+    wrong = find_not_finite(config)
+    if wrong is not None:
+        raise ConfigError(f"config.{wrong}; expected a finite number")
+    return config
 
 
 def _with_inputs(

@@ -11,16 +11,18 @@ import io
 import json
 import os
 import pathlib
-import zipfile
 from collections.abc import Mapping
-from typing import Any, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.calibrate import log_histogram
 from lowbit.calibrate.channels import ChannelTotals
 from lowbit.errors import CalibrationError
+from lowbit.files import DAMAGED
+from lowbit.numerics.exact_sums import ExactSums, are_sums
 from lowbit.numerics.formats import DoubleArray, FloatArray
 
 _FORMAT = 4
@@ -216,8 +218,38 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
     return {"header": np.array(header), **arrays}
 
 
+class _Row(msgspec.Struct):
+    """What the header says of a tensor."""
+
+    name: str
+    low: float
+    high: float
+    count: Annotated[int, msgspec.Meta(ge=0)]
+    not_finite: Annotated[int, msgspec.Meta(ge=0)]
+    histogram: bool
+    positions: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Format(msgspec.Struct):
+    """All that is known of a header before its format is."""
+
+    format: int
+
+
+class _Header(_Format):
+    """What the file says of itself."""
+
+    samples: Annotated[int, msgspec.Meta(ge=0)]
+    equalized: bool
+    smoothed: bool
+    tensors: list[_Row]
+
+
+_H = TypeVar("_H", bound=_Format)
+
+
 def load_stats(path: str | os.PathLike[str]) -> Stats:
-    """Read statistics back."""
+    """Read statistics back; what no run can have written is refused."""
     try:
         with pathlib.Path(path).open("rb") as raw:
             return _read(raw, str(path))
@@ -233,27 +265,46 @@ def unpack_stats(data: bytes) -> Stats:
 def _read(raw: BinaryIO, path: str) -> Stats:
     try:
         with np.load(raw, allow_pickle=False) as file:
-            header = json.loads(str(file["header"]))
-            if header["format"] != _FORMAT:
+            text = str(file["header"])
+            found = _decoded(text, _Format).format
+            if found != _FORMAT:
                 raise CalibrationError(
-                    f"statistics {path} are of format {header['format']}, another version's "
+                    f"statistics {path} are of format {found}, another version's "
                     f"(expected {_FORMAT}): collect them again with --save-stats"
                 )
-            tensors = {
-                row["name"]: _read_row(file, index, row)
-                for index, row in enumerate(header["tensors"])
-            }
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            header = _decoded(text, _Header)
+            tensors = {row.name: _read_row(file, i, row) for i, row in enumerate(header.tensors)}
+    except DAMAGED as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
-    return Stats(tensors, header["samples"], header["equalized"], header["smoothed"])
+    return Stats(tensors, header.samples, header.equalized, header.smoothed)
 
 
-def _read_row(file: Mapping[str, NDArray[Any]], index: int, row: Mapping[str, Any]) -> TensorStats:
+def _decoded(text: str, kind: type[_H]) -> _H:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _read_row(file: Mapping[str, NDArray[Any]], index: int, row: _Row) -> TensorStats:
+    if not row.low <= row.high:
+        raise ValueError(f"tensor {row.name!r} has a range of {row.low} to {row.high}")
     totals = None
-    if row["positions"]:
-        squares = file[at] if (at := f"{index}_squares") in file else None
-        totals = ChannelTotals(file[f"{index}_sums"], squares, row["positions"])
-    counts = _counts((file[f"{index}_at"], file[f"{index}_n"])) if row["histogram"] else None
-    return TensorStats(
-        row["low"], row["high"], row["count"], row["not_finite"], counts, totals=totals
-    )
+    if row.positions:
+        squares = _figures(file, at, row.name) if (at := f"{index}_squares") in file else None
+        sums = _figures(file, f"{index}_sums", row.name)
+        totals = ChannelTotals(sums, squares, row.positions)
+    counts = None
+    if row.histogram:
+        at_bins, n = file[f"{index}_at"], file[f"{index}_n"]
+        if {at_bins.dtype.kind, n.dtype.kind} - {"i", "u"} or (at_bins < 0).any() or (n < 0).any():
+            raise ValueError(f"the histogram of tensor {row.name!r} holds no counts")
+        counts = _counts((at_bins, n))
+    return TensorStats(row.low, row.high, row.count, row.not_finite, counts, totals=totals)
+
+
+def _figures(file: Mapping[str, NDArray[Any]], key: str, tensor: str) -> ExactSums:
+    array = file[key]
+    if not are_sums(array):
+        raise ValueError(f"the channels of tensor {tensor!r} have no sums")
+    return array

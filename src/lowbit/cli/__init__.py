@@ -1,68 +1,79 @@
 """The command line: ``lowbit quantize``, ``plan``, ``compare``, ``infer``, ``evaluate`` and more.
 
 This file and the parser import nothing heavy, so that ``lowbit --help`` answers at once; each
-command's own module is imported when it runs. Errors raised on purpose become one line on stderr;
-anything else is a bug and keeps its traceback.
+command's own module is imported when it runs. Errors raised on purpose, and what the system cannot
+do, become one line on stderr; anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 from lowbit.cli.options import make_parser
-from lowbit.errors import GateError, LowbitError, RuinedError
+from lowbit.cli.process import TerminatedError, checked_output, drop_output, own_process, say
+from lowbit.errors import GateError, LowbitError, RuinedError, visible
 
+PIPE_CLOSED = 1
 WRONG = 2
 GATE_FAILED = 3
 RUINED = 4
 INTERRUPTED = 130
-PIPE_CLOSED = 1
+TERMINATED = 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 only when all that was asked for is done."""
-    _never_fail_to_print()
-    parser = make_parser()
+    """Run one command and return the exit code: 0 only when all that was asked for is done.
+
+    Without ``argv`` the process is the command's own: its arguments, its streams and its signals.
+    """
+    if argv is not None:
+        return _run(argv)
     try:
-        args = parser.parse(sys.argv[1:] if argv is None else argv)
-        if args.completion is not None:
-            importlib.import_module("lowbit.cli.commands").print_completion(args.completion)
-            return 0
-        if args.command is None:
-            parser.print_help(sys.stderr)
-            return WRONG
-        # Heavy, so imported only when a command runs.
-        importlib.import_module("lowbit.cli.commands").COMMANDS[args.command](args)
-        sys.stdout.flush()
+        with own_process():
+            return _run(sys.argv[1:])
+    except (KeyboardInterrupt, TerminatedError) as error:  # before or after the command itself
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
+
+
+def _run(argv: Sequence[str]) -> int:
+    try:
+        with checked_output():
+            return _command(argv)
     except LowbitError as error:
-        _say(f"error: {error}")
+        say(f"error: {visible(str(error))}")
         if isinstance(error, RuinedError):
             return RUINED
         return GATE_FAILED if isinstance(error, GateError) else WRONG
     except KeyboardInterrupt:
-        _say("interrupted; nothing was written")
+        say("interrupted; nothing was written")
         return INTERRUPTED
+    except TerminatedError:
+        say("terminated; nothing was written")
+        return TERMINATED
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return PIPE_CLOSED
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        say(f"error: {visible(f'{where}{error.strerror or error}')}")
+        return WRONG
+    except MemoryError as error:
+        why = visible(str(error)) or "the system has no more"
+        say(f"error: out of memory ({why}); take fewer samples (--limit), or a larger machine")
+        return WRONG
+
+
+def _command(argv: Sequence[str]) -> int:
+    parser = make_parser()
+    args = parser.parse(argv)
+    if args.completion is not None:
+        importlib.import_module("lowbit.cli.commands").print_completion(args.completion)
+        return 0
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return WRONG
+    # Heavy, so imported only when a command runs.
+    importlib.import_module("lowbit.cli.commands").COMMANDS[args.command](args)
     return 0
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"lowbit: {message}\n")
-
-
-def _never_fail_to_print() -> None:
-    """Let a terminal that lacks a character of a tensor's name show its code instead."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
-
-
-def _drop_output() -> None:
-    """Send the rest of stdout nowhere, so that the interpreter's last flush does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,10 +17,11 @@ from lowbit.cli.configuration import make_config, make_preprocessing
 from lowbit.cli.models import bench, inspect, print_json
 from lowbit.cli.options import make_parser
 from lowbit.cli.quantize import quantize
-from lowbit.cli.saving import check_outputs, writing
+from lowbit.cli.saving import writing
 from lowbit.cli.sweep import sweep
 from lowbit.config.presets import PRESETS
-from lowbit.errors import ConfigError
+from lowbit.errors import ConfigError, visible
+from lowbit.files import check_outputs
 from lowbit.planning.plan import save_plan
 from lowbit.report.listings import show_evaluation, show_plan, show_presets, show_targets
 from lowbit.report.progress import show_stages
@@ -60,7 +61,9 @@ def infer(args: argparse.Namespace) -> None:
             progress=lambda done: progress("infer", done, args.limit),
         )
     if not args.quiet:
-        sys.stdout.write(f"wrote the outputs of {counted(count, 'sample')} to {args.output}\n")
+        sys.stdout.write(
+            f"wrote the outputs of {counted(count, 'sample')} to {visible(args.output)}\n"
+        )
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -81,8 +84,9 @@ def evaluate(args: argparse.Namespace) -> None:
 def convert(args: argparse.Namespace) -> None:
     """Convert one file into another."""
     from lowbit.api.convert import convert as run
+    from lowbit.api.quantize import source_files
 
-    check_outputs({"OUTPUT": args.output}, [args.model])
+    check_outputs({"OUTPUT": args.output}, source_files(args.model))
     run(
         args.model,
         args.output,
@@ -91,11 +95,15 @@ def convert(args: argparse.Namespace) -> None:
         half_weights=not args.full_weights,
     )
     if not args.quiet:
-        sys.stdout.write(f"wrote {args.output} in {args.to} ({_megabytes(args.output)} MB)\n")
+        sys.stdout.write(
+            f"wrote {visible(args.output)} in {args.to} ({_megabytes(args.output)} MB)\n"
+        )
 
 
 def _megabytes(path: str) -> str:
-    files = [file for file in (pathlib.Path(path), pathlib.Path(f"{path}.data")) if file.exists()]
+    from lowbit.graph import io
+
+    files = [pathlib.Path(path), *io.weight_files(path)]
     return f"{sum(file.stat().st_size for file in files) / 1e6:.1f}"
 
 

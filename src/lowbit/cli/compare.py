@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from lowbit.analyze.gates import Outcome, read_gate, refuse_failed, to_junit, try_gates
 from lowbit.api.compare import compare as run
+from lowbit.api.quantize import source_files
 from lowbit.cli.configuration import make_preprocessing
-from lowbit.cli.saving import Write, check_outputs, writing
-from lowbit.errors import ConfigError
+from lowbit.cli.saving import Write, writing
+from lowbit.errors import ConfigError, visible
+from lowbit.files import check_outputs
 from lowbit.report.html import write_report
 from lowbit.report.progress import Tell, show_stages
 from lowbit.report.result import show_comparison, show_models
@@ -23,7 +25,11 @@ from lowbit.report.values import Report
 def compare(args: argparse.Namespace) -> None:
     """Compare, write what was asked for, and show the figures."""
     check_outputs(
-        {"--report": args.report, "--junit": args.junit}, [args.reference, *args.quantized]
+        {"--report": args.report, "--junit": args.junit},
+        [
+            *source_files(args.reference, args.data),
+            *(file for model in args.quantized for file in source_files(model)),
+        ],
     )
     gates = [read_gate(text) for text in args.fail_if]
     _check_counts(args, is_gated=bool(gates))
@@ -75,7 +81,11 @@ def _compared(args: argparse.Namespace, quantized: str, progress: Tell) -> Repor
 def _document(reports: Mapping[str, Report], args: argparse.Namespace) -> str:
     """Return the report as JSON; of several models, a list of them."""
     whole = [
-        {"reference": args.reference, "quantized_model": model, **json.loads(report.to_json())}
+        {
+            "reference": visible(args.reference),
+            "quantized_model": visible(model),
+            **json.loads(report.to_json()),
+        }
         for model, report in reports.items()
     ]
     return json.dumps(whole if len(whole) > 1 else whole[0], indent=2) + "\n"

@@ -32,7 +32,7 @@ examples:
 
 `lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
 2 something was wrong (one line on stderr says what), 3 a gate failed,
-4 the model is ruined and not written, 130 interrupted.
+4 the model is ruined and not written, 130 interrupted (Ctrl-C), 143 terminated.
 """
 
 
@@ -72,6 +72,19 @@ def _quantize(parser: Parser) -> None:
     add_data(parser, "calibrate on", required=False)
     add_scheme(parser)
     add_images(parser)
+    _add_stages(parser)
+    add_engine(parser)
+    files = parser.add_argument_group("decisions and statistics, kept and reused")
+    files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")
+    files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, to be edited")
+    files.add_argument("--stats", metavar="FILE", help="use saved statistics: no calibration run")
+    files.add_argument(
+        "--save-stats", metavar="FILE", help="write statistics (.npz) that serve every method"
+    )
+    _add_result(parser)
+
+
+def _add_stages(parser: Parser) -> None:
     more = parser.add_argument_group("stages")
     more.add_argument(
         "--no-bias-correction",
@@ -96,7 +109,12 @@ def _quantize(parser: Parser) -> None:
     more.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the layers that a run killed before had refined",
+        help="go on with the layers that an earlier run had refined",
+    )
+    more.add_argument(
+        "--keep-partial",
+        action="store_true",
+        help="on Ctrl-C while layers are refined, write the model with those that are done",
     )
     more.add_argument(
         "--domain",
@@ -104,15 +122,6 @@ def _quantize(parser: Parser) -> None:
         metavar="NAME",
         help="operator domain of the Q/DQ nodes: auto, ai.onnx or com.microsoft",
     )
-    add_engine(parser)
-    files = parser.add_argument_group("decisions and statistics, kept and reused")
-    files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")
-    files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, to be edited")
-    files.add_argument("--stats", metavar="FILE", help="use saved statistics: no calibration run")
-    files.add_argument(
-        "--save-stats", metavar="FILE", help="write statistics (.npz) that serve every method"
-    )
-    _add_result(parser)
 
 
 def _add_result(parser: Parser) -> None:

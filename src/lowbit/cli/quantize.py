@@ -11,13 +11,14 @@ import sys
 from typing import Any
 
 from lowbit.api import Result, examine
-from lowbit.api.quantize import checkpoint_of
+from lowbit.api.quantize import checkpoint_of, source_files
 from lowbit.api.quantize import quantize as run
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing
-from lowbit.cli.saving import Write, check_outputs, writing
+from lowbit.cli.saving import Write, writing
 from lowbit.config.config import QuantConfig
-from lowbit.errors import ConfigError
+from lowbit.errors import ConfigError, visible
+from lowbit.files import check_outputs
 from lowbit.parallel import engine
 from lowbit.planning.plan import load_plan, save_plan
 from lowbit.report.html import write_report as write_report_page
@@ -38,7 +39,10 @@ def quantize(args: argparse.Namespace) -> None:
             "--save-stats": args.save_stats,
             "--report": args.report,
         },
-        [path for path in (args.model, args.plan, args.stats, args.config) if path],
+        [
+            *source_files(args.model, args.data),
+            *(path for path in (args.plan, args.stats, args.config) if path),
+        ],
     )
     if args.stats and args.save_stats:
         raise ConfigError(
@@ -68,6 +72,7 @@ def quantize(args: argparse.Namespace) -> None:
             checkpoint=checkpoint_of(args.output),
             resume=args.resume,
             state_dir=args.state,
+            keep_partial=args.keep_partial,
             progress=progress,
         )
         if _wants_page(args):
@@ -112,7 +117,12 @@ def _next_step(args: argparse.Namespace) -> str:
 def _document(report: Report, args: argparse.Namespace) -> str:
     fields: dict[str, Any] = json.loads(report.to_json())
     worst = report.sqnr_db if math.isfinite(report.sqnr_db) else None
-    whole = {"model": args.model, "output": args.output, "sqnr_db": worst, **fields}
+    whole = {
+        "model": visible(args.model),
+        "output": visible(args.output),
+        "sqnr_db": worst,
+        **fields,
+    }
     return json.dumps(whole, indent=2) + "\n"
 
 

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from lowbit.errors import OutputError
-from lowbit.graph import io
+from lowbit.files import temporary_folder
 
 Write = Callable[[pathlib.Path], None]
-
-
-def check_outputs(outputs: Mapping[str, str | None], sources: Sequence[str] = ()) -> None:
-    """Raise now, before any work, for what cannot be written or would overwrite a source.
-
-    ``outputs`` are paths by the option that gives them; ``None`` where it is not given.
-    """
-    seen = {os.path.realpath(path): path for path in sources}
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        io.check_writable(path)
-        real = os.path.realpath(path)
-        if real in seen:
-            raise OutputError(
-                f"{option} {path} would overwrite {seen[real]}, which this run needs; "
-                "give it another name"
-            )
-        seen[real] = f"{path} ({option})"
 
 
 @contextmanager
@@ -40,7 +20,7 @@ def writing(files: Mapping[str, Write]) -> Iterator[None]:
         moves = []
         for name, write in files.items():
             path = pathlib.Path(name)
-            folder = stack.enter_context(_folder_beside(path))
+            folder = stack.enter_context(temporary_folder(path.parent))
             try:
                 write(folder / path.name)
             except OSError as error:
@@ -49,9 +29,3 @@ def writing(files: Mapping[str, Write]) -> Iterator[None]:
         yield
         for source, path in moves:
             os.replace(source, path)
-
-
-@contextmanager
-def _folder_beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
-        yield pathlib.Path(folder)

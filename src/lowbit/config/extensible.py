@@ -8,9 +8,11 @@ the group ``lowbit.extensions``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,8 +38,37 @@ def convert(fields: object, kind: type[T]) -> T:
 
 
 def decode_json(text: bytes | str, kind: type[T]) -> T:
-    """Return JSON as a value; raises ``msgspec.DecodeError``."""
-    return msgspec.json.decode(text, type=kind, dec_hook=_convert_extensible)
+    """Return JSON as a value; raises ``msgspec.DecodeError``, whatever is wrong with the text."""
+    with decode_errors():
+        return msgspec.json.decode(text, type=kind, dec_hook=_convert_extensible)
+
+
+@contextlib.contextmanager
+def decode_errors() -> Iterator[None]:
+    """Raise ``msgspec.DecodeError`` also for bytes that are no text, and for endless nesting."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"it is not UTF-8 (byte {error.start})") from error
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
+
+
+def find_not_finite(value: object, where: str = "") -> str | None:
+    """Return which number in a value is NaN or infinite, and what it is; nothing if all are finite."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{where} is {value}"
+    items: Iterable[tuple[str, object]] = ()
+    if isinstance(value, msgspec.Struct):
+        items = (
+            (f"{where}.{n}" if where else n, getattr(value, n)) for n in value.__struct_fields__
+        )
+    elif isinstance(value, Mapping):
+        items = ((f"{where}[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (tuple, list)):
+        items = ((f"{where}[{index}]", item) for index, item in enumerate(value))
+    found = (find_not_finite(item, name) for name, item in items)
+    return next((words for words in found if words is not None), None)
 
 
 def _convert_extensible(base: type[Any], fields: object) -> object:

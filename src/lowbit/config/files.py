@@ -8,7 +8,7 @@ import pathlib
 import msgspec
 
 from lowbit.config.config import QuantConfig
-from lowbit.config.extensible import convert
+from lowbit.config.extensible import convert, decode_errors, find_not_finite
 from lowbit.config.presets import find_preset
 from lowbit.errors import ConfigError, did_you_mean
 
@@ -32,9 +32,14 @@ def read_config(path: str | os.PathLike[str], preset: str | None = None) -> Quan
         near = did_you_mean(unknown[0], QuantConfig.__struct_fields__)
         raise ConfigError(f"{path}: unknown option {unknown[0]!r}{near}")
     try:
-        return convert(fields, QuantConfig)
-    except msgspec.ValidationError as error:
+        with decode_errors():
+            config = convert(fields, QuantConfig)
+    except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
+    wrong = find_not_finite(config)
+    if wrong is not None:
+        raise ConfigError(f"{path}: {wrong}; expected a finite number")
+    return config
 
 
 def config_json(config: QuantConfig) -> str:
@@ -49,8 +54,9 @@ def _parse(path: pathlib.Path) -> dict[str, object]:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     try:
         decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
-        parsed = decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        with decode_errors():
+            parsed = decode(text)
+    except msgspec.DecodeError as error:
         raise ConfigError(f"configuration {path} cannot be parsed: {error}") from error
     if not isinstance(parsed, dict):
         raise ConfigError(f"configuration {path} holds {type(parsed).__name__}, not options")

@@ -1,28 +1,29 @@
 """Arrays whose rows are samples: a ``.npz``, a ``.npy``, or an array in memory.
 
 A big file is never read as a whole: members of a ``.npz`` are unpacked once, piece by piece, and
-mapped into memory.
+mapped into memory. What their headers say is checked before, so that no archive unpacks to more than
+the model can be fed with.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import shutil
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.data.dataset import IndexedSource, Renumbered, Source
 from lowbit.data.inputs import InputInfo
-from lowbit.data.sources import Spool
-from lowbit.errors import DataError, did_you_mean
+from lowbit.errors import DataError, OutputError, did_you_mean
+from lowbit.files import DAMAGED, TemporaryFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +33,21 @@ class Table:
     Attributes:
         arrays: One array an input, in the order of the inputs.
         origin: Where they come from.
-        spool: Folder that must live as long as the arrays are used.
+        folder: Must live as long as the arrays are used.
         file: The file they are of, and the inputs they are for.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     origin: str
-    spool: Spool | None = None
-    file: tuple[Path, tuple[InputInfo, ...]] | None = None
+    folder: TemporaryFolder | None = None
+    file: tuple[Path, tuple[InputInfo, ...], Mapping[str, Any]] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return how another process opens the file by itself; arrays of no file travel along."""
         if self.file is None:
             return _table, (dict(self.arrays), self.origin)
-        return _reopened, (*self.file, self.origin)
+        path, inputs, settings = self.file
+        return _reopened, (path, inputs, self.origin, *settings.items())
 
 
 def _table(arrays: Mapping[str, NDArray[Any]], origin: str) -> Table:
@@ -54,37 +56,125 @@ def _table(arrays: Mapping[str, NDArray[Any]], origin: str) -> Table:
 
 # A worker has many shards of one archive and unpacks it once.
 @functools.lru_cache(maxsize=1)
-def _reopened(path: Path, inputs: tuple[InputInfo, ...], origin: str) -> Table:
-    read = read_npz if path.suffix.lower() == ".npz" else read_npy
-    return dataclasses.replace(read(path, inputs), origin=origin)
+def _reopened(
+    path: Path, inputs: tuple[InputInfo, ...], origin: str, *settings: tuple[str, Any]
+) -> Table:
+    read: Callable[..., Table] = read_npz if path.suffix.lower() == ".npz" else read_npy
+    return dataclasses.replace(read(path, inputs, **dict(settings)), origin=origin)
 
 
-def read_npz(path: Path, inputs: Sequence[InputInfo]) -> Table:
-    """Return the arrays of a ``.npz`` that the inputs are named after; others are skipped."""
-    spool = Spool()
+def read_npz(
+    path: Path, inputs: Sequence[InputInfo], limit: int | None = None, *, images: bool = False
+) -> Table:
+    """Return the arrays of a ``.npz`` that the inputs are named after; others are skipped.
+
+    No more than ``limit`` feeds are unpacked, and nothing that does not fit the inputs, unless rows
+    are ``images`` that will be made to fit.
+    """
+    folder = TemporaryFolder()
     arrays: dict[str, NDArray[Any]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
             _check_names(path, list(members), inputs)
-            for position, info in enumerate(inputs):
-                unpacked = spool.folder / f"{position}.npy"
-                with archive.open(members[info.name]) as packed, unpacked.open("wb") as target:
-                    shutil.copyfileobj(packed, target, length=1 << 20)
-                arrays[info.name] = _map(unpacked, f"array {info.name!r} of {path}")
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            found = {info.name: _open_member(archive, members[info.name], path) for info in inputs}
+            rows = {i.name: _rows_needed(found[i.name], i, limit, images=images) for i in inputs}
+            _check_room(path, folder.path, (found[name].nbytes(rows[name]) for name in found))
+            for position, (name, member) in enumerate(found.items()):
+                unpacked = folder.path / f"{position}.npy"
+                member.unpack(unpacked, rows[name])
+                arrays[name] = _map(unpacked, member.what)
+    except DAMAGED as error:
         raise DataError(
             f"{path} is not a sound .npz ({error}): write it with numpy.savez"
         ) from error
-    file = (path.absolute(), tuple(inputs))
-    return Table(arrays=arrays, origin=str(path), spool=spool, file=file)
+    file = (path.absolute(), tuple(inputs), {"limit": limit, "images": images})
+    return Table(arrays=arrays, origin=str(path), folder=folder, file=file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """An array in an archive, of which only the header has been read."""
+
+    what: str
+    packed: IO[bytes]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_fortran: bool
+
+    def nbytes(self, rows: int) -> int:
+        """Return the size of the first rows."""
+        return rows * math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def unpack(self, path: Path, rows: int) -> None:
+        """Write the first rows as a ``.npy``."""
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": self.is_fortran,
+            "shape": (rows, *self.shape[1:]),
+        }
+        missing = self.nbytes(rows)
+        try:
+            with path.open("wb") as target:
+                np.lib.format.write_array_header_2_0(target, header)
+                while missing and (piece := self.packed.read(min(missing, 1 << 20))):
+                    missing -= target.write(piece)
+        except OSError as error:
+            raise OutputError(
+                f"cannot unpack {self.what} to {path.parent}: {error.strerror or error}; set "
+                "TMPDIR to a folder with more room"
+            ) from error
+        if missing:
+            raise EOFError(f"{self.what} ends {missing} bytes early")
+
+
+def _open_member(archive: zipfile.ZipFile, name: str, path: Path) -> _Member:
+    what = f"array {name.removesuffix('.npy')!r} of {path}"
+    packed = archive.open(name)
+    version = np.lib.format.read_magic(packed)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(packed)
+    if dtype.hasobject:
+        raise DataError(
+            f"{what} cannot be read (it holds Python objects): write it as a plain array"
+        )
+    if not shape:
+        raise DataError(f"{what} is a single number: give one row a sample")
+    return _Member(what=what, packed=packed, shape=shape, dtype=dtype, is_fortran=is_fortran)
+
+
+def _rows_needed(member: _Member, info: InputInfo, limit: int | None, *, images: bool) -> int:
+    """Return how many rows feeds are made of; raise if they do not fit the input."""
+    is_whole = not images and _is_whole(member.shape, info, member.what)
+    axes = () if images else (info.shape or ())[0 if is_whole else 1 :]
+    for axis, (wanted, size) in enumerate(zip(axes, member.shape[1:], strict=False), start=1):
+        if isinstance(wanted, int) and wanted != size:
+            raise DataError(
+                f"{member.what} has shape {list(member.shape)}, but the input wants "
+                f"{info.shape_text}: axis {axis} is {size}, expected {wanted}"
+            )
+    if limit is None or member.is_fortran:
+        return member.shape[0]
+    batch = 1 if is_whole else _find_batch([info], member.what)
+    return min(member.shape[0], limit * batch)
+
+
+def _check_room(path: Path, folder: Path, sizes: Iterable[int]) -> None:
+    needed, free = sum(sizes), shutil.disk_usage(folder).free
+    if needed > free:
+        raise OutputError(
+            f"{path} unpacks to {needed / 1e9:.3g} GB, but {folder.parent} has {free / 1e9:.3g} GB "
+            "left; give a --limit, or set TMPDIR to a folder with more room"
+        )
 
 
 def read_npy(path: Path, inputs: Sequence[InputInfo]) -> Table:
     """Return the array of a ``.npy`` as the rows of the only input."""
     _check_single(str(path), inputs)
     arrays = {inputs[0].name: _map(path, str(path))}
-    return Table(arrays=arrays, origin=str(path), file=(path.absolute(), tuple(inputs)))
+    return Table(arrays=arrays, origin=str(path), file=(path.absolute(), tuple(inputs), {}))
 
 
 def take_array(array: NDArray[Any], inputs: Sequence[InputInfo]) -> Table:
@@ -99,7 +189,14 @@ class RowSource(IndexedSource):
     def __init__(self, table: Table, inputs: Sequence[InputInfo], limit: int | None) -> None:
         """Take the arrays and find how many rows make a feed."""
         self._table = table
-        self._is_whole = {info.name: _is_whole(table, info) for info in inputs}
+        self._is_whole = {
+            info.name: _is_whole(
+                table.arrays[info.name].shape,
+                info,
+                f"array for input {info.name!r} of {table.origin}",
+            )
+            for info in inputs
+        }
         grouped = [info for info in inputs if not self._is_whole[info.name]]
         self._batch = _find_batch(grouped, table.origin)
         self._available = self._count_feeds()
@@ -164,7 +261,7 @@ class RowSource(IndexedSource):
 def _map(path: Path, what: str) -> NDArray[Any]:
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except DAMAGED as error:
         raise DataError(
             f"{what} cannot be read ({error}): write it with numpy.save, as a plain array"
         ) from error
@@ -196,21 +293,19 @@ def _check_single(what: str, inputs: Sequence[InputInfo]) -> None:
         )
 
 
-def _is_whole(table: Table, info: InputInfo) -> bool:
+def _is_whole(shape: tuple[int, ...], info: InputInfo, what: str) -> bool:
     """Whether each row is a complete feed of the input, batch axis included."""
-    array = table.arrays[info.name]
-    what = f"array for input {info.name!r} of {table.origin}"
-    if array.ndim == 0:
+    if not shape:
         raise DataError(f"{what} is a single number: give one row a sample")
     if info.shape is None:
         return False
     rank = len(info.shape)
-    if array.ndim not in (rank, rank + 1):
+    if len(shape) not in (rank, rank + 1):
         raise DataError(
-            f"{what} has shape {list(array.shape)}, but the input wants {info.shape_text}: give "
+            f"{what} has shape {list(shape)}, but the input wants {info.shape_text}: give "
             f"{rank} dimensions, the first one counting samples"
         )
-    return array.ndim == rank + 1
+    return len(shape) == rank + 1
 
 
 def _find_batch(grouped: Sequence[InputInfo], origin: str) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.data.inputs import InputInfo, Sample, conform
-from lowbit.errors import DataError
+from lowbit.errors import DataError, visible
 
 
 class Source(ABC):
@@ -204,7 +204,7 @@ class Data:
     @property
     def description(self) -> str:
         """Where the feeds come from and what was done to them."""
-        return self._source.describe()
+        return visible(self._source.describe())
 
     @property
     def names(self) -> tuple[str, ...]:

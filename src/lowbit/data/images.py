@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from lowbit.data.inputs import InputInfo
 from lowbit.data.preprocessing import (
@@ -167,7 +167,7 @@ def render_file(path: Path, plan: ImagePlan) -> NDArray[Any]:
     """Return the values of the image in a file, without a batch axis."""
     try:
         with Image.open(path) as image:
-            decoded = image.convert(_mode(plan))
+            decoded = _decoded(image, _mode(plan))
     # What Pillow's decoders raise on damaged files is not narrowed down to one class.
     except (
         OSError,
@@ -182,6 +182,18 @@ def render_file(path: Path, plan: ImagePlan) -> NDArray[Any]:
             f"image {path} cannot be read ({error}): replace or delete the file"
         ) from error
     return _render(decoded, plan, f"image {path}")
+
+
+def _decoded(image: Image.Image, mode: str) -> Image.Image:
+    """Return an image upright, with 8 bits a channel and no transparency, as viewers show it."""
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):
+        # 16 bits, of which Pillow would clip all but the darkest to white.
+        upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+    if "transparency" in upright.info:
+        # Pillow warns of palettes with transparency unless it is made explicit first.
+        upright = upright.convert("RGBA")
+    return upright.convert(mode)
 
 
 def render_pixels(pixels: NDArray[np.uint8], plan: ImagePlan, label: str) -> NDArray[Any]:

@@ -105,7 +105,13 @@ def _find_source(source: object, request: _Request) -> Source:
         _refuse_preprocessing(request, "random data")
         return RandomSource(request.inputs, limit=request.limit, seed=request.seed)
     if isinstance(source, str | os.PathLike):
-        return _find_path_source(Path(os.fsdecode(source)).expanduser(), request)
+        if not os.fspath(source):
+            raise DataError(f"data is an empty name; expected {KINDS}")
+        path = Path(os.fsdecode(source)).expanduser()
+        try:
+            return _find_path_source(path, request)
+        except OSError as error:  # such as a name that no file can have
+            raise DataError(f"data {path} cannot be read: {error.strerror or error}") from error
     if isinstance(source, np.ndarray):
         return _find_row_source(take_array(source, request.inputs), request)
     return _find_python_source(source, request)
@@ -117,7 +123,9 @@ def _find_path_source(path: Path, request: _Request) -> Source:
     if not path.exists():
         raise DataError(f"data {str(path)!r} does not exist{_near_path(path)}; expected {KINDS}")
     if path.suffix.lower() == ".npz":
-        return _find_row_source(read_npz(path, request.inputs), request)
+        images = request.preprocessing is not None
+        table = read_npz(path, request.inputs, request.limit, images=images)
+        return _find_row_source(table, request)
     if path.suffix.lower() == ".npy":
         return _find_row_source(read_npy(path, request.inputs), request)
     if path.suffix.lower() in SUFFIXES:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,24 +19,16 @@ from numpy.typing import NDArray
 
 from lowbit.data.dataset import IndexedSource, Source
 from lowbit.data.inputs import InputInfo, Sample, conform, separated
-from lowbit.errors import DataError, did_you_mean
+from lowbit.errors import DataError, OutputError, did_you_mean
+from lowbit.files import DAMAGED, TemporaryFolder
 
 
-class Spool:
-    """A temporary folder that goes when its owner goes, at the latest with the program."""
-
-    def __init__(self) -> None:
-        """Make the folder."""
-        self.folder = Path(tempfile.mkdtemp(prefix="lowbit-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-
-
-class FeedSpool(Spool):
+class FeedSpool:
     """Feeds by number, each array in a file of its own."""
 
     def __init__(self, inputs: Sequence[InputInfo]) -> None:
         """Take the inputs, in whose order the feeds are kept."""
-        super().__init__()
+        self._folder = TemporaryFolder()
         self._inputs = tuple(inputs)
         self._count = 0
 
@@ -50,7 +39,14 @@ class FeedSpool(Spool):
     def append(self, feed: Sample) -> None:
         """Keep a feed that fits the inputs."""
         for position, info in enumerate(self._inputs):
-            np.save(self._path(self._count, position), feed[info.name], allow_pickle=False)
+            path = self._path(self._count, position)
+            try:
+                np.save(path, feed[info.name], allow_pickle=False)
+            except OSError as error:
+                raise OutputError(
+                    f"cannot keep samples in {path.parent}: {error.strerror or error}; set TMPDIR "
+                    "to a folder with more room"
+                ) from error
         self._count += 1
 
     def load(self, index: int) -> dict[str, NDArray[Any]]:
@@ -66,7 +62,7 @@ class FeedSpool(Spool):
         return array if info.is_text else array.view(info.dtype)
 
     def _path(self, index: int, position: int) -> Path:
-        return self.folder / f"{index}-{position}.npy"
+        return self._folder.path / f"{index}-{position}.npy"
 
 
 @runtime_checkable
@@ -338,7 +334,7 @@ def _load(path: Path) -> NDArray[Any]:
     try:
         with path.open("rb") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except DAMAGED as error:
         raise DataError(
             f"file {path} cannot be read ({error}): write it with numpy.save, as a plain array"
         ) from error

@@ -18,6 +18,7 @@ import numpy as np
 from lowbit.data import Data
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.runner import Outputs
+from lowbit.files import DAMAGED
 
 Label: TypeAlias = int | str
 FOLDERS = "folders"
@@ -79,14 +80,14 @@ def _read_csv(source: str) -> Mapping[str, Label]:
     try:
         with pathlib.Path(source).open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise DataError(f"cannot read the labels {source}: {error.strerror}") from error
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"cannot read the labels {source}: {error}") from error
     columns = list(rows[0]) if rows else []
     key = next((c for c in _FILE_COLUMNS if c in columns), None)
     if key is None or "label" not in columns:
         have = ", ".join(columns) or "nothing"
         raise DataError(f"{source} has the columns {have}; expected file and label")
-    return {row[key]: _label(row["label"]) for row in rows}
+    return {row[key]: _label(row["label"] or "") for row in rows}
 
 
 def _listed(source: str) -> list[Label]:
@@ -103,7 +104,7 @@ def _listed(source: str) -> list[Label]:
                     have = ", ".join(arrays.files)
                     raise DataError(f"{file} has no array {name!r} (it has {have})")
                 return [int(label) for label in arrays[name].reshape(-1)]
-    except (OSError, ValueError) as error:
+    except DAMAGED as error:
         raise DataError(f"cannot read the labels {source}: {error}") from error
     raise DataError(
         f"labels {source} are of unknown kind; expected a .csv, .txt or .npy, FILE.npz:NAME, or "

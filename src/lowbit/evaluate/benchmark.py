@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.errors import ConfigError
+from lowbit.files import temporary_folder
 from lowbit.graph import io
 from lowbit.graph.profiling import DeployedSession
 from lowbit.graph.session import Feed, model_inputs
@@ -62,7 +62,7 @@ def benchmark(
     _check_inputs(models, feed)
     times: list[list[float]] = [[] for _ in models]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lowbit-"))
+        folder = str(stack.enter_context(temporary_folder()))
         sessions = [
             DeployedSession(stack.enter_context(io.as_file(model)), folder, threads, provider)
             for model in models.values()

@@ -7,8 +7,6 @@ import math
 import os
 import pathlib
 import shutil
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from typing import Any
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from lowbit.data import Preprocessing, Tokenization, open_data
 from lowbit.errors import DataError, OutputError
 from lowbit.evaluate.runner import Outputs, Run, output_names, run_model
+from lowbit.files import DAMAGED, check_writable, temporary_folder
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
 from lowbit.numerics.metrics import similarity
@@ -46,8 +45,8 @@ def infer(
     _check_folder(folder)
     loaded = io.load(model)
     samples = open_data(data, model_inputs(loaded), preprocessing=preprocessing, limit=limit)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".lowbit-") as temporary:
-        results = pathlib.Path(temporary, "results")
+    with temporary_folder(folder.parent) as temporary:
+        results = temporary / "results"
         results.mkdir()
         count = 0
         run = Run(
@@ -69,7 +68,7 @@ def _check_folder(folder: pathlib.Path) -> None:
             f"the output {folder} exists and is not an empty folder; results of two runs are not "
             "mixed: give a new name, or remove it"
         )
-    io.check_writable(folder.parent / f"{folder.name}.new")
+    check_writable(folder.parent / f"{folder.name}.new")
 
 
 def _save(path: pathlib.Path, arrays: Outputs) -> None:
@@ -227,7 +226,7 @@ def _read(path: pathlib.Path) -> dict[str, NDArray[Any]]:
             return {"": loaded}
         with loaded:
             return {key: loaded[key] for key in sorted(loaded.files)}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise DataError(f"cannot read {path}: {error}") from error
 
 

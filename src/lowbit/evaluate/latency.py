@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from types import MappingProxyType
 import msgspec
 import onnx_ir as ir
 
+from lowbit.files import temporary_folder
 from lowbit.graph import io
 from lowbit.graph.profiling import QDQ, DeployedSession
 from lowbit.graph.session import Feed
@@ -64,9 +64,9 @@ def measure_latency(
     with (
         io.as_file(reference) as plain,
         io.as_file(quantized) as small,
-        tempfile.TemporaryDirectory(prefix="lowbit-") as folder,
+        temporary_folder() as folder,
     ):
-        left, right = (DeployedSession(path, folder, threads) for path in (plain, small))
+        left, right = (DeployedSession(path, str(folder), threads) for path in (plain, small))
         for model in (left, right):
             model.run(feed)
         start = time.perf_counter()

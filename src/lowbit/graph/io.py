@@ -1,7 +1,7 @@
 """Reading and writing models, whatever their size.
 
-Weights kept as external data stay on disk until they are used. Writing is atomic: the file
-appears under its name complete, or not at all.
+Weights kept as external data stay on disk until they are used. Writing is atomic: a model appears
+under its name complete, with its weights, or not at all.
 """
 
 from __future__ import annotations
@@ -9,22 +9,26 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from lowbit.errors import ModelError, OutputError, did_you_mean
+from lowbit.files import check_writable, temporary_folder
+from lowbit.graph import external
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.message import write_message
+from lowbit.graph.soundness import check_message, check_tensors, serialization_errors
 
 if TYPE_CHECKING:
     import onnx
 
 # protobuf refuses messages of 2 GB; leave room for the graph itself.
 EXTERNAL_DATA_FROM = 1_500_000_000
+
+# A graph whose weights are outside it is smaller.
+_LARGEST_GRAPH = 100_000_000
 
 
 @garbage_collection_paused()
@@ -46,48 +50,41 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model) ->
     )
 
 
-def save(model: ir.Model, path: str | os.PathLike[str], *, beside: bool = False) -> None:
+def save(
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    *,
+    beside: bool = False,
+    check: Callable[[pathlib.Path], None] | None = None,
+) -> None:
     """Write ``model`` to ``path``.
 
     Its weights go into a file beside it when they exceed one file, or when ``beside`` asks for it.
+    ``check`` sees the file before it replaces another, and raises if it must not.
     """
     path = pathlib.Path(path)
     check_writable(path)
-    size = tensors_size(model)
-    data = f"{path.name}.data" if beside or size > EXTERNAL_DATA_FROM else None
-    if data is not None:
-        _map_before_replacing(model, path.parent / data)
-    model = _portable(model)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
-        target = pathlib.Path(folder, path.name)
-        try:
-            with garbage_collection_paused():
-                if data is None:
-                    write_message(model, target)
-                else:
-                    ir.save(model, target, external_data=data)
-            if data is not None:
-                os.replace(pathlib.Path(folder, data), path.parent / data)
-            os.replace(target, path)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise now, before any work, when ``path`` cannot be written later."""
-    path = pathlib.Path(path)
-    folder = path.parent
-    if not folder.is_dir():
-        raise OutputError(f"the folder {folder} of the output {path.name} does not exist; make it")
-    if path.is_dir():
-        raise OutputError(f"the output {path} is a folder; give the name of a file in it")
+    outside = beside or tensors_size(model) > EXTERNAL_DATA_FROM
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".lowbit-"):
-            pass
+        old = external.replaced_weights(path)
+        _map_before_removing(model, old)
+        model = _portable(model)
+        with temporary_folder(path.parent) as folder:
+            target = folder / path.name
+            with garbage_collection_paused(), serialization_errors():
+                if outside:
+                    ir.save(model, target, external_data=external.plain_name(path))
+                else:
+                    write_message(model, target)
+            weights = external.place_weights(target, path) if outside else None
+            if check is not None:
+                check(target)
+            if weights is not None:
+                os.replace(weights, path.parent / weights.name)
+            os.replace(target, path)
+        external.remove_unused([f for f in old if weights is None or f.name != weights.name])
     except OSError as error:
-        raise OutputError(f"cannot write into {folder}: {error.strerror or error}") from error
-    if path.exists() and not os.access(path, os.W_OK):
-        raise OutputError(f"the output {path} exists and may not be overwritten")
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
@@ -96,11 +93,10 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
 
     onnxruntime maps such weights, which is faster and smaller than handing over bytes.
     """
-    folder = tempfile.mkdtemp(prefix="lowbit-")
-    try:
-        path = pathlib.Path(folder, "model.onnx")
+    with temporary_folder() as folder:
+        path = folder / "model.onnx"
         try:
-            with garbage_collection_paused():
+            with garbage_collection_paused(), serialization_errors():
                 ir.save(_portable(model), path, external_data="weights.bin")
         except OSError as error:
             raise OutputError(
@@ -108,33 +104,48 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
                 f"{error.strerror or error}; set TMPDIR to a folder with more room"
             ) from error
         yield path
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def weight_files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """Return the files beside the model at ``path`` that hold its weights."""
+    path = pathlib.Path(path)
+    # A file with all weights in it is long to read, and has nothing beside it to find.
+    alone = path.is_file() and path.stat().st_size > _LARGEST_GRAPH
+    return [] if alone else external.weight_files(path)
 
 
 @garbage_collection_paused()
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as protobuf, weights included."""
-    return ir.to_proto(_portable(model, read=True))
+    with serialization_errors():
+        return ir.to_proto(_portable(model, read=True))
 
 
 def _load_file(path: pathlib.Path) -> ir.Model:
     import onnx
 
+    try:
+        _check_file(path)
+        proto = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    except ModelError:
+        raise
+    except Exception as error:  # protobuf raises its own, undocumented kinds
+        raise ModelError(_unreadable(f"{path} is", error)) from error
+    return _from_proto(proto, str(path), str(path.parent))
+
+
+def _check_file(path: pathlib.Path) -> None:
     if path.is_dir():
         raise ModelError(f"{path} is a folder; give the .onnx file in it")
     if not path.exists():
         siblings = [p.name for p in path.parent.glob("*.onnx")] if path.parent.is_dir() else []
         raise ModelError(f"no such model: {path}{did_you_mean(path.name, siblings)}")
+    if not path.is_file():
+        raise ModelError(f"{path} is a device, a pipe or a socket; give an .onnx file")
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty (0 bytes); is the download or export complete?")
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # protobuf raises its own, undocumented kinds
-        raise ModelError(_unreadable(f"{path} is", error)) from error
-    return _from_proto(proto, str(path), str(path.parent))
 
 
 def _parse(data: bytes, name: str) -> ir.Model:
@@ -153,13 +164,18 @@ def _parse(data: bytes, name: str) -> ir.Model:
 def _from_proto(proto: onnx.ModelProto, name: str, folder: str) -> ir.Model:
     if not proto.HasField("graph"):
         raise ModelError(f"{name}: not an ONNX model (no graph in it); is it another kind of file?")
+    check_message(proto, name)
+    external.refuse_outside(proto, name)
     _refuse_sparse(proto.graph, name)
     try:
         model = ir.serde.deserialize_model(proto)
     except Exception as error:  # whatever a malformed message makes the reader trip over
         raise ModelError(_unreadable(f"{name} is", error.__cause__ or error)) from error
-    ir.external_data.set_base_dir(model.graph, folder)
+    for tensor in _tensors(model):
+        if isinstance(tensor, ir.ExternalTensor):
+            tensor.base_dir = folder or os.curdir  # without a folder onnx-ir reads anywhere
     model = _checked(model, name)
+    check_tensors(_tensors(model), name)
     _check_external(model, name)
     return model
 
@@ -211,7 +227,13 @@ def _check_external(model: ir.Model, name: str) -> None:
             raise ModelError(
                 f"{name}: the weights file {file.name} is missing; it belongs beside the model"
             )
-        size, end = file.stat().st_size, (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        start, length = tensor.offset or 0, tensor.length or tensor.nbytes
+        size, end = file.stat().st_size, start + length
+        if start < 0 or length < tensor.nbytes:
+            raise ModelError(
+                f"{name}: tensor {tensor.name!r} needs {tensor.nbytes} bytes, but is said to have "
+                f"{length} at byte {start} of {file.name}; export the model again"
+            )
         if size < end:
             raise ModelError(
                 f"{name}: the weights file {file.name} ends at byte {size}, "
@@ -234,16 +256,31 @@ def _check_readable(tensor: ir.ExternalTensor, name: str) -> None:
         ) from error
 
 
+def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """Yield every graph: the model's, its functions', and the subgraphs of both."""
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield function.graph
+        yield from function.subgraphs()
+
+
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Yield every tensor of the model: initializers and attributes, subgraphs included."""
-    for graph in model.graphs():
+    """Yield every tensor of the model, wherever one can be."""
+    for graph in _graphs(model):
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value.const_value
-    for node in model.graph.all_nodes():
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
-                yield attribute.value
+        for node in graph:
+            for attribute in node.attributes.values():
+                yield from _attribute_tensors(attribute)
+
+
+def _attribute_tensors(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
+    if attribute.is_ref():
+        return ()
+    if attribute.type == ir.AttributeType.TENSOR:
+        return (attribute.value,)
+    return attribute.value if attribute.type == ir.AttributeType.TENSORS else ()
 
 
 def tensors_size(model: ir.Model) -> int:
@@ -261,7 +298,7 @@ def _portable(model: ir.Model, *, read: bool = False) -> ir.Model:
     if not any(_is_awkward(tensor) for tensor in _tensors(model)):
         return model
     model = model.clone()
-    for graph in tuple(model.graphs()):
+    for graph in tuple(_graphs(model)):
         for value in tuple(graph.initializers.values()):
             if isinstance(value.const_value, ir.StringTensor):
                 _make_node(graph, value, value.const_value)
@@ -269,12 +306,20 @@ def _portable(model: ir.Model, *, read: bool = False) -> ir.Model:
                 value.const_value, ir.ExternalTensor
             ):
                 value.const_value = _read(value.const_value)
-    for node in model.graph.all_nodes():
-        for attribute in tuple(node.attributes.values()):
-            if isinstance(attribute.value, ir.ExternalTensor):
-                tensor = _read(attribute.value)
-                node.attributes[attribute.name] = ir.AttrTensor(attribute.name, tensor)
+        for node in graph:
+            for attribute in tuple(node.attributes.values()):
+                _embed(node, attribute)
     return model
+
+
+def _embed(node: ir.Node, attribute: ir.Attr) -> None:
+    """Read the external tensors of an attribute into memory. Changes ``node``."""
+    found = _attribute_tensors(attribute)
+    if not any(isinstance(tensor, ir.ExternalTensor) for tensor in found):
+        return
+    read = [_read(t) if isinstance(t, ir.ExternalTensor) else t for t in found]
+    value = read[0] if attribute.type == ir.AttributeType.TENSOR else read
+    node.attributes[attribute.name] = ir.Attr(attribute.name, attribute.type, value)
 
 
 def _is_awkward(tensor: ir.TensorProtocol) -> bool:
@@ -298,10 +343,11 @@ def _read(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 
 
-def _map_before_replacing(model: ir.Model, file: pathlib.Path) -> None:
-    """Map the tensors that live in ``file``, so that they outlast its replacement."""
+def _map_before_removing(model: ir.Model, files: Sequence[pathlib.Path]) -> None:
+    """Map the tensors that live in ``files``, so that they outlast them."""
+    names = {os.path.realpath(file) for file in files}
     for tensor in _tensors(model):
-        if isinstance(tensor, ir.ExternalTensor) and pathlib.Path(tensor.path) == file:
+        if isinstance(tensor, ir.ExternalTensor) and os.path.realpath(tensor.path) in names:
             tensor.numpy()
 
 

@@ -7,15 +7,18 @@ out first. Small constants stay, since shapes and axes are read from them.
 from __future__ import annotations
 
 import contextlib
+import math
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
-from lowbit.errors import ModelError, VerificationError
+from lowbit.errors import LowbitError, ModelError, VerificationError
 from lowbit.graph import io
-from lowbit.graph.session import Session
+from lowbit.graph.session import Feed, Session, model_inputs, opened
+from lowbit.graph.soundness import serialization_errors
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +44,9 @@ def light_proto(model: ir.Model) -> Iterator[tuple[onnx.ModelProto, Mapping[str,
         del model.graph.initializers[str(value.name)]
     model.graph.inputs.extend(heavy)
     try:
-        yield ir.to_proto(model), {str(value.name): value for value in heavy}
+        with serialization_errors():
+            message = ir.to_proto(model)
+        yield message, {str(value.name): value for value in heavy}
     finally:
         model.graph.inputs[inputs:] = []
         for value in heavy:
@@ -190,6 +195,42 @@ def _put_back(graph: ir.Graph, tensors: dict[str, ir.TensorProtocol | None]) -> 
     for value in weights:
         value.const_value = tensors[str(value.name)]
         graph.register_initializer(value)
+
+
+@contextlib.contextmanager
+def malformed_refused(model: ir.Model) -> Iterator[None]:
+    """Say what is wrong with a model if the body fails on one that onnxruntime does not run either.
+
+    Every rule of ONNX is checked there already: attributes, types, shapes. So none is checked again
+    in the many places that rely on it.
+    """
+    try:
+        yield
+    except LowbitError:
+        raise
+    except Exception:  # whatever a malformed model makes a stage trip over
+        with opened(model, threads=1) as running:
+            feed = _zeros(model)
+            if feed is not None:
+                running.run(running.outputs, feed)
+        raise
+
+
+# Of what a sample may hold, so that trying one takes no memory to speak of.
+_MOST_NUMBERS = 100_000_000
+
+
+def _zeros(model: ir.Model) -> Feed | None:
+    """Return a sample of zeros, if the size of every input is fixed but for the batch."""
+    feed = {}
+    for info in model_inputs(model):
+        shape = list(info.shape or (None,))
+        shape[:1] = [1] if shape and not isinstance(shape[0], int) else shape[:1]
+        sizes = [size for size in shape if isinstance(size, int) and size >= 0]
+        if info.shape is None or len(sizes) < len(shape) or math.prod(sizes) > _MOST_NUMBERS:
+            return None
+        feed[info.name] = np.zeros(sizes, info.dtype)
+    return feed
 
 
 # Beyond this, inferring shapes in full costs more memory than checking is worth.

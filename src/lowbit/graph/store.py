@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import os
 import pathlib
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 
 from lowbit.errors import OutputError
+from lowbit.files import temporary_folder
 from lowbit.graph.session import Array
 
 # The activations of all samples between two layers are hundreds of megabytes at the front of a
@@ -79,8 +78,5 @@ def open_store(parent: str | os.PathLike[str] | None = None, room: int = ROOM) -
     """Yield a store in a new folder inside ``parent``, which is removed afterwards."""
     if parent is not None:
         pathlib.Path(parent).mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="lowbit-", dir=parent)
-    try:
-        yield Store(pathlib.Path(folder), room)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with temporary_folder(parent) as folder:
+        yield Store(folder, room)

@@ -7,14 +7,13 @@ import collections
 import contextlib
 import hashlib
 import pathlib
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.files import TemporaryFolder, temporary_folder
 from lowbit.graph import io
 from lowbit.graph.session import Array, Optimize, Session
 
@@ -65,9 +64,9 @@ def _unpacked(files: Files) -> Iterator[pathlib.Path]:
     if mapped is not None:
         yield mapped
         return
-    with tempfile.TemporaryDirectory(prefix="lowbit-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder() as folder:
         _write(files, folder)
-        yield pathlib.Path(folder, _MODEL)
+        yield folder / _MODEL
 
 
 def unpacked_model(files: Files) -> ir.Model:
@@ -75,10 +74,10 @@ def unpacked_model(files: Files) -> ir.Model:
     mapped = _mapped(files)
     if mapped is not None:
         return io.load(mapped)
-    folder = tempfile.mkdtemp(prefix="lowbit-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _write(files, folder)
-    return io.load(pathlib.Path(folder, _MODEL))
+    folder = TemporaryFolder()
+    atexit.register(folder.remove)
+    _write(files, folder.path)
+    return io.load(folder.path / _MODEL)
 
 
 def _mapped(files: Files) -> pathlib.Path | None:
@@ -87,9 +86,9 @@ def _mapped(files: Files) -> pathlib.Path | None:
     return pathlib.Path(name) if name is not None and pathlib.Path(name).name == _MODEL else None
 
 
-def _write(files: Files, folder: str) -> None:
+def _write(files: Files, folder: pathlib.Path) -> None:
     for name, data in files.items():
-        data.tofile(pathlib.Path(folder, name))
+        data.tofile(folder / name)
 
 
 class _Kept:

@@ -16,6 +16,7 @@ from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, name_everything, names_of, tensor_name
 from lowbit.graph.onnx_passes import infer_anew, infer_types, require_opset
 from lowbit.graph.session import Feed, session
+from lowbit.graph.soundness import check_calls
 from lowbit.normalize.conditions import fold_conditions
 from lowbit.normalize.fold_affine import fold_affine
 from lowbit.normalize.precision import single_precision
@@ -35,6 +36,7 @@ def inline_functions(model: ir.Model) -> None:
     """Leave no function in the model, and no call. Changes ``model``."""
     if not model.functions:
         return
+    check_calls(model)
     for node in model.graph.all_nodes():
         if node.op_identifier() in model.functions:
             node.metadata_props[_CALL] = next(iter(names_of(node)), node.op_type)

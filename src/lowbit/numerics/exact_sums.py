@@ -36,6 +36,11 @@ def exact_sums(values: NDArray[np.floating]) -> ExactSums:
     return sums
 
 
+def are_sums(array: NDArray[np.generic]) -> bool:
+    """Whether an array can be sums."""
+    return array.dtype == np.int64 and array.ndim == 2 and array.shape[1] == _LIMBS
+
+
 def as_floats(sums: ExactSums) -> DoubleArray:
     """Return the sums as float64; equal sums give equal floats, however they were added up."""
     limbs = sums.copy()

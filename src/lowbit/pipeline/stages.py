@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Callable, Iterable
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.collect import collect
@@ -19,10 +21,11 @@ from lowbit.emit.emission import EmitOptions
 from lowbit.emit.emit import emit as emit_model
 from lowbit.evaluate.runner import Run, run_model
 from lowbit.graph import io
+from lowbit.graph.editing import is_constant, read_tensor
 from lowbit.graph.onnx_passes import require_opset
 from lowbit.graph.session import Array, Feed
 from lowbit.normalize.normalize import normalize as normalize_model
-from lowbit.ops.linear import has_constant_weight
+from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.planning.head import find_head
 from lowbit.planning.plan import Plan, check_fit
 from lowbit.planning.planner import make_plan
@@ -31,6 +34,7 @@ from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
 from lowbit.refine.refine import algorithm_of
 from lowbit.refine.refine import refine as refine_layers
 from lowbit.scales.alignment import coarse_averages, scale_conflicts
+from lowbit.scales.parameters import constant_values
 from lowbit.scales.solutions import Solutions
 from lowbit.scales.solve import settle_biases
 from lowbit.scales.solve import solve as solve_params
@@ -72,11 +76,32 @@ def normalize(state: Loaded) -> Normalized:
     opset = 0 if config.weight is None else config.weight.lowest_opset
     model = require_opset(state.loaded, opset)
     model = normalize_model(model, samples.first() if samples is not None else None)
+    _refuse_not_finite(model, state)
     notes: tuple[str, ...] = ()
     if config.rotation is not None:
         rotated = implementation_of(config.rotation).apply(model, config.rotation, _context(state))
         model, notes = rotated.model, rotated.notes
     return extended(state, Normalized, normalized=model, rotation_notes=notes)
+
+
+def _refuse_not_finite(model: ir.Model, state: Loaded) -> None:
+    """Raise for weights that nothing can be done with, unless the layer stays in float."""
+    wrong = [
+        (node.name, value.name)
+        for node in model.graph
+        if linear_operator(node) is not None
+        for value in node.inputs[1:]
+        if value is not None and is_constant(value) and not _is_finite(value)
+    ]
+    in_float = _context(state).float_nodes(model) if wrong else set()
+    for node, name in wrong:
+        if node not in in_float:
+            constant_values(model, str(name))
+
+
+def _is_finite(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is None or bool(np.isfinite(read_tensor(tensor)).all())
 
 
 def transform(state: Normalized) -> Transformed:
@@ -267,30 +292,50 @@ def emit(state: Solved, *, packed: bool = True) -> Quantized:
     return extended(state, Quantized, emitted=emitted)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refinement:
+    """How refinement went; unless ``complete``, it was interrupted and can be resumed."""
+
+    notes: tuple[str, ...] = ()
+    complete: bool = True
+
+    def finished_in(self, folder: str | os.PathLike[str] | None) -> pathlib.Path | None:
+        """Return the folder of the checkpoint, if there is one and nothing is left to resume."""
+        return None if folder is None or not self.complete else pathlib.Path(folder)
+
+    def with_note(self, note: str) -> Refinement:
+        """Return the same with one more note."""
+        return dataclasses.replace(self, notes=(*self.notes, note))
+
+
 def refine(
     state: Quantized,
     folder: pathlib.Path | None,
     progress: Callable[[int, int], None],
     *,
     resume: bool,
-) -> tuple[Solved, tuple[str, ...]]:
-    """Return the state with better weights and biases than the nearest, and notes on it.
+    keep_partial: bool = False,
+) -> tuple[Solved, Refinement]:
+    """Return the state with better weights and biases than the nearest, and how it went.
 
-    Finished layers are kept in ``folder`` until all are; ``resume`` goes on with those there.
+    Finished layers are kept in ``folder``, also after the last; ``resume`` goes on with those there.
+    ``keep_partial`` lets an interruption end it early, with the layers that are done.
     """
     config, samples = state.config.refinement, state.samples
     if config is None or samples is None:
-        return state, ()
+        return state, Refinement()
     if samples.data.is_random and algorithm_of(config).needs_data:
-        return state, ("not refined: random data says nothing about the inputs",)
+        note = "not refined: random data says nothing about the inputs"
+        return state, Refinement(notes=(note,))
     if state.target.packed:
         # Refinement replaces what layers read, which is inside an operator where weights are packed.
         state = emit(state, packed=False)
+    path = getattr(config, "ref_model_path", None)
+    reference = None if path is None else normalize_model(io.load(path))
     checkpoint = None
     if folder is not None:
-        word = fingerprint_of(state, config, samples.data.fingerprint())
+        word = fingerprint_of(state, config, samples.data.fingerprint(), reference)
         checkpoint = Checkpoint.open(folder, word, resume=resume)
-    path = getattr(config, "ref_model_path", None)
     found = refine_layers(
         state,
         config,
@@ -298,16 +343,18 @@ def refine(
         lambda done, total, result: progress(done, total),
         checkpoint,
         samples=samples.calibration_count,
-        reference=None if path is None else normalize_model(io.load(path)),
+        reference=reference,
+        keep_partial=keep_partial,
     )
-    if checkpoint is not None and len(found.results) == found.layers:
-        checkpoint.remove()
+    notes = (found.note, *(checkpoint.notes if checkpoint is not None else ()))
+    complete = len(found.results) == found.layers
     biases = {**state.params.bias_values, **found.biases}
     params = settle_biases(state.adapted, state.plan, state.params, state.target, biases)
     weights = nearest(state.adapted, state.plan, params)
     made = {name: functools.partial(_same, stored) for name, stored in found.weights.items()}
     weights = dataclasses.replace(weights, tensors={**weights.tensors, **made})
-    return extended(state, Solved, params=params, weights=weights), (found.note,)
+    refined = extended(state, Solved, params=params, weights=weights)
+    return refined, Refinement(notes=notes, complete=complete)
 
 
 def _same(stored: Array) -> Array:

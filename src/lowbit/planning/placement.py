@@ -279,7 +279,8 @@ def _stays_float(
         return f"{node.op_type} with these attributes is not quantized"
     if node.op_type == "Resize" and not moves_exactly(node) and "Resize" in target.shares:
         return None
-    if any(_is_infinite(v) for v in node.inputs):
+    # A mask has infinite values by intent, weights have them by mistake.
+    if linear_operator(node) is None and any(_is_infinite(v) for v in node.inputs):
         return "one of its constants is infinite, or as large as masks are"
     return None
 

@@ -17,6 +17,7 @@ from lowbit.config.specs import (
     Spec,
 )
 from lowbit.errors import PlanError, did_you_mean
+from lowbit.ops.linear import linear_operator
 from lowbit.planning.unquantized import why_nothing
 from lowbit.targets.target import AlignRule
 
@@ -193,8 +194,9 @@ def check_fit(plan: Plan, model: ir.Model) -> None:
                     f"the plan lists node {name!r} as a consumer of {tensor.name!r}, but the model "
                     f"has no such node{did_you_mean(name, [n for n in nodes if n])}"
                 )
+        _check_axis(tensor, values[tensor.name])
         leader = planned.get(tensor.leader)
-        if leader is None or leader.leader != leader.name:
+        if leader is None or leader.leader != leader.name or leader.role != tensor.role:
             raise PlanError(
                 f"tensor {tensor.name!r} uses the parameters of {tensor.leader!r}, "
                 "which has none of its own in this plan"
@@ -207,15 +209,25 @@ def check_fit(plan: Plan, model: ir.Model) -> None:
     _check_biases(plan, model)
 
 
+def _check_axis(tensor: TensorPlan, value: ir.Value) -> None:
+    rank = None if value.shape is None else len(value.shape)
+    if tensor.axis is not None and rank is not None and not -rank <= tensor.axis < rank:
+        raise PlanError(
+            f"tensor {tensor.name!r} has its channels along axis {tensor.axis} in this plan, but it "
+            f"has {rank} axes"
+        )
+
+
 def _check_biases(plan: Plan, model: ir.Model) -> None:
     planned = plan.by_name()
-    nodes = {node.name for node in model.graph}
+    nodes = {node.name: node for node in model.graph}
     for row in plan.biases:
         if row.node not in nodes:
             raise PlanError(
                 f"the plan has a bias for node {row.node!r}, which the model does not have"
                 f"{did_you_mean(row.node, [n for n in nodes if n])}"
             )
+        _check_facts(row, nodes[row.node], model)
         if not isinstance(row.spec, AccumulatorBias):
             continue
         for name in (row.input, row.weight):
@@ -224,3 +236,25 @@ def _check_biases(plan: Plan, model: ir.Model) -> None:
                     f"the bias of {row.node!r} is scaled by {name!r}, which is not in the plan; "
                     "remove the bias's row too, or put the tensor back"
                 )
+
+
+def _check_facts(row: BiasPlan, node: ir.Node, model: ir.Model) -> None:
+    """Raise where a row says of its node what is not so: that is nothing to decide."""
+    inputs = ["" if value is None else str(value.name) for value in node.inputs]
+    operator = linear_operator(node)
+    facts = {
+        "input": inputs[0],
+        "weight": row.weight if row.weight in inputs else inputs[0],
+        "tensor": inputs[row.index] if 0 <= row.index < len(inputs) else "",
+        "factor": 1.0 if operator is None else operator.bias_factor(node),
+        "repeats": 1 if operator is None else operator.bias_repeats(node),
+        "channel_axis": 1 if operator is None else operator.output_axis,
+    }
+    for field, fact in facts.items():
+        if getattr(row, field) != fact:
+            raise PlanError(
+                f"the bias of {row.node!r} has {field} {getattr(row, field)!r} in this plan, but the "
+                f"node has {fact!r}"
+            )
+    if row.tensor not in model.graph.initializers:
+        raise PlanError(f"the plan lists {row.tensor!r} as a bias, but it is computed")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +17,7 @@ from lowbit.config.methods import Hqq, MinMax
 from lowbit.config.refinement import Gptq
 from lowbit.config.specs import IntegerSpec
 from lowbit.errors import did_you_mean
+from lowbit.files import temporary_folder
 from lowbit.graph import io
 from lowbit.graph.editing import add_constant, constant
 from lowbit.numerics.formats import IntegerFormat
@@ -43,8 +42,8 @@ def dynamic(model: ir.Model, config: QuantizationConfig) -> ir.Model:
     message = io.to_proto(model)
     # onnxruntime transposes weights and trips over shapes written down before.
     message.graph.ClearField("value_info")
-    with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
-        written = Path(folder, "model.onnx")
+    with temporary_folder() as folder:
+        written = folder / "model.onnx"
         quantize_dynamic(
             message,
             written,

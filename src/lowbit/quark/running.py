@@ -17,6 +17,7 @@ import onnx_ir as ir
 from lowbit.api import Result, compare, quantize
 from lowbit.config.specs import Spec
 from lowbit.data.sources import Reader
+from lowbit.files import check_outputs
 from lowbit.graph import io
 from lowbit.quark import by_onnxruntime, rewriting
 from lowbit.quark.by_onnxruntime import nbits_by_lowbit
@@ -76,7 +77,8 @@ def run(
         with files_in_memory():
             return _run(given, read_model(given.model), config, layers, group)
     if given.output is not None:
-        io.check_writable(given.output)
+        # In place is allowed, as in Quark: the model is in memory before it is written over.
+        check_outputs({"model_output": given.output}, [given.data_path] if given.data_path else [])
     return _run(given, read_model(given.model), config, layers, group)
 
 

@@ -1,4 +1,9 @@
-"""Finished layers in a folder, so that a run that was killed goes on where it was."""
+"""Finished layers in a folder, so that a run that ended too early goes on where it was.
+
+A layer's file is named after all that its result depends on: model, plan, parameters, weights,
+biases, configuration, data, lowbit's version, and the results of the layers before it. So no file is
+ever wrong, and the files of several runs may lie in one folder.
+"""
 
 from __future__ import annotations
 
@@ -7,130 +12,208 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+import onnx_ir as ir
 
 from lowbit.config.refinement import Refinement
-from lowbit.errors import ConfigError, OutputError
+from lowbit.errors import OutputError
+from lowbit.graph.identity import hash_model
+from lowbit.graph.session import Array
 from lowbit.refine.layers import LayerResult, RefinedLayer
-from lowbit.scales.parameters import constant_values
 from lowbit.state import Quantized
+from lowbit.version import __version__
 
-_RUN = "run.txt"
+_ENDING, _UNFINISHED = ".layer", ".unfinished"
+_OWN = re.compile(rf"\d{{5}}-[0-9a-f]{{64}}{re.escape(_ENDING)}({re.escape(_UNFINISHED)})?")
+_DIGEST = hashlib.sha256().digest_size
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+class _Stored(msgspec.Struct, array_like=True):
+    """An array as bytes; types of ml_dtypes keep their names, which ``.npy`` files forget."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class _Record(msgspec.Struct, array_like=True):
+    """What is kept of a layer."""
+
+    stored: _Stored
+    bias: _Stored | None
+    before: float
+    after: float
+    kept: bool
+
+
+@dataclasses.dataclass(slots=True)
 class Checkpoint:
-    """The results of one run, a file each; a file is there complete or not at all."""
+    """The results of one run, in order, a file each; a file is there complete or not at all.
+
+    ``foreign``: layers were there before; ``resumed`` is how many of them could be used. ``damaged`` are
+    the names of files that could not be used, and were solved again.
+    """
 
     folder: pathlib.Path
     fingerprint: str
+    resume: bool
+    foreign: bool = False
+    resumed: int = 0
+    damaged: list[str] = dataclasses.field(default_factory=list)
+    _key: str = ""
+    _count: int = 0
 
     @classmethod
     def open(cls, folder: pathlib.Path, fingerprint: str, *, resume: bool) -> Checkpoint:
-        """Return the checkpoint in a folder, empty unless it is to be resumed.
-
-        Raises if it is of a run with other settings, data or model, or if the folder holds
-        anything that is no checkpoint: that is not for us to clear away.
-        """
-        marker = folder / _RUN
-        foreign = (
-            sorted(p.name for p in folder.iterdir() if not _is_own(p)) if folder.is_dir() else []
-        )
-        if foreign:
-            raise OutputError(
-                f"{folder} cannot hold finished layers: it has other files ({foreign[0]}); "
-                "give an empty folder or one that does not exist"
-            )
-        if resume and marker.exists() and marker.read_text("utf-8") != fingerprint:
-            raise ConfigError(
-                f"the checkpoint {folder} is of another run: model, data, configuration or version "
-                "differ; start anew without --resume"
-            )
+        """Return the checkpoint in a folder; files of others in it are left alone."""
         try:
-            if not resume:
-                _clear(folder)
             folder.mkdir(exist_ok=True)
-            marker.write_text(fingerprint, encoding="utf-8")
         except OSError as error:
             raise OutputError(
                 f"cannot keep finished layers in {folder}: {error.strerror or error}"
             ) from error
-        return cls(folder, fingerprint)
+        foreign = resume and any(path.name.endswith(_ENDING) for path in _own_files(folder))
+        return cls(folder, fingerprint, resume, foreign, _key=fingerprint)
 
     def results(self, layers: Sequence[RefinedLayer]) -> list[LayerResult]:
-        """Return the results of the first layers, as many as are there."""
+        """Return the results of the first layers, as many as are there, if they are to be used."""
         found: list[LayerResult] = []
-        for index, layer in enumerate(layers):
-            path = self._path(index)
+        if not self.resume:
+            return found
+        for layer in layers:
+            path = self._path()
             if not path.exists():
                 break
-            with np.load(path, allow_pickle=False) as arrays:
-                before, after, kept = (float(v) for v in arrays["figures"])
-                found.append(
-                    LayerResult(
-                        layer.node,
-                        arrays["stored"],
-                        arrays.get("bias"),
-                        before,
-                        after,
-                        kept=bool(kept),
-                    )
-                )
+            content = _read(path)
+            if content is None:
+                self.damaged.append(path.name)
+                break
+            found.append(_result(layer.node, content))
+            self._advance(content)
+        self.resumed = len(found)
         return found
 
-    def save(self, index: int, result: LayerResult) -> None:
-        """Keep the result of a layer."""
-        arrays = {
-            "stored": result.stored,
-            "figures": np.array([result.before, result.after, result.kept]),
-        }
-        if result.bias is not None:
-            arrays["bias"] = result.bias
-        path = self._path(index)
-        unfinished = path.with_suffix(".part")
+    def save(self, result: LayerResult) -> None:
+        """Keep the result of the next layer."""
+        content = _encode(result)
+        path = self._path()
+        unfinished = path.with_name(path.name + _UNFINISHED)
         try:
-            with unfinished.open("wb") as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub has a flag among them
+            unfinished.write_bytes(hashlib.sha256(content).digest() + content)
             os.replace(unfinished, path)
         except OSError as error:
             raise OutputError(
                 f"cannot keep a finished layer in {self.folder}: {error.strerror or error}"
             ) from error
+        self._advance(content)
 
-    def remove(self) -> None:
-        """Forget everything: the run is over."""
-        _clear(self.folder)
-        with contextlib.suppress(OSError):  # somebody put a file there meanwhile: it stays
-            self.folder.rmdir()
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the report on what could not be resumed."""
+        found = []
+        if self.damaged:
+            names = ", ".join(self.damaged)
+            found.append(
+                f"damaged files of the checkpoint {self.folder} were solved again: {names}"
+            )
+        elif self.foreign and not self.resumed:
+            found.append(
+                f"nothing was resumed: the layers in {self.folder} are of another run (model, data, "
+                "configuration or version differ)"
+            )
+        return tuple(found)
 
-    def _path(self, index: int) -> pathlib.Path:
-        return self.folder / f"{index:05d}.npz"
+    def _path(self) -> pathlib.Path:
+        return self.folder / f"{self._count:05d}-{self._key}{_ENDING}"
+
+    def _advance(self, content: bytes) -> None:
+        self._key = hashlib.sha256(self._key.encode() + content).hexdigest()
+        self._count += 1
 
 
-def _is_own(path: pathlib.Path) -> bool:
-    return path.name == _RUN or (path.stem.isdigit() and path.suffix in (".npz", ".part"))
+def remove_checkpoint(folder: pathlib.Path) -> None:
+    """Remove the files of a checkpoint, and the folder if nothing else is in it."""
+    with contextlib.suppress(OSError):
+        # The first layer goes last: as long as anything is left, it can be resumed.
+        for path in sorted(_own_files(folder), reverse=True):
+            path.unlink()
+        folder.rmdir()
 
 
-def _clear(folder: pathlib.Path) -> None:
-    """Remove the files of a checkpoint, and no others."""
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if _is_own(path):
-                path.unlink()
+def _own_files(folder: pathlib.Path) -> Iterable[pathlib.Path]:
+    return [path for path in folder.iterdir() if _OWN.fullmatch(path.name)]
 
 
-def fingerprint_of(state: Quantized, config: Refinement, data: str) -> str:
+def _encode(result: LayerResult) -> bytes:
+    record = _Record(
+        _stored(result.stored),
+        None if result.bias is None else _stored(result.bias),
+        float(result.before),
+        float(result.after),
+        result.kept,
+    )
+    return msgspec.msgpack.encode(record)
+
+
+def _stored(array: Array) -> _Stored:
+    return _Stored(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def _read(path: pathlib.Path) -> bytes | None:
+    """Return what was saved, or nothing if the file is damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = data[:_DIGEST], data[_DIGEST:]
+    return content if hashlib.sha256(content).digest() == digest else None
+
+
+def _result(node: str, content: bytes) -> LayerResult:
+    record = msgspec.msgpack.decode(content, type=_Record)
+    return LayerResult(
+        node,
+        _array(record.stored),
+        None if record.bias is None else _array(record.bias),
+        record.before,
+        record.after,
+        kept=record.kept,
+    )
+
+
+def _array(stored: _Stored) -> Array:
+    # A copy, because arrays of bytes cannot be written to.
+    flat = np.frombuffer(stored.data, np.dtype(stored.dtype)).copy()
+    return flat.reshape(stored.shape)
+
+
+def fingerprint_of(
+    state: Quantized, config: Refinement, data: str, reference: ir.Model | None = None
+) -> str:
     """Return what a run's results depend on, as one word."""
-    digest = hashlib.sha256(msgspec.json.encode(config))
-    digest.update(msgspec.json.encode(state.plan))
+    digest = hashlib.sha256(__version__.encode())
+    for value in (config, state.config, state.plan, state.target):
+        digest.update(msgspec.json.encode(value))
     digest.update(data.encode())
-    for name, params in sorted(state.params.tensors.items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(params.scale).tobytes())
-        digest.update(np.ascontiguousarray(params.zero_point).tobytes())
-    for tensor in state.plan.weights():
-        digest.update(np.ascontiguousarray(constant_values(state.adapted, tensor.name)).tobytes())
+    params = state.params
+    for group in (params.tensors, params.biases, params.biases_before):
+        for name, found in sorted(group.items()):
+            _add(digest, name, found.scale, found.zero_point)
+    for name, bias in sorted(params.bias_values.items()):
+        _add(digest, name, bias)
+    for name, scale in sorted(params.scales.items()):
+        _add(digest, name, np.float64(scale))
+    models = [state.adapted, state.calibrated_model, *([] if reference is None else [reference])]
+    hash_model(digest.update, *models)
     return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, name: str, *arrays: object) -> None:
+    digest.update(f"{name}\0".encode())
+    for array in map(np.asarray, arrays):
+        digest.update(f"{array.dtype} {array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())

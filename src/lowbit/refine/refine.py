@@ -108,35 +108,40 @@ def refine(
     *,
     samples: int = 1,
     reference: ir.Model | None = None,
+    keep_partial: bool = False,
 ) -> Refined:
     """Return better stored weights for a quantized model, and biases that fit them.
 
     ``samples``: about how many feeds there are, if known, so that of many each is looked at less.
     ``reference``: the float model to follow, if it is not the one that was quantized.
-    An interruption (Ctrl-C) ends it early, with what is done so far.
+    ``keep_partial``: an interruption (Ctrl-C) ends it early, with what is done so far.
     """
     algorithm = algorithm_of(config)
     settings = algorithm.settings(config)
     if reference is not None:
         state = extended(state, Quantized, calibrated_model=reference)
     layers, skipped = find_layers(state, settings.op_types, integers=algorithm.integers_only)
-    results: list[LayerResult] = []
-    if layers:
+    results = checkpoint.results(layers) if checkpoint is not None else []
+    if len(results) < len(layers):
         limited: Feeds = functools.partial(_first, feeds, config.data_size)
         if settings.batch_size > 1:
             state = _with_dynamic_batch(state)
             limited = functools.partial(batched, limited, settings.batch_size)
-        done = checkpoint.results(layers) if checkpoint is not None else []
-        device, output = config.infer_device, settings.selected_output
+        done, device, output = tuple(results), config.infer_device, settings.selected_output
         selection = None
         if output is not None:
             selection = Selection.of(state, layers, output, limited, done, device)
         listener = _Listener(selection, checkpoint, progress, len(layers))
-        stop = threading.Event()
         used = min(samples, config.data_size or samples)
+        stop = threading.Event()
         with _loop(state, layers, settings, limited, done, device, used) as loop:
             solve = algorithm.solver(state, config, stop)
-            results = _until_stopped(done, loop.run(solve, listener), stop)
+            try:
+                results.extend(loop.run(solve, listener))
+            except BaseException as error:
+                stop.set()
+                if not (keep_partial and isinstance(error, KeyboardInterrupt)):
+                    raise
     return Refined(
         {m.weight.name: o.stored for m, o in zip(layers, results, strict=False)},
         {o.node: o.bias for o in results if o.bias is not None},
@@ -150,18 +155,6 @@ def _with_dynamic_batch(state: Quantized) -> Quantized:
     emitted = dataclasses.replace(state.emitted, model=with_dynamic_batch(state.emitted.model))
     floats = with_dynamic_batch(state.calibrated_model)
     return extended(state, Quantized, calibrated_model=floats, emitted=emitted)
-
-
-def _until_stopped(
-    done: Sequence[LayerResult], found: Iterator[LayerResult], stop: threading.Event
-) -> list[LayerResult]:
-    """Collect results until there are no more, or somebody presses Ctrl-C."""
-    results = list(done)
-    try:
-        results.extend(found)
-    except KeyboardInterrupt:
-        stop.set()
-    return results
 
 
 @contextlib.contextmanager
@@ -210,7 +203,7 @@ class _Listener:
         if self.selection is not None:
             result = self.selection.choose(layer, result)
         if self.checkpoint is not None:
-            self.checkpoint.save(index, result)
+            self.checkpoint.save(result)
         self.progress(index + 1, self.total, result)
         return result
 

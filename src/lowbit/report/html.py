@@ -16,11 +16,11 @@ import platform
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lowbit.errors import OutputError
+from lowbit.errors import OutputError, visible
+from lowbit.files import temporary_folder
 from lowbit.report.values import Report
 from lowbit.version import __version__
 
@@ -44,8 +44,8 @@ def write_report(
     path = pathlib.Path(path)
     text = render_report(report, title=title, command=command, others=others)
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lowbit-") as folder:
-            file = pathlib.Path(folder, path.name)
+        with temporary_folder(path.parent) as folder:
+            file = folder / path.name
             file.write_text(text, encoding="utf-8")
             os.replace(file, path)
     except OSError as error:
@@ -60,8 +60,9 @@ def render_report(
     others: Mapping[str, Report] = MappingProxyType({}),
 ) -> str:
     """Return the page; ``command`` is what to run to get it again, the running one if not given."""
+    title = visible(title)
     data = {
-        "command": command or shlex.join(["lowbit", *sys.argv[1:]]),
+        "command": visible(command or shlex.join(["lowbit", *sys.argv[1:]])),
         "versions": _versions(),
         "memory": _peak_memory(),
         "reports": [

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from lowbit.config.specs import BiasSpec
+from lowbit.errors import visible
 
 
 def stdout() -> Console:
@@ -28,7 +30,22 @@ def stderr() -> Console:
 
 
 def _plain(*, stderr: bool) -> Console:
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return _VisibleConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+class _VisibleConsole(Console):
+    """A console that shows control characters in names as codes instead of obeying them."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield what is printed, piece by piece."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                lines = map(visible, segment.text.split("\n"))
+                yield Segment("\n".join(lines), segment.style)
 
 
 def make_table(title: str, *names: str, figures: int = 0) -> Table:

@@ -24,43 +24,42 @@ class Finisher:
     folder: str | os.PathLike[str] | None
     steps: tuple[Step, ...]
     resume: bool
+    keep_partial: bool = False
 
-    def finished(self, state: Quantized) -> tuple[Quantized, Report, tuple[str, ...]]:
+    def finished(self, state: Quantized) -> tuple[Quantized, Report, stages.Refinement]:
         """Return the refined model and how good it is."""
-        state, notes = _refined(self.pipeline, state, self.folder, resume=self.resume)
+        state, refinement = self._refined(state)
         stages.sign(state)
         with self.pipeline.clock.stage("verify"):
-            return state, verify_model(state, state.samples, self.steps), notes
+            return state, verify_model(state, state.samples, self.steps), refinement
 
-    def promoted(self, state: Quantized) -> tuple[Quantized, Report, tuple[str, ...]]:
+    def promoted(self, state: Quantized) -> tuple[Quantized, Report, stages.Refinement]:
         """Return the same, with parts promoted and refined once more if it is not usable."""
         found = self.finished(state)
         verdict = found[1].verdict
-        if verdict is None or verdict.is_usable:
+        if verdict is None or verdict.is_usable or not found[2].complete:
             return found
         with self.pipeline.clock.charge("promote"):
             result = Promoter(self.pipeline, state, found[0]).promote()
         if not result.regions:
-            return found[0], found[1], (*found[2], result.describe())
+            return found[0], found[1], found[2].with_note(result.describe())
         again = self.finished(result.state)
         better = again[1].verdict
         if better is None or better.margin_db <= verdict.margin_db:
             return found
         report = msgspec.structs.replace(again[1], promoted=result.regions)
-        return again[0], report, (*again[2], result.describe())
+        return again[0], report, again[2].with_note(result.describe())
 
-
-def _refined(
-    pipeline: Pipeline, state: Quantized, folder: str | os.PathLike[str] | None, *, resume: bool
-) -> tuple[Quantized, tuple[str, ...]]:
-    if state.config.refinement is None:
-        return state, ()
-    clock = pipeline.clock
-    with clock.stage("refine"):
-        solved, notes = stages.refine(
-            state,
-            None if folder is None else pathlib.Path(folder),
-            lambda done, total: clock.tell("refine", done, total),
-            resume=resume,
-        )
-    return pipeline.emitted(solved), notes
+    def _refined(self, state: Quantized) -> tuple[Quantized, stages.Refinement]:
+        if state.config.refinement is None:
+            return state, stages.Refinement()
+        clock = self.pipeline.clock
+        with clock.stage("refine"):
+            solved, refinement = stages.refine(
+                state,
+                None if self.folder is None else pathlib.Path(self.folder),
+                lambda done, total: clock.tell("refine", done, total),
+                resume=self.resume,
+                keep_partial=self.keep_partial,
+            )
+        return self.pipeline.emitted(solved), refinement

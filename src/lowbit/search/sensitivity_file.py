@@ -10,8 +10,9 @@ import pathlib
 
 import msgspec
 
+from lowbit.config.extensible import decode_json
 from lowbit.config.mixed_precision import MixedPrecision
-from lowbit.errors import ConfigError
+from lowbit.errors import ConfigError, OutputError
 from lowbit.state import Planned
 from lowbit.version import __version__
 
@@ -85,13 +86,15 @@ def read_sensitivities(
     if not file.exists():
         return None
     try:
-        known = msgspec.json.decode(file.read_bytes(), type=_File)
+        known = decode_json(file.read_bytes(), _File)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
             f"mixed_precision.cache {path} holds no sensitivities: {error}"
         ) from error
     if known.cache_key != _key(base, config):
         return None
+    for row in known.results:
+        _check_row(row, path, base, config)
     return tuple(
         LayerSensitivity(
             name=row.name,
@@ -103,6 +106,25 @@ def read_sensitivities(
         )
         for row in known.results
     )
+
+
+def _check_row(row: _Row, path: str, base: Planned, config: MixedPrecision) -> None:
+    """Raise for a row that people edited to what the search cannot use."""
+    options = len(config.options)
+    unknown = set(row.candidate_nodes) - {node.name for node in base.adapted.graph}
+    wrong = None
+    if not row.candidate_nodes or unknown:
+        wrong = (
+            f"candidate_nodes names {sorted(unknown) or 'nothing'}, which the model does not have"
+        )
+    elif not 0 <= row.best_config_index < options:
+        wrong = f"best_config_index is {row.best_config_index}, expected 0 to {options - 1}"
+    elif len(row.all_config_scores) > options:
+        wrong = f"all_config_scores has {len(row.all_config_scores)} scores for {options} options"
+    if wrong is not None:
+        raise ConfigError(
+            f"mixed_precision.cache {path}, row {row.name!r}: {wrong}; remove the file to measure anew"
+        )
 
 
 def write_sensitivities(
@@ -124,8 +146,13 @@ def write_sensitivities(
     text = msgspec.json.format(msgspec.json.encode(made), indent=2)
     file = pathlib.Path(path)
     partial = file.with_name(f"{file.name}.partial")
-    partial.write_bytes(text + b"\n")
-    partial.replace(file)
+    try:
+        partial.write_bytes(text + b"\n")
+        partial.replace(file)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write mixed_precision.cache {path}: {error.strerror or error}"
+        ) from error
 
 
 def _key(base: Planned, config: MixedPrecision) -> str:

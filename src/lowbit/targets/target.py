@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from lowbit.config.extensible import decode_json
 from lowbit.config.specs import Spec
 from lowbit.errors import ConfigError
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
@@ -165,7 +166,7 @@ class Target(_Data, frozen=True, kw_only=True):
 def read_target(path: pathlib.Path) -> Target:
     """Return the target described in a JSON file (see docs/targets.md)."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Target)
+        return decode_json(path.read_bytes(), Target)
     except OSError as error:
         raise ConfigError(f"cannot read the target file {path}: {error.strerror}") from error
     except msgspec.ValidationError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from lowbit.data import open_data
 from lowbit.errors import ModelError
+from lowbit.files import temporary_folder
 from lowbit.graph import io
 from lowbit.graph.editing import constant
 from lowbit.graph.session import model_inputs, session
@@ -110,8 +110,8 @@ def to_integer_operators(model: ir.Model) -> ir.Model:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.log_severity_level = 3  # It warns that the file holds what this machine runs best.
-    with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
-        written = Path(folder, "model.onnx")
+    with temporary_folder() as folder:
+        written = folder / "model.onnx"
         options.optimized_model_filepath = str(written)
         message = io.to_proto(model).SerializeToString()
         ort.InferenceSession(message, options, providers=["CPUExecutionProvider"])

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from lowbit.cli.parser import Parser
 from lowbit.errors import LowbitError
+from lowbit.files import check_writable
 from lowbit.graph import io
 
 _WRONG = 2
@@ -74,7 +75,7 @@ def rewrite(name: str, change: Change) -> Work:
     """Return the work of a tool that reads a model, changes it and writes it."""
 
     def work(args: argparse.Namespace) -> None:
-        io.check_writable(args.output)
+        check_writable(args.output)
         io.save(change(io.load(args.input), args), args.output, beside=args.beside)
         print(f"{name}: wrote {args.output}")  # noqa: T201
 

@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from lowbit.cli.parser import Parser, one_of
+from lowbit.files import check_writable
 from lowbit.graph import io
 from lowbit.quark import rewriting
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
@@ -192,13 +193,13 @@ def change_opset(args: argparse.Namespace) -> None:
     """Write the model at an operator set."""
     if not args.target_opset.isdecimal():
         raise QuarkConfigError(f"TARGET_OPSET is {args.target_opset!r}; expected a number")
-    io.check_writable(args.output)
+    check_writable(args.output)
     io.save(rewriting.to_opset(io.load(args.input), int(args.target_opset)), args.output)
 
 
 def onnx_to_text(args: argparse.Namespace) -> None:
     """Write the model as protobuf text."""
-    io.check_writable(args.output)
+    check_writable(args.output)
     write_text(io.load(args.input), args.output)
 
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 import atexit
 import functools
 import platform
-import shutil
 import struct
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
+from lowbit.files import TemporaryFolder
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 
 _COP_DOMAIN = "com.amd.quark"
@@ -68,9 +66,9 @@ def _written() -> str:
             f"there is no library for {sys.platform} on {machine}, and none is needed: models "
             "that lowbit writes run without one. Leave out register_custom_ops_library"
         )
-    folder = tempfile.mkdtemp(prefix="lowbit-custom-ops-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder, "libcustom_ops.so")
+    folder = TemporaryFolder()
+    atexit.register(folder.remove)
+    path = folder.path / "libcustom_ops.so"
     path.write_bytes(shared_library(machine))
     return str(path)
 

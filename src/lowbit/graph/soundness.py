@@ -1,0 +1,137 @@
+"""What a model must be before anything looks at it; the rest of the package relies on it.
+
+Files come from anywhere: cut off, edited, made by broken exporters or to do harm. What is wrong is
+named here, once, instead of surprising some later stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import graphlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from lowbit.errors import LowbitError, ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+# Exporters write a scope's path into a name; the longest seen have a few thousand characters.
+_LONGEST_NAME = 20_000
+
+# The largest language models have some ten thousand nodes once their functions are inlined.
+_MOST_NODES = 500_000
+
+
+def check_message(model: onnx.ModelProto, name: str) -> None:
+    """Raise for names that are no names, and for values that nobody produces."""
+    _check_graph(model.graph, frozenset(), name)
+    for function in model.functions:
+        known = _check_nodes(function.node, frozenset(function.input), name)
+        _check_produced(function.output, known, f"function {function.name!r}", name)
+
+
+def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], name: str) -> None:
+    given = {value.name for value in graph.input}
+    given |= {tensor.name for tensor in graph.initializer}
+    given |= {sparse.values.name for sparse in graph.sparse_initializer}
+    _check_lengths(given, name)
+    known = _check_nodes(graph.node, outer | given, name)
+    _check_produced([value.name for value in graph.output], known, "the graph's outputs", name)
+
+
+def _check_nodes(
+    nodes: Iterable[onnx.NodeProto], given: frozenset[str], name: str
+) -> frozenset[str]:
+    """Check nodes in any order; return the names of all values there are with them."""
+    known = given | {output for node in nodes for output in node.output}
+    for node in nodes:
+        _check_lengths((node.name, node.op_type, node.domain, *node.output), name)
+        what = f"node {node.name or node.op_type!r} ({node.op_type})"
+        _check_produced(node.input, known, what, name)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _check_graph(attribute.g, known, name)
+            for graph in attribute.graphs:
+                _check_graph(graph, known, name)
+    return known
+
+
+def _check_lengths(names: Iterable[str], name: str) -> None:
+    for word in names:
+        if len(word) > _LONGEST_NAME:
+            raise ModelError(
+                f"{name}: a name in it has {len(word)} characters ({word[:40]!r}...); "
+                f"{_LONGEST_NAME} are the most that are read. Export it with shorter names"
+            )
+
+
+def _check_produced(names: Iterable[str], known: frozenset[str], reader: str, name: str) -> None:
+    for word in names:
+        if word and word not in known:
+            raise ModelError(
+                f"{name}: {reader} reads {word[:200]!r}, which is no input and no weight, and which "
+                "no node produces; export the model again"
+            )
+
+
+def check_tensors(tensors: Iterable[ir.TensorProtocol], name: str) -> None:
+    """Raise for a tensor whose data are not as many numbers as its dimensions say."""
+    for tensor in tensors:
+        wrong = _mismatch(tensor) if isinstance(tensor, ir.TensorProtoTensor) else None
+        if wrong is not None:
+            raise ModelError(
+                f"{name}: the data of tensor {tensor.name!r} do not fit its shape "
+                f"{tensor.shape} and type {tensor.dtype} ({wrong}); export the model again"
+            )
+
+
+def _mismatch(tensor: ir.TensorProtoTensor) -> str | None:
+    try:
+        found = tensor.numpy().shape
+    except Exception as error:  # whatever reading a malformed tensor trips over
+        return " ".join(str(error).split())[:200]
+    # NumPy takes a dimension of -1 for whatever is left.
+    return None if found == tuple(tensor.shape.numpy()) else f"they have the shape {found}"
+
+
+def check_calls(model: ir.Model) -> None:
+    """Raise, before functions are inlined, for those that call themselves or grow without end."""
+    functions = model.functions
+    calls = {
+        key: Counter(node.op_identifier() for node in function.all_nodes())
+        for key, function in functions.items()
+    }
+    order = graphlib.TopologicalSorter(
+        {key: [callee for callee in found if callee in functions] for key, found in calls.items()}
+    )
+    sizes: dict[tuple[str, str, str], int] = {}
+    try:
+        for key in order.static_order():
+            sizes[key] = sum(sizes.get(c, 1) * n for c, n in calls[key].items())
+    except graphlib.CycleError as error:
+        raise ModelError(
+            f"the model's function {error.args[1][0][1]!r} calls itself; export it without functions"
+        ) from error
+    total = sum(sizes.get(node.op_identifier(), 1) for node in model.graph.all_nodes())
+    if total > _MOST_NODES:
+        raise ModelError(
+            f"the model has {total:.3g} nodes once its functions are inlined; {_MOST_NODES} are the "
+            "most that are read. Export it without functions"
+        )
+
+
+@contextlib.contextmanager
+def serialization_errors() -> Iterator[None]:
+    """Name what cannot be written as ONNX, such as an attribute of no type."""
+    try:
+        yield
+    except (OSError, LowbitError):
+        raise
+    except Exception as error:  # onnx-ir and protobuf raise kinds of their own
+        cause = error.__cause__ or error
+        words = " ".join(str(cause).split())[:400]
+        raise ModelError(f"the model cannot be written as ONNX: {words}") from error

@@ -1,0 +1,77 @@
+"""Kill a process right before its n-th change to a folder, for every n until it gets through.
+
+Run as a program: ``python killing.py FOLDER CHECK WORDS...`` runs ``lowbit WORDS`` once for each n, in
+a copy of FOLDER, and then the shell command CHECK in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+_EVENTS = frozenset({"os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.truncate"})
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def kill_at(count: int, folder: Path) -> None:
+    """Let the process kill itself at its ``count``-th change in ``folder``."""
+    seen = 0
+
+    def audit(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        changes = event in _EVENTS or (event == "open" and bool((arguments[2] or 0) & _WRITES))
+        if not changes or not isinstance(arguments[0], (str, bytes, os.PathLike)):
+            return
+        if Path(os.fsdecode(arguments[0])).absolute().is_relative_to(folder):
+            seen += 1
+            if seen == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+def run_forked(words: list[str], folder: Path, count: int | None) -> int:
+    """Run a command in a child process, killed at a change if ``count`` is given; return its status."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 70
+    try:
+        from lowbit.cli import main
+
+        os.chdir(folder)
+        if count is not None:
+            kill_at(count, folder)
+        code = main(words)
+    finally:
+        os._exit(code)
+    return code
+
+
+def main() -> None:
+    """Try every moment; print how many there are."""
+    source, check, *words = sys.argv[1:]
+    import lowbit.cli.commands  # noqa: F401  # once, before any child
+
+    count = 0
+    while True:
+        count += 1
+        folder = Path(f"{source}-killed-{count}").absolute()
+        shutil.copytree(source, folder)
+        status = run_forked(words, folder, count)
+        if status not in (0, -signal.SIGKILL):
+            sys.exit(f"moment {count}: ended with {status}")
+        namespace: dict = {"folder": folder, "run": lambda w, f=folder: run_forked(w, f, None)}
+        namespace["moment"], namespace["words"] = count, words
+        exec(Path(check).read_text(), namespace)  # noqa: S102  # the test's own file
+        shutil.rmtree(folder)
+        if status == 0:
+            break
+    print(count)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
