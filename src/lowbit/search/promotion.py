@@ -121,8 +121,8 @@ class Promoter:
                 best = candidate
         rules = rules if best is not state else ()
         if self.margin(best) + gain < _WANTED_DB:
-            searched = (best, _WANTED_DB - gain) if rules else (self._refined, _WANTED_DB)
-            found = self._search(*searched, best, gain)
+            # Not in the refined model: its weights make up for quantizers that would be switched off.
+            found = self._search(best, _WANTED_DB - gain, gain)
             if found is not None:
                 best, rules = found[0], (*rules, *found[1])
         after = self.margin(best)
@@ -131,9 +131,9 @@ class Promoter:
         return Promoted(best, self._regions(rules), before, after, self._tried)
 
     def _search(
-        self, state: Quantized, wanted_db: float, base: Quantized, gain: float
+        self, state: Quantized, wanted_db: float, gain: float
     ) -> tuple[Quantized, tuple[Rule, ...]] | None:
-        """Return ``base`` with the smallest region promoted that is enough in ``state``."""
+        """Return the model with the smallest region promoted that is enough."""
         graph = PromotionGraph.of(state, self._costs(state))
         wide = wide_spec(state)
         with self._switched(state, wanted_db - 2.0) as margin:
@@ -148,13 +148,13 @@ class Promoter:
                 most = tried(whole)
                 if spec is not None and most >= wanted_db:
                     # 16 bits may be too few as well, which the switches do not show.
-                    built = self._built(base, graph.rules(whole, spec))
+                    built = self._built(state, graph.rules(whole, spec))
                     most = min(most, self.margin(built) + gain)
                 if most < min(wanted_db, _LEAST_DB) and spec is not None:
                     continue
                 wanted = min(wanted_db, most - 1.0)
                 trials = shrink_region(graph.costs, tried, wanted, effort=_EFFORT)
-                return self._realized(base, graph, trials, spec, _Wanted(wanted, gain))
+                return self._realized(state, graph, trials, spec, _Wanted(wanted, gain))
         return None
 
     def _realized(
