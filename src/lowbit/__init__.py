@@ -23,6 +23,7 @@ from lowbit.errors import (
     PlanError,
     RuinedError,
     VerificationError,
+    WorkerError,
 )
 from lowbit.version import __version__
 
@@ -99,6 +100,7 @@ __all__ = [
     "TensorOverride",
     "Tokenization",
     "VerificationError",
+    "WorkerError",
     "__version__",
     "compare",
     "convert",
