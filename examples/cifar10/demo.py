@@ -51,7 +51,7 @@ def main() -> None:
         quantized,
         data=[{"input": image[None]} for image in calibration],
         limit=len(calibration) - 8,
-        held_out=8,
+        verify=8,
         preset=preset,
     )
     seconds = time.perf_counter() - start
