@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -56,6 +56,7 @@ def test_the_worst_output_comes_first_and_the_next_step_last(console) -> None:
     assert ["b", "40.00", "25.00"] in rows
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text(st.characters(categories=["L", "Zs"]), max_size=400), max_size=12),
     st.integers(0, 30),
