@@ -115,7 +115,7 @@ def _remove(folder: pathlib.Path, locks: Sequence[int]) -> None:
 def _prefix() -> str:
     """Return how the names of this machine's folders begin: locks need not reach other machines."""
     try:
-        machine = pathlib.Path("/etc/machine-id").read_text()
+        machine = pathlib.Path("/etc/machine-id").read_text("utf-8")
     except OSError:
         machine = ""
     word = hashlib.sha256(f"{platform.node()} {machine}".encode()).hexdigest()[:8]

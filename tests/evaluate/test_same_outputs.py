@@ -86,6 +86,12 @@ def test_where_float_has_no_number_anything_may_be() -> None:
     np.testing.assert_array_equal(got, [1])
 
 
+RELU, ZEROS = (
+    f"then_branch = a () => (p) {{ p = {op}(x) }}, else_branch = b () => (q) {{ q = {op}(x) }}"
+    for op in ("Relu", "NonZero")
+)
+
+
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
@@ -94,6 +100,15 @@ def test_where_float_has_no_number_anything_may_be() -> None:
         ("g (float[4] x) => (float[n] y) { m = Greater(x, x) y = Compress(x, m) }", True),
         ("g (float[4] x) => (int64[1] y) { s = Shape(x) y = Cast<to=7>(s) }", False),
         ("g (float[4] x) => (float[n] y) { i = Cast<to=7>(x) y = ConstantOfShape(i) }", True),
+        (f"g (float[4] x, bool c) => (float[n] y) <bool t = {{1}}> {{ y = If(c) <{RELU}> }}", True),
+        (
+            f"g (float[4] x, bool c) => (float[n] y) <bool t = {{1}}> {{ y = If(t) <{RELU}> }}",
+            False,
+        ),
+        (
+            f"g (float[4] x, bool c) => (int64[1,n] y) <bool t = {{1}}> {{ y = If(t) <{ZEROS}> }}",
+            True,
+        ),
     ],
 )
 def test_shapes_that_follow_from_numbers_are_known(graph: str, *, expected: bool) -> None:

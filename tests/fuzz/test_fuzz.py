@@ -126,7 +126,7 @@ def test_statistics(result, tmp_path) -> None:
             case _:
                 key = rng.choice([name for name in arrays if name != "header"])
                 old = arrays[key]
-                odd = (old[:1], -old, old.reshape(1, -1), old + 10**9, np.array("x"), old * 0.5)
+                odd = (old[:1], -old, old.reshape(1, -1), old + 1e9, np.array("x"), old * 0.5)
                 np.savez(path, **(arrays | {key: rng.choice(odd)}))
         stats = load_stats(path)
         lowbit.quantize(small_cnn(), data=small_feeds(1), config=PLAIN, stats=stats)

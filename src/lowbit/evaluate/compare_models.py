@@ -183,11 +183,13 @@ class _Sums:
             whole = [
                 OutputSlice(name)
                 for name, array in want.items()
-                if name not in self._sized_by_data and _is_comparable(array, got[name])
+                if name in got and _is_comparable(array, got[name])
             ]
             self._whole = [SliceErrors(whole) for _ in range(3)]
-            # Arrays of a sequence cannot be asked for by themselves.
-            plain = [part.output for part in whole if part.output in self._names]
+            # Arrays of a sequence cannot be asked for by themselves, and slices need fixed sizes.
+            plain = [
+                part.output for part in whole if part.output in self._names - self._sized_by_data
+            ]
             self._slices = find_slices({name: want[name] for name in plain})
             self._sliced = SliceErrors(self._slices)
         self._whole[0].add(want, got)

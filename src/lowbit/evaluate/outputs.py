@@ -106,10 +106,10 @@ class SliceErrors:
     def add(self, want: Mapping[str, Array], got: Mapping[str, Array]) -> None:
         """Add one sample."""
         for index, part in enumerate(self._slices):
-            if part.output not in want:
-                continue  # a sequence of another length than in the first sample
-            pair = (part.of(want[part.output]), part.of(got[part.output]))
-            self._sums[index] = self._sums[index] | SignalNoise.of(*pair)
+            expected, found = want.get(part.output), got.get(part.output)
+            if expected is None or found is None or expected.shape != found.shape:
+                continue  # a sequence of another length, or sizes that data decide
+            self._sums[index] |= SignalNoise.of(part.of(expected), part.of(found))
 
     def by_name(self) -> dict[str, SignalNoise]:
         """Return the figures of each slice, by its name."""

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.errors import VerificationError
-from lowbit.graph.editing import node_inputs
+from lowbit.graph.editing import node_inputs, subgraphs
 from lowbit.graph.session import Array
 
 _WAY_OUT = (
@@ -54,10 +54,20 @@ def outputs_sized_by_data(model: ir.Model) -> frozenset[str]:
         read = set(node_inputs(node))
         if node.op_type not in ("Shape", "Size") and read & moving:
             moving.update(node.outputs)
-        chooses = node.op_type in _SIZED_BY_DATA or _rounds_to_integers(node)
-        if read & sized or (chooses and read & moving):
+        if read & sized or (_chooses_sizes(node, moving) and read & moving):
             sized.update(node.outputs)
     return frozenset(str(value.name) for value in model.graph.outputs if value in sized)
+
+
+def _chooses_sizes(node: ir.Node, moving: Container[ir.Value]) -> bool:
+    """Whether numbers that a node reads may decide how many it writes."""
+    if node.op_type != "If":
+        return node.op_type in _SIZED_BY_DATA or _rounds_to_integers(node)
+    # Which branch is taken is the condition's choice; a constant one leaves it to the branch.
+    inner = (
+        each for graph in subgraphs(node) for each in ir.traversal.RecursiveGraphIterator(graph)
+    )
+    return node.inputs[0] in moving or any(_chooses_sizes(each, moving) for each in inner)
 
 
 def _rounds_to_integers(node: ir.Node) -> bool:
