@@ -63,7 +63,7 @@ def _slow(job: Job) -> Job:
     return dataclasses.replace(job, slow=True)
 
 
-def _with_onnxruntime(job: Job, **settings: str) -> Job:
+def _with_onnxruntime(job: Job, **settings: str | bool) -> Job:
     return dataclasses.replace(job, settings={**job.settings, "onnxruntime": settings})
 
 
@@ -115,13 +115,28 @@ _ALL = (
             iterations=ITERATIONS,
         )
     ),
+    Job(
+        "native-a8w8-bare",
+        "lowbit's own A8W8, MinMax and nothing else",
+        {LOWBIT: {"preset": "A8W8", "family": "native", "refine": False, "bare": True}},
+        like="a8w8-minmax",
+    ),
     _native("A8W8", "a8w8-minmax", refine=False),
     _native("XINT8", "xint8", refine=False),
     _native("A8W8", "a8w8-minmax", refine=True),
     _native("XINT8", "xint8", refine=True),
     _native("A16W8", "a16w8", refine=True),
+    _with_nncf(
+        _with_onnxruntime(
+            _native("U8S8_PERCHANNEL", "", refine=True),
+            activation="QUInt8",
+            method="MinMax",
+            per_channel=True,
+        )
+    ),
     _slow(_native("A8W8_ACCURATE", "a8w8-minmax", refine=True)),
     _slow(_native("XINT8_ACCURATE", "xint8", refine=True)),
+    _slow(_native("U8S8_PERCHANNEL_ACCURATE", "native-u8s8_perchannel", refine=True)),
 )
 
 JOBS: Mapping[str, Job] = {job.name: job for job in _ALL}

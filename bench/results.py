@@ -21,17 +21,8 @@ from bench.rounds import FLOAT
 from bench.targets import target_rows
 
 Results = Mapping[str, Any]
-_PHASES = (
-    "import",
-    "load",
-    "normalize",
-    "plan",
-    "calibrate",
-    "resolve",
-    "refine",
-    "choose",
-    "emit",
-    "verify",
+_PHASES = tuple(
+    "import load normalize validate transform prepare plan calibrate solve refine emit verify save".split()
 )
 
 
@@ -95,7 +86,7 @@ def _sizes(results: Results, model: str) -> str:
     runs = [r for r in results["runs"] if r["model"] == model]
     scores = [s for s in results["scores"] if s["model"] == model and s["images"]]
     rounds = 1 + max(r["round"] for r in runs)
-    judged = f"; accuracy on {scores[0]['images']} labelled images" if scores else ""
+    judged = f"; accuracy on {scores[0]['images']} samples" if scores else ""
     passes = least(of(runs, model, FLOAT, FLOAT), "pass_seconds")
     return (
         f"{runs[0]['samples']} samples, {rounds} round{'s' if rounds > 1 else ''}{judged}. "
@@ -129,11 +120,11 @@ def _scores(results: Results, model: str, jobs: Iterable[Job]) -> str:
     for job in jobs:
         cells = [_score(found.get((job.name, tool))) for tool in (LOWBIT, *RIVALS)]
         rows.append([job.title, *cells])
-    top1 = found[FLOAT, LOWBIT]["top1"]
-    note = (
-        f"Float: top-1 {top1:.1f}. Cells: top-1, its gap to float with the standard error of that "
-        "gap (same images), SQNR of the outputs.\n\n"
-    )
+    floats = found[FLOAT, LOWBIT]
+    metric = floats["metric"]
+    gap = "its gap to float with the standard error of that gap (same images), KL divergence from float"
+    others = gap if floats["kl"] is not None else "its gap to float"
+    note = f"Float: {metric} {floats['score']:.1f}. Cells: {metric}, {others}, SQNR of the outputs.\n\n"
     return note + table(["job", *(TITLES[t] for t in (LOWBIT, *RIVALS))], rows)
 
 
@@ -142,7 +133,9 @@ def _score(score: Mapping[str, Any] | None) -> str:
         return "-"
     if score["error"]:
         return "does not run"
-    text = f"{score['top1']:.1f} ({score['gap']:+.1f} ± {score['gap_error']:.1f})"
+    error = f" ± {score['gap_error']:.1f}" if score["gap_error"] is not None else ""
+    text = f"{score['score']:.1f} ({score['gap']:+.1f}{error})"
+    text += f", {score['kl']:.4f}" if score["kl"] is not None else ""
     return text + (f", {score['sqnr_db']:.1f} dB" if score["sqnr_db"] is not None else "")
 
 

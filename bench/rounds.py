@@ -11,11 +11,12 @@ from typing import Any
 
 from bench.jobs import LOWBIT, Job
 from bench.process import Run, measure
-from bench.subjects import Subject
+from bench.subjects import TOP1, Subject
 
 TOOLS = pathlib.Path(__file__).resolve().parent / "tools"
 FLOAT = "float"
 _PASSES = 3
+_FIGURES = ("images", "score", "gap", "gap_error", "kl", "kl_error", "sqnr_db")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,29 +61,44 @@ class Bench:
 
     def score(self, subject: Subject, model: pathlib.Path, job: str, tool: str) -> dict[str, Any]:
         """Measure how good a model is, in the environment of the tool that made it."""
-        reference = (
-            self.work / "data" / subject.name / f"{pathlib.Path(subject.images).parent.name}.npy"
-        )
-        asked = {
-            "model": str(model),
-            "input": subject.input,
-            "images": subject.images,
-            "labels": subject.labels,
-            "reference": str(reference),
-        }
-        run, answer = self.run("score_job.py", tool, asked)
-        if run.error and "quark" in self.pythons:
-            run, answer = self.run("score_job.py", "quark", asked)
-        kept = {key: answer.get(key) for key in ("images", "top1", "gap", "gap_error", "sqnr_db")}
-        return {"model": subject.name, "job": job, "tool": tool, "error": run.error, **kept}
+        if subject.metric != TOP1:
+            asked = {**_judged(subject, model, self.work), "assets": os.environ["LOWBIT_ASSETS"]}
+            # What the assets need besides onnxruntime is in lowbit's own environment.
+            run, answer = self.run("score_assets_job.py", LOWBIT, asked)
+        else:
+            asked = _judged(subject, model, self.work)
+            run, answer = self.run("score_job.py", tool, asked)
+            if run.error and "quark" in self.pythons:
+                run, answer = self.run("score_job.py", "quark", asked)
+        kept = {key: answer.get(key) for key in _FIGURES}
+        named = {"model": subject.name, "metric": subject.metric, "job": job, "tool": tool}
+        return {**named, "error": run.error, **kept}
 
     def output(self, subject: Subject, job: str, tool: str) -> pathlib.Path:
         """Return where a tool writes its model."""
         return self.work / "models" / subject.name / f"{job}-{tool}.onnx"
 
 
+def _judged(subject: Subject, model: pathlib.Path, work: pathlib.Path) -> dict[str, Any]:
+    name = f"{pathlib.Path(subject.images).parent.name}.npy" if subject.images else "judged.npy"
+    return {
+        "model": str(model),
+        "input": subject.input,
+        "images": subject.images,
+        "labels": subject.labels,
+        "metric": subject.metric,
+        "count": subject.judged,
+        "reference": str(work / "data" / subject.name / name),
+    }
+
+
 def _data(subject: Subject) -> dict[str, Any]:
-    return {"model": subject.model, "input": subject.input, "samples": subject.samples}
+    return {
+        "model": subject.model,
+        "input": subject.input,
+        "samples": subject.samples,
+        "attention": subject.attention,
+    }
 
 
 def _record(
@@ -140,5 +156,8 @@ def score_all(
     made = {(r["job"], r["tool"]): r for r in records if r["job"] != FLOAT and not r["error"]}
     for job, tool in made:
         scores.append(bench.score(subject, bench.output(subject, job, tool), job, tool))
-        print(f"{subject.name} {job} {tool}: top-1 {scores[-1]['top1']}", scores[-1]["error"])
+        print(
+            f"{subject.name} {job} {tool}: {subject.metric} {scores[-1]['score']}",
+            scores[-1]["error"],
+        )
     return scores

@@ -1,14 +1,15 @@
 """The models and their data, laid out as files that every tool reads alike.
 
 The bundled example is always there. Larger models and labelled images come from the folder that
-``LOWBIT_ASSETS`` names (a module ``assets`` with ``MODELS`` and ``imagenet``); they are never copied
-into the project.
+``LOWBIT_ASSETS`` names (a module ``assets`` with ``MODELS`` and ``imagenet``), and models that are not
+in it from ``LOWBIT_MODELS``; they are never copied into the project.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import os
 import pathlib
 import sys
@@ -17,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-EXAMPLE = "example"
+EXAMPLE, YOLO, MINILM = "example", "yolov8n", "minilm"
+TOP1 = "top-1"
 _EXAMPLE = pathlib.Path(__file__).resolve().parent.parent / "examples" / "cifar10"
+_YOLO_IMAGES = 32
 _MEAN, _STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
@@ -33,6 +36,9 @@ class Subject:
     count: int
     images: str = ""
     labels: str = ""
+    metric: str = TOP1
+    judged: int = 0
+    attention: bool = False
 
 
 def available(names: Iterable[str]) -> list[str]:
@@ -49,6 +55,8 @@ def available(names: Iterable[str]) -> list[str]:
 def subject(name: str, samples: int, images: int, work: pathlib.Path) -> Subject:
     """Write the data of a model to files, unless they are there, and return it all."""
     folder = work / "data" / name
+    if name in (YOLO, MINILM):
+        return _by_own_metric(name, samples, folder)
     if name == EXAMPLE:
         model, input_name = example_model(), "input"
     else:
@@ -62,6 +70,23 @@ def subject(name: str, samples: int, images: int, work: pathlib.Path) -> Subject
         samples,
         *map(str, _write_images(folder / f"val-{images}", name, images)),
     )
+
+
+def _by_own_metric(name: str, samples: int, folder: pathlib.Path) -> Subject:
+    """Return a detector or an encoder, which the assets score by other figures than top-1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    assets = _assets()
+    if name == MINILM:
+        rows = _write_feeds(folder / f"calib-{samples}", assets.sentences(samples))
+        path, judged = assets.minilm(str(folder)), 1500
+        figures = {"metric": "Spearman", "judged": judged, "attention": True}
+        return Subject(name, path, "input_ids", str(rows), samples, **figures)
+    known, count = assets.MODELS[name], min(samples, _YOLO_IMAGES)
+    images = (known["preprocess"](image)[None] for image, _ in assets.coco())
+    rows = _write_samples(folder / f"calib-{count}", lambda: itertools.islice(images, count))
+    path = pathlib.Path(os.environ.get("LOWBIT_MODELS", ""), "yolov8n.onnx")
+    path = path if path.is_file() else pathlib.Path(known["path"])
+    return Subject(name, str(path), known["input"], str(rows), count, metric="mAP50-95", judged=128)
 
 
 def made(name: str, model: bytes, rows: Iterable[np.ndarray], work: pathlib.Path) -> Subject:
@@ -108,6 +133,15 @@ def _write_samples(folder: pathlib.Path, make: Any) -> pathlib.Path:
         for index, row in enumerate(make()):
             np.save(folder / f"{index:05}.npy", row)
         done.touch()
+    return folder
+
+
+def _write_feeds(folder: pathlib.Path, feeds: Iterable[dict[str, np.ndarray]]) -> pathlib.Path:
+    """Write samples of several inputs, those of each into a folder of its name."""
+    for index, feed in enumerate(feeds):
+        for name, array in feed.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            np.save(folder / name / f"{index:05}.npy", array)
     return folder
 
 

@@ -41,11 +41,19 @@ def answer(watch: Watch, *packages: str, **more) -> None:
 
 
 def feeds(asked: dict):
-    """Yield one feed for each sample, read from its file."""
+    """Yield one feed for each sample, read from its file, or from one in the folder of each input."""
     import numpy as np
 
-    for file in sorted(pathlib.Path(asked["samples"]).glob("*.npy")):
-        yield {asked["input"]: np.load(file)}
+    columns = _columns(asked)
+    for row in zip(*columns.values(), strict=True):
+        yield {name: np.load(file) for name, file in zip(columns, row, strict=True)}
+
+
+def _columns(asked: dict) -> dict:
+    samples = pathlib.Path(asked["samples"])
+    folders = sorted(path for path in samples.iterdir() if path.is_dir())
+    inputs = {folder.name: folder for folder in folders} or {asked["input"]: samples}
+    return {name: sorted(folder.glob("*.npy")) for name, folder in inputs.items()}
 
 
 class Reader:
@@ -64,4 +72,4 @@ class Reader:
         self._feeds = feeds(self._asked)
 
     def __len__(self) -> int:
-        return len(list(pathlib.Path(self._asked["samples"]).glob("*.npy")))
+        return len(next(iter(_columns(self._asked).values())))

@@ -22,8 +22,22 @@ def configuration():
         if settings["refine"]:
             return config, None
         plain = msgspec.structs.replace(config, refinement=None, keep_only_if_better=False)
-        return plain, None
+        return bare(plain) if settings.get("bare") else plain, None
     return of_quark()
+
+
+def bare(config):
+    """Return a configuration that takes the ranges of the samples and does nothing else."""
+    method = lowbit.config.methods.MinMax()
+    replace = msgspec.structs.replace
+    return replace(
+        config,
+        activation=replace(config.activation, method=method),
+        weight=replace(config.weight, method=method),
+        equalization=None,
+        smooth_quant=None,
+        bias_correction=False,
+    )
 
 
 def of_quark():

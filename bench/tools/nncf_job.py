@@ -11,7 +11,10 @@ import onnx  # noqa: E402
 watch.lap("import")
 samples = list(feeds(asked))
 model = nncf.quantize(
-    onnx.load(asked["model"]), nncf.Dataset(samples), subset_size=len(Reader(asked))
+    onnx.load(asked["model"]),
+    nncf.Dataset(samples),
+    subset_size=len(Reader(asked)),
+    model_type=nncf.ModelType.TRANSFORMER if asked["attention"] else None,
 )
 onnx.save(model, asked["output"])
 watch.lap("quantize")

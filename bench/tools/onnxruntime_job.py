@@ -32,7 +32,8 @@ quantize_static(
     activation_type=QuantType[settings["activation"]],
     weight_type=QuantType.QInt8,
     calibrate_method=CalibrationMethod[settings["method"]],
-    extra_options={"ActivationSymmetric": True},
+    per_channel=settings.get("per_channel", False),
+    extra_options={"ActivationSymmetric": settings["activation"] != "QUInt8"},
 )
 watch.lap("quantize")
 answer(watch, "onnxruntime")

@@ -18,7 +18,8 @@ from bench.targets import target_rows
 
 
 def _results() -> dict:
-    score = {"model": "m", "images": 500, "gap_error": 0.3, "error": ""}
+    score = {"model": "m", "images": 500, "gap_error": 0.3, "error": "", "metric": "top-1"}
+    score |= {"kl": 0.25, "kl_error": 0.01}
     return {
         "machine": {"processor": "P", "cores": 2},
         "notes": ["AdaRound was left out."],
@@ -37,8 +38,8 @@ def _results() -> dict:
             record("native-xint8", "lowbit", wall=1.0, phases={"calibrate": 1.0}),
         ],
         "scores": [
-            {**score, "job": "float", "tool": "lowbit", "top1": 70.0, "gap": 0.0, "sqnr_db": None},
-            {**score, "job": "xint8", "tool": "quark", "top1": 60.2, "gap": -9.8, "sqnr_db": 11.0},
+            {**score, "job": "float", "tool": "lowbit", "score": 70.0, "gap": 0.0, "sqnr_db": None},
+            {**score, "job": "xint8", "tool": "quark", "score": 60.2, "gap": -9.8, "sqnr_db": 11.0},
         ],
         "growth": [
             {"axis": "samples", "value": n, "job": "native-xint8", "tool": "lowbit", "error": ""}
@@ -47,11 +48,7 @@ def _results() -> dict:
         ],
         "large": {
             "nodes": 20000,
-            "presets": {
-                "XINT8": {
-                    s: {"wall": 1.0, "cpu": 1.0} for s in ("plan", "resolve", "round", "emit")
-                }
-            },
+            "presets": {"XINT8": {s: {"wall": 1.0, "cpu": 1.0} for s in ("plan", "solve", "emit")}},
         },
     }
 
@@ -78,7 +75,7 @@ def test_the_page_shows_ratios_scores_and_failures() -> None:
 
     assert "| XINT8, MinMSE | 2.00 | 4.00x | 2.00x | 15.5x |" in page
     assert "| lowbit's own XINT8, reconstructed | 1.00 | 2.00x | 2.00x | 31.0x |" in page
-    assert "60.2 (-9.8 ± 0.3), 11.0 dB" in page
+    assert "60.2 (-9.8 ± 0.3), 0.2500, 11.0 dB" in page
     assert "onnxsim 0.8.1, xint8: `ValueError: no`" in page
     assert "1.00 (1.90)" in page
     assert "../docs/growth-samples.svg" in page
