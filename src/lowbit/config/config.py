@@ -127,7 +127,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"a group size of {group_size} is given, but the weights of {self.name} are {what}; "
                 "take W8 or W4"
             )
-        weight = msgspec.structs.replace(weight, group_size=group_size, saturation_free=False)
+        weight = msgspec.structs.replace(weight, group_size=group_size)
         return msgspec.structs.replace(self, weight=weight)
 
     def with_method(self, method: Method) -> QuantConfig:

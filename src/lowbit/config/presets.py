@@ -170,7 +170,7 @@ _ALL = (
     _weights(
         "DYNAMIC8",
         "onnxruntime, no data: int8 weights per channel, scales of uint8 activations found at run time",
-        msgspec.structs.replace(_PER_CHANNEL, saturation_free=True),
+        _PER_CHANNEL,
         DynamicSpec(),
     ),
     _weights(

@@ -57,8 +57,8 @@ class IntegerSpec(_Spec, frozen=True, kw_only=True, tag="integer"):
 
     ``group_size``: so many weights of each output of a MatMul or Gemm have a scale of their own, and
     other layers one per channel. That is blocked quantization, in ONNX from operator set 21 on.
-    ``saturation_free``: the scales of a matrix's weights are such that two products with uint8 never
-    exceed 16 bits, in which x86 processors without VNNI add them.
+    ``saturation_free``: weights are such that two products with 8-bit activations never exceed 16 bits, in
+    which x86 processors without VNNI add them; ``None``: where the target has such kernels.
     """
 
     is_integer: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class IntegerSpec(_Spec, frozen=True, kw_only=True, tag="integer"):
     group_size: int | None = None
     power_of_two: bool = False
     reduce_range: bool = False
-    saturation_free: bool = False
+    saturation_free: bool | None = None
     method: Method = MinMax()
 
     def __post_init__(self) -> None:

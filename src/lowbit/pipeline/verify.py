@@ -20,7 +20,9 @@ from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.onnx_passes import check_like, check_valid
 from lowbit.graph.parts import check_parts, is_large
+from lowbit.graph.profiling import saturates_int8
 from lowbit.numerics.metrics import SignalNoise
+from lowbit.pipeline.saturation import find_saturating
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.planning.unquantized import layers_in_subgraphs
 from lowbit.report.values import Report, Step, count_formats, scores
@@ -108,6 +110,7 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
             samples.verification(),
             quantized_names(state),
             held_out=samples.is_verified_on_held_out,
+            fused=state.target.saturation is not None and saturates_int8(),
         )
     largest = {name: row.largest for name, row in {**outputs, **layers}.items()}
     overflows = near_overflow(state.adapted, plan, largest)
@@ -121,6 +124,7 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
         held_out=samples is not None and samples.is_verified_on_held_out,
         outputs=scores(outputs),
         verdict=verdict,
+        saturation=find_saturating(state),
         layers=scores(layers),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,

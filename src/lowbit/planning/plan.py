@@ -19,7 +19,7 @@ from lowbit.config.specs import (
 from lowbit.errors import PlanError, did_you_mean
 from lowbit.ops.linear import linear_operator
 from lowbit.planning.unquantized import why_nothing
-from lowbit.targets.target import AlignRule
+from lowbit.targets.target import AlignRule, PairOrder
 
 VERSION = 1
 
@@ -40,6 +40,8 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
         observe: The tensor whose statistics its range comes from.
         range: A range fixed beforehand, instead of statistics.
         consumers: The nodes that read an activation quantized; ``None``: all that read it.
+        pairs: Which weights meet in kernels that add two products in 16 bits: their integers are such
+            that none of these sums saturates.
         why: The reason, for people.
     """
 
@@ -51,6 +53,7 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
     observe: str
     range: tuple[float, float] | None = None
     consumers: tuple[str, ...] | None = None
+    pairs: tuple[PairOrder, ...] = ()
     why: str
 
     @property

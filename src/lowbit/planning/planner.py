@@ -27,6 +27,7 @@ from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
 from lowbit.planning.poles import drop_before_poles
 from lowbit.planning.requests import Placement, Request
 from lowbit.planning.rules import Scheme, choose_schemes
+from lowbit.planning.saturation import within_pairs
 from lowbit.planning.sharing import find_groups, find_leaders, find_observed
 from lowbit.targets.target import Target
 
@@ -49,7 +50,8 @@ def make_plan(
     drop_before_poles(graph, placement, operators)
     _override(placement, graph, config.tensors)
     axes = block_axes(graph, placement, target.block_axes)
-    tensors = (*_activations(placement, graph, config, target), *_weights(placement))
+    weights = within_pairs(_weights(placement), placement, graph, target)
+    tensors = (*_activations(placement, graph, config, target), *weights)
     tensors = tuple(_with_axis(tensor, axes) for tensor in tensors)
     return Plan(
         preset=config.name,

@@ -50,7 +50,7 @@ def place_weights(
     placement.active[node] = traits_of(node) or OpTraits()
     is_dynamic = _takes_dynamic(node, scheme, target)
     for weight in weights:
-        _place_weight(placement, node, weight, scheme, saturates=is_dynamic)
+        _place_weight(placement, node, weight, scheme)
     if is_dynamic:
         _place_input(placement, node, scheme)
 
@@ -74,9 +74,7 @@ def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target) -> bool:
     return shape is not None and len(shape) == 2
 
 
-def _place_weight(
-    placement: Placement, node: ir.Node, weight: WeightInput, scheme: Scheme, *, saturates: bool
-) -> None:
+def _place_weight(placement: Placement, node: ir.Node, weight: WeightInput, scheme: Scheme) -> None:
     value = node.inputs[weight.index]
     if value is None or scheme.weight is None:
         return
@@ -84,7 +82,7 @@ def _place_weight(
     if name in placement.weights:
         return
     shape = constant_shape(value) or ()
-    spec, axis = _granularity(scheme.weight, weight, shape, saturates=saturates)
+    spec, axis = _granularity(scheme.weight, weight, shape)
     what = "table" if weight.index == 0 else "weight"
     why = f"{what} of {node.op_type} {node.name}"
     placement.weights[name] = Request(spec, scheme.priority, why)
@@ -93,7 +91,7 @@ def _place_weight(
 
 
 def _granularity(
-    spec: Spec, weight: WeightInput, shape: tuple[int, ...], *, saturates: bool
+    spec: Spec, weight: WeightInput, shape: tuple[int, ...]
 ) -> tuple[Spec, int | None]:
     """Return the spec of a weight, and the axis that its scales lie along.
 
@@ -101,8 +99,6 @@ def _granularity(
     """
     if not isinstance(spec, IntegerSpec):
         return spec, None
-    if spec.saturation_free and not saturates:
-        spec = msgspec.structs.replace(spec, saturation_free=False)
     if spec.group_size is not None:
         axis = weight.reduced_axis
         if axis is not None and shape[axis] > spec.group_size:

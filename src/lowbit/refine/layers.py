@@ -23,6 +23,7 @@ from lowbit.scales.bias import bias_integers
 from lowbit.scales.formats import rounded_values
 from lowbit.scales.limited_nodes import find_limited
 from lowbit.scales.parameters import bias_values, constant_values
+from lowbit.scales.saturation import SummedPairs, pairs_of
 from lowbit.scales.shift_limits import Limited
 from lowbit.scales.solve import settle_bias
 from lowbit.state import Quantized
@@ -64,6 +65,7 @@ class RefinedLayer:
             sees no more of a token that is a hundred times as large as others than of these.
         fixed_bias: A bias that is not stored as integers, and stays as it is.
         limited: What the datapath limits about it, if anything.
+        pairs: Which of its weights meet in kernels that saturate.
     """
 
     node: str
@@ -82,6 +84,7 @@ class RefinedLayer:
     relative: bool = False
     fixed_bias: FloatArray | None = None
     limited: Limited | None = None
+    pairs: SummedPairs | None = None
 
     @property
     def spec(self) -> Spec:
@@ -168,6 +171,7 @@ class _Rows:
     weights: Mapping[str, TensorPlan]
     biases: Mapping[str, BiasPlan]
     limited: Mapping[str, Limited]
+    pairs: Mapping[str, SummedPairs]
 
     @classmethod
     def of(cls, state: Quantized) -> _Rows:
@@ -178,6 +182,7 @@ class _Rows:
             {tensor.name: tensor for tensor in plan.weights()},
             {row.node: row for row in plan.biases},
             {found.node: found for found in limited},
+            pairs_of(state.adapted, plan),
         )
 
 
@@ -204,6 +209,7 @@ def _refined_layer(
         activation=activation,
         quantizer=quantizer,
         limited=rows.limited.get(name),
+        pairs=rows.pairs.get(row.name),
     )
 
 

@@ -84,7 +84,7 @@ class Grid:
     """The integers that a layer's weights may become, as groups x outputs x depth.
 
     All are codes, integers less the zero point: ``low`` and ``high`` the two neighbours of each
-    weight, ``lowest`` and ``highest`` what the format holds.
+    weight, ``lowest`` and ``highest`` what the format holds and kernels that saturate allow.
     """
 
     weight: FloatArray
@@ -106,6 +106,10 @@ class Grid:
         )
         lowest, highest = (limit - z for limit in layer.limits)
         exact = w / s
+        if layer.pairs is not None:
+            near = np.clip(np.rint(weight / scale), *layer.limits)
+            safe = layer.pairs.limits(near, layer.limits[1])
+            lowest, highest = (np.asarray(layer.geometry.matrix(a), np.float32) for a in safe)
         low, high = (np.clip(a, lowest, highest) for a in (np.floor(exact), np.ceil(exact)))
         return cls(w, s, np.clip(np.rint(exact), low, high), low, high, lowest, highest)
 

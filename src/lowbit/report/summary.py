@@ -59,6 +59,8 @@ def _facts(report: Report, output: str) -> RenderableType:
     facts.add_row("calibrated", Name(f"on {_calibrated(report)}"))
     facts.add_row("quantized", Name(_kinds(report.quantized)))
     facts.add_row("in float", Name(_in_float(report)))
+    if report.saturation is not None:
+        facts.add_row("kernels", Name(report.saturation.describe()))
     if report.promoted:
         facts.add_row("promoted", Name("; ".join(r.describe() for r in report.promoted)))
     if report.steps:

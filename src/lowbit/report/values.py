@@ -205,6 +205,25 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+class Saturation(_Value, frozen=True, kw_only=True):
+    """Whether kernels that add two products in 16 bits, as x86 without VNNI has them, can saturate.
+
+    ``layers``: how many multiply 8-bit integers. ``saturating``: the names of those that can.
+    """
+
+    layers: int
+    saturating: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return it in words."""
+        if not self.saturating:
+            return f"safe on x86 without VNNI: no two products of its {self.layers} layers exceed 16 bits"
+        return (
+            f"can saturate on x86 without VNNI in {len(self.saturating)} of {self.layers} layers "
+            f"({self.saturating[0]}, ...)"
+        )
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run; ``outputs`` are against the model as it was loaded.
 
@@ -221,6 +240,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     held_out: bool
     outputs: tuple[Score, ...]
     verdict: Verdict | None = None
+    saturation: Saturation | None = None
     layers: tuple[Score, ...] = ()
     quantized: dict[str, int] = {}
     float_nodes: tuple[FloatNode, ...] = ()

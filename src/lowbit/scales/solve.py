@@ -26,6 +26,7 @@ from lowbit.scales.formats import float_scales
 from lowbit.scales.limited_nodes import find_limited
 from lowbit.scales.parameters import Adjustment, Params, bias_values, constant_values
 from lowbit.scales.ranges import params_of, params_of_range
+from lowbit.scales.saturation import SummedPairs, pairs_of
 from lowbit.scales.search import error_of
 from lowbit.scales.shift_limits import Adjusted, Limited, bounded_bias, satisfy
 from lowbit.scales.solutions import Solutions
@@ -48,10 +49,11 @@ def solve(
     leaders = align(plan, own, stats)
     adjustments = _alignment_costs(plan, stats, own, leaders)
     importance = weight_importance(model, plan, stats)
+    pairs = pairs_of(model, plan)
     weights = {
         t.name: known.get(
-            ("weight", t.name, t.integer, t.axis, t.name in importance),
-            functools.partial(_weight, model, t, importance.get(t.name, _none)),
+            ("weight", t.name, t.integer, t.axis, t.name in importance, t.pairs),
+            functools.partial(_weight, model, t, importance.get(t.name, _none), pairs.get(t.name)),
         )
         for t in plan.weights()
     }
@@ -121,10 +123,13 @@ def settle_bias(
 
 
 def _weight(
-    model: ir.Model, tensor: TensorPlan, importance: Callable[[], Importance | None]
+    model: ir.Model,
+    tensor: TensorPlan,
+    importance: Callable[[], Importance | None],
+    pairs: SummedPairs | None,
 ) -> QParams:
     data = constant_values(model, tensor.name)
-    return weight_params(data, tensor.integer, tensor.axis, importance())
+    return weight_params(data, tensor.integer, tensor.axis, importance(), pairs)
 
 
 def _own(plan: Plan, stats: Stats, known: Solutions) -> dict[str, QParams]:

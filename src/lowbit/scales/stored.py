@@ -19,6 +19,7 @@ from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.bias import bias_integers
 from lowbit.scales.formats import storable_values
 from lowbit.scales.parameters import Params, bias_values, constant_values
+from lowbit.scales.saturation import SummedPairs, pairs_of
 from lowbit.scales.solutions import Solutions, as_key
 from lowbit.scales.weights import integers
 
@@ -52,11 +53,17 @@ def nearest(model: ir.Model, plan: Plan, params: Params, known: Solutions | None
         )
         for row in plan.biases
     }
-    tensors = {t.name: functools.partial(_stored, model, t, params) for t in plan.weights()}
+    pairs = pairs_of(model, plan)
+    tensors = {
+        t.name: functools.partial(_stored, model, t, params, pairs.get(t.name))
+        for t in plan.weights()
+    }
     if known is not None:
         tensors = {
             t.name: functools.partial(
-                known.stored, ("stored", t.name, as_key(params.tensors[t.name])), tensors[t.name]
+                known.stored,
+                ("stored", t.name, t.pairs, as_key(params.tensors[t.name])),
+                tensors[t.name],
             )
             if t.spec.is_integer
             else tensors[t.name]
@@ -65,9 +72,11 @@ def nearest(model: ir.Model, plan: Plan, params: Params, known: Solutions | None
     return Weights(tensors, biases)
 
 
-def _stored(model: ir.Model, tensor: TensorPlan, params: Params) -> Stored:
+def _stored(
+    model: ir.Model, tensor: TensorPlan, params: Params, pairs: SummedPairs | None
+) -> Stored:
     if not tensor.spec.is_integer:
         return storable_values(model, tensor)
     return integers(
-        constant_values(model, tensor.name), params.tensors[tensor.name], tensor.integer
+        constant_values(model, tensor.name), params.tensors[tensor.name], tensor.integer, pairs
     )

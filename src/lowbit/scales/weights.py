@@ -33,7 +33,7 @@ from lowbit.ops.linear import layer_of, linear_operator
 from lowbit.planning.plan import Plan
 from lowbit.scales.hqq import hqq_params
 from lowbit.scales.ranges import params_of, power_of_two_of_range
-from lowbit.scales.saturation import limited_pairs, saturation_free_scales
+from lowbit.scales.saturation import SummedPairs, saturation_free
 from lowbit.scales.search import power_of_two_candidates
 
 
@@ -130,14 +130,25 @@ _ENOUGH = 1 << 18
 
 
 def weight_params(
-    data: FloatArray, spec: IntegerSpec, axis: int | None, importance: Importance | None = None
+    data: FloatArray,
+    spec: IntegerSpec,
+    axis: int | None,
+    importance: Importance | None = None,
+    pairs: SummedPairs | None = None,
 ) -> QParams:
     """Return the parameters of a constant, a scale for each channel of ``axis`` if given.
 
     Of a spec with a group size, ``axis`` is the one that groups lie along.
 
-    Errors count by ``importance``; all alike if there is none.
+    Errors count by ``importance``; all alike if there is none. ``pairs`` are what must not saturate.
     """
+    found = _weight_params(data, spec, axis, importance)
+    return found if pairs is None else saturation_free(data, found, spec, pairs)
+
+
+def _weight_params(
+    data: FloatArray, spec: IntegerSpec, axis: int | None, importance: Importance | None
+) -> QParams:
     data = np.asarray(data, np.float32)
     # Powers of two are too few to choose from for another norm to matter.
     few = isinstance(spec.method, Hqq) and spec.power_of_two
@@ -148,8 +159,6 @@ def weight_params(
     rows = _rows(data, axis, spec.group_size)
     params = _of_rows(rows, spec, _row_importance(importance, axis, spec.group_size))
     scale = _revive(params.scale, rows)
-    if spec.saturation_free:
-        scale = saturation_free_scales(rows, scale, spec.limits[1])
     if spec.group_size is None:
         return QParams(scale, params.zero_point, spec.format, axis)
     shape = list(np.moveaxis(data, axis, -1).shape)
@@ -201,14 +210,18 @@ def _of_rows(rows: FloatArray, spec: IntegerSpec, known: Importance | None) -> Q
             )
 
 
-def integers(data: FloatArray, params: QParams, spec: IntegerSpec) -> NDArray[np.integer]:
-    """Return the stored integers of a constant: nearest codes within the format's limits."""
+def integers(
+    data: FloatArray, params: QParams, spec: IntegerSpec, pairs: SummedPairs | None = None
+) -> NDArray[np.integer]:
+    """Return the stored integers of a constant: nearest codes within the format's limits.
+
+    Where ``pairs`` of them must not saturate, within those too.
+    """
     codes = quantize(data, params, spec.limits)
-    if not spec.saturation_free or params.axis is None:
+    if pairs is None:
         return codes
-    turned = np.moveaxis(codes, params.axis, 0)
-    limited = limited_pairs(turned.reshape(len(turned), -1)).reshape(turned.shape)
-    return np.moveaxis(limited, 0, params.axis).astype(codes.dtype)
+    near = codes.astype(np.float32)
+    return np.clip(near, *pairs.limits(near, spec.limits[1])).astype(codes.dtype)
 
 
 def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | None) -> QParams:

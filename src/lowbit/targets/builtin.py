@@ -15,7 +15,14 @@ from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.ops.activations import FUSED_ACTIVATIONS
 from lowbit.ops.linear import LINEAR
 from lowbit.ops.traits import DATA_MOVEMENT, OPERATORS
-from lowbit.targets.target import Alignment, FusedPair, ShiftLimits, Target, read_target
+from lowbit.targets.target import (
+    Alignment,
+    FusedPair,
+    PairedSums,
+    ShiftLimits,
+    Target,
+    read_target,
+)
 
 INTEGERS8 = (IntegerFormat.INT8, IntegerFormat.UINT8)
 INTEGERS = (*INTEGERS8, IntegerFormat.INT16, IntegerFormat.UINT16)
@@ -56,6 +63,14 @@ NPU_ARITHMETIC = (
     "reduce_mean_factor",
 )
 
+X86_PAIRS = PairedSums(
+    operators=("Conv", "ConvTranspose", "Gemm", "MatMul"),
+    activation=INTEGERS8,
+    weight=(IntegerFormat.INT8,),
+    pairs=("through_taps", "within_taps"),
+)
+"""What onnxruntime's and OpenVINO's kernels add in 16 bits on x86 processors without VNNI, as observed."""
+
 ONNXRUNTIME = Target(
     name="onnxruntime",
     description="onnxruntime and every runtime that reads standard Q/DQ",
@@ -67,6 +82,7 @@ ONNXRUNTIME = Target(
     dequantizes=True,
     shares=DATA_MOVEMENT,
     fuse=(FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS), PADDED_POOLS),
+    saturation=X86_PAIRS,
 )
 
 ONNXRUNTIME_WEIGHTS = Target(
@@ -78,6 +94,7 @@ ONNXRUNTIME_WEIGHTS = Target(
     dynamic=("MatMul",),
     dequantizes=True,
     packed=("GatherBlockQuantized",),
+    saturation=X86_PAIRS,
     transforms=("gemm_to_matmul", "embed_layer_norm_to_gather"),
 )
 

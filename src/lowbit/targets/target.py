@@ -26,6 +26,7 @@ power-of-two scales. ``output`` / ``input``: the output's (input's) own, copied 
 
 PackedOperator: TypeAlias = Literal["MatMulNBits", "GatherBlockQuantized"]
 DataMovement: TypeAlias = Literal["beside_quantized", "after_quantized", "always"]
+PairOrder: TypeAlias = Literal["through_taps", "within_taps"]
 FloatPart: TypeAlias = Literal["masks", "blocks"]
 BlockAxes: TypeAlias = Literal["contracted", "channels"]
 
@@ -56,6 +57,21 @@ class OperatorFormats(_Data, frozen=True, kw_only=True):
     operators: tuple[str, ...]
     activation: tuple[IntegerFormat, ...] | None = None
     weight: tuple[IntegerFormat, ...] | None = None
+
+
+class PairedSums(_Data, frozen=True, kw_only=True):
+    """Kernels that add products two by two in 16 bits, and saturate there.
+
+    So do x86 processors without VNNI. What meets follows from the weight's geometry: products are
+    added in the order of taps and, for each tap, of input channels. ``pairs`` says which two are one
+    pair: those next to each other ``through_taps``, or ``within_taps``, where an odd channel stays alone.
+    Depthwise layers are computed otherwise, and exactly.
+    """
+
+    operators: tuple[str, ...]
+    activation: tuple[IntegerFormat, ...]
+    weight: tuple[IntegerFormat, ...]
+    pairs: tuple[PairOrder, ...]
 
 
 class ShiftLimits(_Data, frozen=True, kw_only=True):
@@ -107,6 +123,7 @@ class Target(_Data, frozen=True, kw_only=True):
         align: Further operators whose tensors must agree, in the order they are applied.
         fuse: Pairs with no Q/DQ between.
         limits: Bounds of a fixed-point datapath, if it has one.
+        saturation: Kernels that saturate, if it has any: weights are kept from it.
         transforms: Rewrites done before calibration, by name (``lowbit.transforms.rewrites``).
         arithmetic: Rewrites to the device's own arithmetic, by name.
         calibrate_arithmetic: Whether calibration sees the device's arithmetic or the float one.
@@ -136,6 +153,7 @@ class Target(_Data, frozen=True, kw_only=True):
     align: tuple[Alignment, ...] = ()
     fuse: tuple[FusedPair, ...] = ()
     limits: ShiftLimits | None = None
+    saturation: PairedSums | None = None
     transforms: tuple[str, ...] = ()
     arithmetic: tuple[str, ...] = ()
     calibrate_arithmetic: bool = True

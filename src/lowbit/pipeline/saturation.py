@@ -1,0 +1,31 @@
+"""Whether a quantized model can saturate in kernels that add two products in 16 bits."""
+
+from __future__ import annotations
+
+from lowbit.ops.linear import layer_of
+from lowbit.planning.saturation import summed_in_pairs
+from lowbit.report.values import Saturation
+from lowbit.scales.saturation import SummedPairs
+from lowbit.state import Quantized
+from lowbit.targets.builtin import X86_PAIRS
+
+
+def find_saturating(state: Quantized) -> Saturation | None:
+    """Return which layers can saturate on x86 without VNNI, from the integers that are stored.
+
+    Whatever the target: models are tried out on such processors too. ``None``: no layer
+    multiplies 8-bit integers.
+    """
+    specs = {tensor.name: tensor.spec for tensor in state.plan.tensors}
+    layers = summed_in_pairs(state.adapted.graph, specs, X86_PAIRS)
+    if not layers:
+        return None
+    found = []
+    for name, nodes in layers.items():
+        known = [layer for node in nodes if not isinstance(layer := layer_of(node), str)]
+        pairs = SummedPairs(tuple(known), X86_PAIRS.pairs)
+        codes = state.weights.tensors[name]()
+        # Of any order, where it is not known which weights meet.
+        saturates = pairs.can_saturate(codes) if known else pairs.can_saturate_somehow(codes)
+        found += [str(node.name) for node in nodes] if saturates else []
+    return Saturation(layers=sum(map(len, layers.values())), saturating=tuple(found))
