@@ -17,6 +17,7 @@ from lowbit.errors import (
     CalibrationError,
     ConfigError,
     DataError,
+    GoalMissedError,
     LowbitError,
     ModelError,
     OutputError,
@@ -47,10 +48,12 @@ if TYPE_CHECKING:
     from lowbit.numerics.formats import IntegerFormat
     from lowbit.planning.plan import Plan, load_plan, save_plan
     from lowbit.report.values import Report
+    from lowbit.search.goal import Goal
 
 _LAZY = {
     "BfpSpec": "lowbit.config.specs",
     "DynamicSpec": "lowbit.config.specs",
+    "Goal": "lowbit.search.goal",
     "FloatSpec": "lowbit.config.specs",
     "MxSpec": "lowbit.config.specs",
     "IntegerFormat": "lowbit.numerics.formats",
@@ -83,6 +86,8 @@ __all__ = [
     "DataError",
     "DynamicSpec",
     "FloatSpec",
+    "Goal",
+    "GoalMissedError",
     "IntegerFormat",
     "IntegerSpec",
     "LowbitError",

@@ -57,6 +57,10 @@ class RuinedError(VerificationError):
     """The quantized model is too far from float to be of any use."""
 
 
+class GoalMissedError(VerificationError):
+    """The best model that was found is written, but does not meet the goal."""
+
+
 def visible(text: str) -> str:
     """Return a text in one line with a code for each character that has no shape of its own.
 

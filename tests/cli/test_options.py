@@ -13,6 +13,7 @@ from lowbit.cli import option_groups, options
 from lowbit.cli.completion import SHELLS
 from lowbit.config import config, methods
 from lowbit.data import PREPROCESSINGS, preprocessing
+from lowbit.search.goal_strategies import STRATEGIES
 from lowbit.targets.builtin import BUILTIN
 from lowbit.transforms.rewrites import REWRITES
 
@@ -29,6 +30,7 @@ def test_choices_are_those_of_the_library() -> None:
     assert options.FLOAT_FORMATS == FORMATS
     assert tuple(SHELLS) == options.SHELLS
     assert option_groups.DEFAULT_PRESET == DEFAULT_PRESET
+    assert tuple(STRATEGIES) == option_groups.STRATEGIES
 
 
 def test_every_rewrite_of_a_target_can_be_named() -> None:

@@ -48,6 +48,48 @@ def test_writes_a_quantized_model_and_says_how_good_it_is(run, model, data) -> N
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
+def test_a_goal_that_is_met_gives_its_trail(run, model, data) -> None:
+    goal = ("--goal", "cosine>=0.9", "--budget", "5m", "--limit", 5)
+
+    ran = run("quantize", model, "int8.onnx", "--data", data, *goal)
+
+    assert ran.code == 0, ran.err
+    assert "goal: cosine>=0.9 met (cosine" in ran.out
+    assert "kept preset: A8W8" in ran.out
+    assert len(ran.out.splitlines()) <= 25
+
+
+def test_a_goal_that_is_missed_writes_the_best_and_says_what_is_missing(run, model, data) -> None:
+    words = ("--goal", "sqnr>=300", "--strategies", "accurate", "--limit", 5)
+
+    ran = run(
+        "quantize", model, "int8.onnx", "--data", data, *words, "--report", "r.json", "--json"
+    )
+
+    assert ran.code == 5
+    assert Path("int8.onnx").exists()
+    assert "misses the goal sqnr>=300" in ran.err
+    assert "is missing to sqnr>=300" in ran.err
+    goal = json.loads(ran.out)["goal"]
+    assert not goal["met"]
+    assert goal["trials"][0]["strategy"] == "preset"
+    assert {row["strategy"] for row in goal["trials"]} == {"preset", "accurate"}
+    assert json.loads(Path("r.json").read_text("utf-8"))["goal"] == goal
+
+
+def test_the_metric_of_a_goal_is_a_function_of_the_users(run, model, data) -> None:
+    Path("goal_metric.py").write_text(
+        "def first(outputs, label):\n    return float(outputs['logits'].flat[0])\n"
+    )
+    words = ("--metric", "goal_metric:first", "--goal", "drop<=1000", "--limit", 5)
+
+    ran = run("quantize", model, "int8.onnx", "--data", data, *words)
+
+    assert ran.code == 0, ran.err
+    assert "goal: drop<=1000 met" in ran.out
+    assert "no --goal" in run("quantize", model, "o.onnx", "--data", data, *words[:2]).err
+
+
 def test_verbose_prints_every_table(run, model, data) -> None:
     ran = run("quantize", model, "int8.onnx", "--data", data, "--limit", 8, "--verbose")
 

@@ -20,7 +20,6 @@ from lowbit.evaluate.accuracy import (
     Gap,
     MetricScorer,
     TopScorer,
-    _student,
     find_metric,
     gap_of_hits,
     gap_of_scores,
@@ -131,11 +130,6 @@ def test_an_array_that_an_npz_lacks_is_named(images, tmp_path) -> None:
 
 
 # Intervals
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30, 200])
-def test_students_point_is_that_of_scipy(freedom) -> None:
-    assert _student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=0.012)
 
 
 def test_paired_scores_are_scipys_paired_interval() -> None:

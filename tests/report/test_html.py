@@ -24,6 +24,8 @@ from lowbit.report.values import (
     Budget,
     BudgetRow,
     Cause,
+    GoalOutcome,
+    GoalTrial,
     Promotion,
     Report,
     Score,
@@ -162,12 +164,14 @@ READ = {
     r"\blayer\.(\w+)": Score,
     r"\bworst\.(\w+)": Score,
     r"report\.latency\.(\w+)": Latency,
+    r"report\.goal\.(\w+)": GoalOutcome,
 }
 ROWS = {
     r"of report\.accuracy\) (.*?);\n": ("row", Accuracy),
     r"budget\.rows\.slice\(0, 12\)(.*?)\n    \}\);": ("row", BudgetRow),
     r"row\.causes\.map\((.*?)\)\)": ("c", Cause),
     r"report\.steps\.map\((.*?)\)\);": ("s", Step),
+    r"report\.goal\.trials\.map\((.*?)\)\);": ("t", GoalTrial),
     r"report\.float_nodes\.map\((.*?)\)\);": ("n", FloatNode),
     r"report\.adjustments\.map\((.*?)\)\);": ("a", Adjustment),
     r"report\.latency\.unfused\.map\((.*?)\)\);": ("u", Unfused),

@@ -39,8 +39,8 @@ def test_rules_ask_for_exactly_these_nodes() -> None:
     state, graph = _graph()
     region = frozenset({0, 1})
 
-    (in_float,) = graph.rules(region, None)
-    (wide,) = graph.rules(region, wide_spec(state))
+    (in_float,) = graph.rules(region, None, "so")
+    (wide,) = graph.rules(region, wide_spec(state), "so")
 
     assert in_float.nodes == wide.nodes == graph.nodes[:2]
     assert in_float.exclude

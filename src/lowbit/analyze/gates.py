@@ -4,45 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
-import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 
 from lowbit.errors import ConfigError, GateError, did_you_mean
+from lowbit.evaluate.conditions import Condition, read_condition
 from lowbit.report.values import Report
-
-_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
-    {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-)
-_FORM = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(>=|<=|>|<)\s*([-+\d.eE]+)\s*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gate:
     """A condition under which a comparison fails, such as ``top1_drop>1``."""
 
-    text: str
-    figure: str
-    comparison: str
-    limit: float
+    condition: Condition
+
+    @property
+    def text(self) -> str:
+        """The gate as it was written."""
+        return self.condition.text
+
+    @property
+    def figure(self) -> str:
+        """The figure that it names."""
+        return self.condition.figure
 
     def fails(self, value: float) -> bool:
         """Whether a value meets the condition; one that is no number always does."""
-        return math.isnan(value) or _COMPARISONS[self.comparison](value, self.limit)
+        return math.isnan(value) or self.condition.holds(value)
 
 
 def read_gate(text: str) -> Gate:
     """Return the gate in a text: a figure, ``<``, ``<=``, ``>`` or ``>=``, and a number."""
-    match = _FORM.fullmatch(text)
-    try:
-        limit = float(match[3]) if match else math.nan
-    except ValueError:
-        limit = math.nan
-    if match is None or math.isnan(limit):
-        raise ConfigError(f"gate {text!r} is not of the form FIGURE>NUMBER, such as top1_drop>1")
-    return Gate(text.strip(), match[1], match[2], limit)
+    return Gate(read_condition(text, "gate", "top1_drop>1"))
 
 
 def figures_of(report: Report) -> dict[str, float]:

@@ -6,43 +6,54 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.api.goal_request import goal_request, with_labels
+from lowbit.api.samples import (
+    calibration_feeds,
+    check_needs_no_data,
+    open_samples,
+    validated_on,
+)
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import find_not_finite
 from lowbit.config.presets import find_preset
-from lowbit.data import Preprocessing, Tokenization, open_data
+from lowbit.data import Preprocessing, Tokenization
 from lowbit.data.opening import RANDOM
-from lowbit.data.split import Split, split, validation_count
+from lowbit.data.split import Split
 from lowbit.errors import ConfigError, DataError
+from lowbit.evaluate.accuracy import Label
 from lowbit.files import beside, check_outputs
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import malformed_refused
-from lowbit.graph.session import Feed, model_inputs
 from lowbit.normalize.inputs import free_sizes, settle_inputs
 from lowbit.normalize.normalize import refuse_quantized
 from lowbit.numerics.metrics import Metric
 from lowbit.ops.traits import OPERATORS, Operators
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
+from lowbit.pipeline.stages import Refinement
 from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
 from lowbit.planning.plan import Plan
 from lowbit.refine.checkpoint import remove_checkpoint
 from lowbit.refine.refine import check_refinement
 from lowbit.report.html import framed, render_report
-from lowbit.report.values import Report
+from lowbit.report.values import Report, Step
 from lowbit.scales.parameters import Params
 from lowbit.search.finishing import Finisher
+from lowbit.search.goal import Goal
+from lowbit.search.goal_search import Request
+from lowbit.search.goals import reach_goal
 from lowbit.search.keep_if_better import as_collected, has_optional_steps, keep_what_helps
 from lowbit.search.sensitivity_file import MixedPrecisionResult
 from lowbit.search.strategies import search_mixed_precision
-from lowbit.state import Loaded, Planned, Quantized, extended
+from lowbit.state import Loaded, Normalized, Planned, Quantized, extended
 from lowbit.store import Store
 from lowbit.targets.builtin import find_target
 from lowbit.targets.target import Target
@@ -139,6 +150,10 @@ def quantize(
     metric: Metric | None = None,
     promote: bool = True,
     allow_ruined: bool = False,
+    goal: Goal | str | None = None,
+    budget: str | float | None = None,
+    labels: str | Sequence[Label] | None = None,
+    strategies: Sequence[str] = (),
     progress: Progress = ignore_progress,
 ) -> Result:
     """Quantize a float model and verify the result.
@@ -175,19 +190,27 @@ def quantize(
             list, instead of the one that ``config.mixed_precision`` names; lower is nearer.
         allow_ruined: Whether a model that is of no use is returned and written all the same.
         promote: Whether a model that would not be usable gets wider formats where it needs them.
+        goal: What the model has to reach (``Goal``, or its text): more and more is tried until it does.
+            ``report.goal`` says whether it did, and the trail of what was tried.
+        budget: How long to search at most: seconds, or ``"20m"``; no limit if not given.
+        labels: A label for each sample, or where they are (``lowbit.evaluate.accuracy``), for the goal.
+        strategies: What to try for the goal (``lowbit.search.goal_strategies``); everything if empty.
         progress: Called with stage, done and total.
     """
     config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
     check_outputs({"output": output}, source_files(model, data))
     _check_request(config, plan, limit, min_sqnr)
+    request = goal_request(goal, budget, labels, strategies, plan)
     if data is None:
-        _check_needs_no_data(config, min_sqnr)
+        check_needs_no_data(config, min_sqnr, request)
     clock = Clock(progress)
     with clock.stage("load"):
         state = _load(model, config, target, operators)
-        validation = 0 if limit is None else _validated_on(config, stats, limit)
-        samples = _open(state, data, preprocessing, limit, (verify, validation))
+        validation = 0 if limit is None else validated_on(config, stats, limit)
+        samples = open_samples(state, data, preprocessing, limit, (verify, validation), request)
         state = extended(state, Loaded, samples=samples)
+        if request is not None and samples is not None:
+            request = with_labels(request, labels, samples)
         if stats is not None:
             state = extended(state, Loaded, config=as_collected(config, stats))
     with malformed_refused(state.loaded):
@@ -195,26 +218,17 @@ def quantize(
             normalized = stages.normalize(state)
         pipeline = Pipeline(
             clock,
-            keep_histograms=keep_histograms,
+            keep_histograms=keep_histograms or request is not None,
             means=config.bias_correction,
             store=None if state_dir is None else Store.open(state_dir),
         )
-        if stats is None and has_optional_steps(config):
-            built, steps = keep_what_helps(pipeline, normalized, plan)
-        else:
-            built = pipeline.build(normalized, _feeds(samples), plan=plan, stats=stats)
-            steps = ()
-        mixed: MixedPrecisionResult | None = None
-        if config.mixed_precision is not None:
-            built, mixed = search_mixed_precision(pipeline, built, config.mixed_precision, metric)
+        built, steps, mixed = _built(pipeline, normalized, plan, stats, metric)
         if checkpoint is None and output is not None:
             checkpoint = checkpoint_of(output)
         finisher = Finisher(pipeline, checkpoint, steps, resume=resume, keep_partial=keep_partial)
         is_measured = samples is not None and not samples.data.is_random
-        if promote and plan is None and mixed is None and is_measured:
-            built, report, refinement = finisher.promoted(built)
-        else:
-            built, report, refinement = finisher.finished(built)
+        promote = promote and plan is None and mixed is None and is_measured
+        built, report, refinement = _finished(finisher, built, request, promote=promote)
     if stats is not None:
         report = with_reused(report, stats, transformed=_is_transformed(built.config))
     told = (*report.notes, *(() if mixed is None else (mixed.describe(),)), *refinement.notes)
@@ -227,6 +241,34 @@ def quantize(
         result = dataclasses.replace(result, checkpoint=None)
     report = msgspec.structs.replace(report, notes=told, seconds=clock.seconds)
     return dataclasses.replace(result, report=report)
+
+
+def _built(
+    pipeline: Pipeline,
+    state: Normalized,
+    plan: Plan | None,
+    stats: Stats | None,
+    metric: Metric | None,
+) -> tuple[Quantized, tuple[Step, ...], MixedPrecisionResult | None]:
+    """Return the model before refinement, with the steps that help and in the formats that were found."""
+    steps: tuple[Step, ...] = ()
+    if stats is None and has_optional_steps(state.config):
+        built, steps = keep_what_helps(pipeline, state, plan)
+    else:
+        built = pipeline.build(state, calibration_feeds(state.samples), plan=plan, stats=stats)
+    mixed: MixedPrecisionResult | None = None
+    if state.config.mixed_precision is not None:
+        built, mixed = search_mixed_precision(pipeline, built, state.config.mixed_precision, metric)
+    return built, steps, mixed
+
+
+def _finished(
+    finisher: Finisher, built: Quantized, request: Request | None, *, promote: bool
+) -> tuple[Quantized, Report, Refinement]:
+    """Return the refined model and how good it is, better ones tried as far as was asked for."""
+    if request is not None and built.samples is not None:
+        return reach_goal(finisher, built, built.samples, request, promote=promote)
+    return finisher.promoted(built) if promote else finisher.finished(built)
 
 
 def plan(
@@ -266,40 +308,6 @@ def planned_state(
     with malformed_refused(loaded.loaded):
         transformed = stages.transform(stages.normalize(loaded))
         return stages.plan(stages.prepare(transformed), check=False)
-
-
-def _open(
-    state: Loaded,
-    data: Any,
-    preprocessing: Preprocessing | Tokenization | str | None,
-    limit: int | None,
-    beside: tuple[int, int],
-) -> Split | None:
-    """Open the data; ``beside`` those that calibrate so many samples verify and so many validate."""
-    if data is None:
-        return None
-    kept = None if limit is None else limit + sum(beside)
-    inputs = model_inputs(state.loaded)
-    opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
-    return split(opened, limit, *beside)
-
-
-def _check_needs_no_data(config: QuantConfig, min_sqnr: float | None) -> None:
-    """Raise if what is asked for cannot be had without samples."""
-    why = config.needs_data
-    if why is None and min_sqnr is not None:
-        why = f"an SQNR of {min_sqnr:g} dB is measured"
-    if why is not None:
-        raise DataError(
-            f"{config.name} needs data, because {why}: give samples as data (--data). The presets "
-            "DYNAMIC8, W8 and W4 need none"
-        )
-
-
-def _feeds(samples: Split | None) -> Callable[[], Iterable[Feed]]:
-    if samples is None:
-        return tuple
-    return samples.calibration
 
 
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
@@ -367,11 +375,6 @@ def _with_inputs(
         fix_inputs={**config.fix_inputs, **values},
         input_shapes={**config.input_shapes, **sizes},
     )
-
-
-def _validated_on(config: QuantConfig, stats: Stats | None, limit: int) -> int:
-    """Return how many samples more are read to decide which steps are kept."""
-    return validation_count(limit) if stats is None and has_optional_steps(config) else 0
 
 
 def _is_transformed(config: QuantConfig) -> bool:

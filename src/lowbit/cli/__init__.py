@@ -13,14 +13,17 @@ from collections.abc import Sequence
 
 from lowbit.cli.options import make_parser
 from lowbit.cli.process import TerminatedError, checked_output, drop_output, own_process, say
-from lowbit.errors import GateError, LowbitError, RuinedError, visible
+from lowbit.errors import GateError, GoalMissedError, LowbitError, RuinedError, visible
 
 PIPE_CLOSED = 1
 WRONG = 2
 GATE_FAILED = 3
 RUINED = 4
+GOAL_MISSED = 5
 INTERRUPTED = 130
 TERMINATED = 143
+
+_CODES = ((RuinedError, RUINED), (GoalMissedError, GOAL_MISSED), (GateError, GATE_FAILED))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,9 +46,7 @@ def _run(argv: Sequence[str]) -> int:
             return _command(argv)
     except LowbitError as error:
         say(f"error: {visible(str(error))}")
-        if isinstance(error, RuinedError):
-            return RUINED
-        return GATE_FAILED if isinstance(error, GateError) else WRONG
+        return next((code for kind, code in _CODES if isinstance(error, kind)), WRONG)
     except KeyboardInterrupt:
         say("interrupted; nothing was written")
         return INTERRUPTED

@@ -17,6 +17,7 @@ HEADS = ("auto", "float", "int8")
 PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
 LAYOUTS = ("auto", "NCHW", "NHWC")
 CHANNEL_ORDERS = ("RGB", "BGR")
+STRATEGIES = ("calibration", "reconstruction", "accurate", "promotion", "mixed-precision")
 DEFAULT_PRESET = "A8W8"
 
 
@@ -126,6 +127,42 @@ def _add_exceptions(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="REWRITE",
         help="skip one of the target's graph rewrites (repeatable)",
+    )
+
+
+def add_goal(parser: Parser) -> None:
+    """Add the options of a search for a model that is good enough."""
+    group = parser.add_argument_group(
+        "goal",
+        "Try more and more until the goal holds with 95 %% confidence on samples not used for the search. "
+        "If it never does, the best model is written, and the exit code is 5.",
+    )
+    group.add_argument(
+        "--goal",
+        metavar="GOAL",
+        help='"drop<=0.5" (points of top-1, or of --metric), "top1>=70", "sqnr>=25", "kl<=0.05", '
+        '"cosine>=0.99" or "agreement>=98%%"',
+    )
+    group.add_argument(
+        "--budget",
+        metavar="TIME",
+        help="how long to search at most: 45s, 20m, 1.5h (default no limit)",
+    )
+    group.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="a .csv (file,label), a .txt or .npy in order, FILE.npz:NAME, or the word folders",
+    )
+    group.add_argument(
+        "--metric",
+        metavar="MODULE:FUNCTION",
+        help="a Python function of outputs and label, instead of top-1",
+    )
+    group.add_argument(
+        "--strategies",
+        type=types.words,
+        metavar="A,B",
+        help=f"what to try, of {', '.join(STRATEGIES)} (default all, in this order)",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from lowbit.cli import parser as types
 from lowbit.cli.model_options import add_bench, add_inspect, add_sweep
-from lowbit.cli.option_groups import add_data, add_engine, add_images, add_scheme
+from lowbit.cli.option_groups import add_data, add_engine, add_goal, add_images, add_scheme
 from lowbit.cli.parser import Parser, one_of
 from lowbit.version import __version__
 
@@ -32,7 +32,8 @@ examples:
 
 `lowbit COMMAND --help` lists the options of a command. Exit codes: 0 done and verified,
 2 something was wrong (one line on stderr says what), 3 a gate failed,
-4 the model is ruined and not written, 130 interrupted (Ctrl-C), 143 terminated.
+4 the model is ruined and not written, 5 the best model found is written but misses its goal,
+130 interrupted (Ctrl-C), 143 terminated.
 """
 
 
@@ -73,6 +74,7 @@ def _quantize(parser: Parser) -> None:
     add_scheme(parser)
     add_images(parser)
     _add_stages(parser)
+    add_goal(parser)
     add_engine(parser)
     files = parser.add_argument_group("decisions and statistics, kept and reused")
     files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")

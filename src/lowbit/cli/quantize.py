@@ -17,7 +17,8 @@ from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing
 from lowbit.cli.saving import Write, writing
 from lowbit.config.config import QuantConfig
-from lowbit.errors import ConfigError, visible
+from lowbit.errors import ConfigError, GoalMissedError, visible
+from lowbit.evaluate.accuracy import find_metric
 from lowbit.files import check_outputs
 from lowbit.parallel import engine
 from lowbit.planning.plan import load_plan, save_plan
@@ -27,27 +28,13 @@ from lowbit.report.result import show_result
 from lowbit.report.summary import show_summary
 from lowbit.report.tables import stdout
 from lowbit.report.values import Report
+from lowbit.search.goal import Goal
 from lowbit.search.keep_if_better import has_optional_steps
 
 
 def quantize(args: argparse.Namespace) -> None:
     """Quantize, verify, write, and show how good it is."""
-    check_outputs(
-        {
-            "OUTPUT": args.output,
-            "--save-plan": args.save_plan,
-            "--save-stats": args.save_stats,
-            "--report": args.report,
-        },
-        [
-            *source_files(args.model, args.data),
-            *(path for path in (args.plan, args.stats, args.config) if path),
-        ],
-    )
-    if args.stats and args.save_stats:
-        raise ConfigError(
-            "--stats reads statistics and --save-stats writes them: give one of the two"
-        )
+    _check_files(args)
     preprocessing = make_preprocessing(args)
     plan = load_plan(args.plan) if args.plan else None
     config = make_config(args, plan)
@@ -73,6 +60,10 @@ def quantize(args: argparse.Namespace) -> None:
             resume=args.resume,
             state_dir=args.state,
             keep_partial=args.keep_partial,
+            goal=_goal(args),
+            budget=args.budget,
+            labels=args.labels,
+            strategies=args.strategies or (),
             progress=progress,
         )
         if _wants_page(args):
@@ -88,13 +79,51 @@ def quantize(args: argparse.Namespace) -> None:
         show_result(stdout(), result.report, args.output)
     elif not args.quiet:
         show_summary(stdout(), result.report, args.output, _next_step(args))
+    refuse_missed(result.report, args.output)
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Raise for files that cannot be written, before any work."""
+    check_outputs(
+        {
+            "OUTPUT": args.output,
+            "--save-plan": args.save_plan,
+            "--save-stats": args.save_stats,
+            "--report": args.report,
+        },
+        [
+            *source_files(args.model, args.data),
+            *(path for path in (args.plan, args.stats, args.config) if path),
+            *([args.labels] if args.labels and pathlib.Path(args.labels).exists() else []),
+        ],
+    )
+    if args.stats and args.save_stats:
+        raise ConfigError(
+            "--stats reads statistics and --save-stats writes them: give one of the two"
+        )
+
+
+def _goal(args: argparse.Namespace) -> Goal | None:
+    if args.metric is not None and args.goal is None:
+        raise ConfigError("--metric is given, but no --goal to measure by it, such as drop<=0.5")
+    if args.goal is None:
+        return None
+    return Goal(args.goal, None if args.metric is None else find_metric(args.metric))
+
+
+def refuse_missed(report: Report, output: str) -> None:
+    """Raise if a goal was missed; the model is written all the same."""
+    if report.goal is not None and not report.goal.met:
+        raise GoalMissedError(
+            f"{output} misses the goal {report.goal.goal}: {report.goal.describe()}"
+        )
 
 
 def _stages(config: QuantConfig, args: argparse.Namespace) -> set[str]:
     """Return the stages that this run will go through, for the time that is left."""
     needed = {
         "refine": config.refinement is not None,
-        "search": config.mixed_precision is not None,
+        "search": config.mixed_precision is not None or args.goal is not None,
         "promote": False,  # only where a model turns out not to be usable
         "validate": has_optional_steps(config) and not args.stats,
         "calibrate": not args.stats,

@@ -217,12 +217,14 @@ _ALL = (
     ),
 )
 
-_MORE_POSITIONS = LayerReconstruction(positions=256, sweeps=8)
+MORE_POSITIONS = LayerReconstruction(positions=256, sweeps=8)
+"""Reconstruction of the accurate presets."""
+
 _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
     {
-        "A8W8": _MORE_POSITIONS,
-        "A16W8": _MORE_POSITIONS,
-        "XINT8": _MORE_POSITIONS,
+        "A8W8": MORE_POSITIONS,
+        "A16W8": MORE_POSITIONS,
+        "XINT8": MORE_POSITIONS,
         "BF16": AdaQuant(),
     }
 )

@@ -9,9 +9,11 @@ import numpy as np
 
 from lowbit.data import Data, Sample
 from lowbit.data.shards import Selection
+from lowbit.errors import DataError
 
 _ENOUGH_TO_HOLD_OUT = 16
 _MOST_VALIDATION = 16
+_MOST_CALIBRATION, _MOST_RANKING, _LEAST_CONFIRMING = 256, 64, 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +96,27 @@ def split(data: Data, limit: int | None, held_out: int, validation: int = 0) -> 
     # Of few samples all validate, and calibrate as well.
     validating = frozenset(left[i] for i in _spread(len(left), count)) if count else frozenset(left)
     return Split(data, total, held, verifying, validating, held | validating if apart else held)
+
+
+def split_for_goal(data: Data, limit: int | None, verified: int) -> Split:
+    """Divide all samples: some calibrate, some rank candidates, all others confirm the goal.
+
+    Without a limit at most half of them calibrate. ``verified`` of those that confirm verify at the end.
+    """
+    total = len(data)
+    kept = min(max(total // 2, 1), _MOST_CALIBRATION) if limit is None else limit
+    rest = total - kept
+    ranking = min(rest // 3, _MOST_RANKING)
+    confirming = rest - ranking
+    if ranking < 1 or confirming < _LEAST_CONFIRMING:
+        raise DataError(
+            f"a goal is confirmed on samples that nothing else has seen, but of {total} samples {kept} "
+            f"calibrate, which leaves {max(rest, 0)}: give more data, or a lower limit (--limit)"
+        )
+    found = split(data, kept, confirming, ranking)
+    held = sorted(found.held_out)
+    verifying = frozenset(held[i] for i in _spread(len(held), min(verified, len(held))))
+    return dataclasses.replace(found, verifying=verifying)
 
 
 def validation_count(limit: int) -> int:

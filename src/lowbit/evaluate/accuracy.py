@@ -19,6 +19,14 @@ from lowbit.data import Data
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.runner import Outputs
 from lowbit.files import DAMAGED
+from lowbit.numerics.intervals import (
+    TAIL,
+    Interval,
+    interval_of_mean,
+    interval_of_share,
+    normal_quantile,
+    student_quantile,
+)
 
 Label: TypeAlias = int | str
 FOLDERS = "folders"
@@ -150,11 +158,12 @@ class Gap:
 
     def samples_needed(self, tolerance: float) -> int:
         """Return how many samples would know the gap to within the tolerance."""
-        z = statistics.NormalDist().inv_cdf(0.975)
-        return max(2, math.ceil(self.variance * (z / tolerance) ** 2))
+        return max(2, math.ceil(self.variance * (normal_quantile(TAIL) / tolerance) ** 2))
 
 
-def gap_of_hits(float_hits: Sequence[bool], quantized_hits: Sequence[bool]) -> Gap:
+def gap_of_hits(
+    float_hits: Sequence[bool], quantized_hits: Sequence[bool], tail: float = TAIL
+) -> Gap:
     """Return the gap of two shares of hits, as shares.
 
     The interval of Bonett and Price (2012) for paired proportions: a hit lost and a hit won are
@@ -166,18 +175,20 @@ def gap_of_hits(float_hits: Sequence[bool], quantized_hits: Sequence[bool]) -> G
     won = sum(b and not a for a, b in pairs)
     p, q = (lost + 1) / (count + 2), (won + 1) / (count + 2)
     variance = p + q - (p - q) ** 2
-    half = statistics.NormalDist().inv_cdf(0.975) * math.sqrt(variance / (count + 2))
+    half = normal_quantile(tail) * math.sqrt(variance / (count + 2))
     return Gap((lost - won) / count, max(-1.0, p - q - half), min(1.0, p - q + half), variance)
 
 
-def gap_of_scores(float_scores: Sequence[float], quantized_scores: Sequence[float]) -> Gap:
+def gap_of_scores(
+    float_scores: Sequence[float], quantized_scores: Sequence[float], tail: float = TAIL
+) -> Gap:
     """Return the gap of two means, with Student's interval of the paired differences."""
     differences = [a - b for a, b in zip(float_scores, quantized_scores, strict=True)]
     mean = statistics.fmean(differences)
     if len(differences) < 2:
         return Gap(mean, -math.inf, math.inf, math.inf)
     variance = statistics.variance(differences)
-    half = _student(len(differences) - 1) * math.sqrt(variance / len(differences))
+    half = student_quantile(len(differences) - 1, tail) * math.sqrt(variance / len(differences))
     return Gap(mean, mean - half, mean + half, variance)
 
 
@@ -185,37 +196,27 @@ def gap_of_sets(
     float_items: Sequence[Any],
     quantized_items: Sequence[Any],
     summarize: Callable[[Sequence[Any]], float],
+    tail: float = TAIL,
 ) -> Gap:
-    """Return the gap of a figure of a whole set, such as a mean average precision.
+    """Return the gap of a figure of a whole set, such as a mean average precision."""
 
-    The interval is the jackknife's: the gap without each of twenty groups of samples.
-    """
-    count = len(float_items)
-    whole = summarize(float_items) - summarize(quantized_items)
+    def gap(kept: Sequence[int]) -> float:
+        whole = summarize([float_items[i] for i in kept])
+        return whole - summarize([quantized_items[i] for i in kept])
+
+    return _jackknife(len(float_items), gap, tail)
+
+
+def _jackknife(count: int, figure: Callable[[Sequence[int]], float], tail: float) -> Gap:
+    """Return a figure of so many samples, with an interval by leaving out each of twenty groups."""
+    whole = figure(range(count))
     groups = min(_GROUPS, count)
     if groups < 2:
         return Gap(whole, -math.inf, math.inf, math.inf)
-    gaps = []
-    for group in range(groups):
-        kept = [i for i in range(count) if i % groups != group]
-        gap = summarize([float_items[i] for i in kept])
-        gaps.append(gap - summarize([quantized_items[i] for i in kept]))
-    error = (groups - 1) * statistics.pvariance(gaps)
-    half = _student(groups - 1) * math.sqrt(error)
+    rest = [figure([i for i in range(count) if i % groups != group]) for group in range(groups)]
+    error = (groups - 1) * statistics.pvariance(rest)
+    half = student_quantile(groups - 1, tail) * math.sqrt(error)
     return Gap(whole, whole - half, whole + half, error * count)
-
-
-def _student(freedom: int) -> float:
-    """Return the 97.5 % point of Student's distribution (Cornish-Fisher; 1 % off at three)."""
-    if freedom < 3:
-        return {1: 12.706, 2: 4.303}[freedom]
-    z = statistics.NormalDist().inv_cdf(0.975)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / float(freedom**power) for power, term in enumerate(terms, start=1))
 
 
 Metric = Callable[[Outputs, Label], Any]
@@ -229,8 +230,11 @@ class Scorer(Protocol):
     def add(self, runs: Sequence[Outputs | None], label: Label) -> None:
         """Take what the float, the quantized and the fused model give for one sample."""
 
-    def figures(self, tolerance: float) -> tuple[Accuracy, ...]:
-        """Return the figures; the tolerance is in their unit."""
+    def figures(self, tolerance: float, tail: float = TAIL) -> tuple[Accuracy, ...]:
+        """Return the figures; the tolerance is in their unit, ``tail`` says how sure the gaps are."""
+
+    def scores(self, tail: float = TAIL) -> Mapping[str, Interval]:
+        """Return the quantized model's own figures, by name."""
 
 
 class TopScorer:
@@ -264,14 +268,27 @@ class TopScorer:
         ahead = np.count_nonzero(flat > flat[label]) + np.count_nonzero(flat[:label] == flat[label])
         return int(ahead)
 
-    def figures(self, tolerance: float) -> tuple[Accuracy, ...]:
+    @property
+    def _tops(self) -> tuple[int, ...]:
+        return (1, 5) if self._classes > 5 else (1,)
+
+    def scores(self, tail: float = TAIL) -> Mapping[str, Interval]:
+        """Return the share of hits in percent, with its interval."""
+        ranks = self._ranks["quantized"]
+        found = {}
+        for top in self._tops:
+            share = interval_of_share([float(rank < top) for rank in ranks], tail)
+            ends = (_PERCENT * end for end in (share.value, share.low, share.high))
+            found[f"top{top}"] = Interval(*ends)
+        return found
+
+    def figures(self, tolerance: float, tail: float = TAIL) -> tuple[Accuracy, ...]:
         """Return top-1, and top-5 where there are more than five classes."""
         ranks = self._ranks
-        tops = (1, 5) if self._classes > 5 else (1,)
         found = []
-        for top in tops:
+        for top in self._tops:
             hits = {kind: [rank < top for rank in ranks[kind]] for kind in _KINDS}
-            gap = gap_of_hits(hits["float"], hits["quantized"])
+            gap = gap_of_hits(hits["float"], hits["quantized"], tail)
             means = {k: float(np.mean(v)) * _PERCENT for k, v in hits.items() if v}
             found.append(_accuracy(f"top{top}", "%", gap, means, len(ranks["float"]), tolerance))
         return tuple(found)
@@ -295,16 +312,27 @@ class MetricScorer:
             if outputs is not None:
                 self._items[kind].append(self._metric(outputs, label))
 
-    def figures(self, tolerance: float) -> tuple[Accuracy, ...]:
+    def scores(self, tail: float = TAIL) -> Mapping[str, Interval]:
+        """Return the metric of the quantized model, with its interval."""
+        items = self._items["quantized"]
+        summarize = getattr(self._metric, "summarize", None)
+        if summarize is None:
+            return {self._name: interval_of_mean([self._number(v) for v in items], tail)}
+        found = _jackknife(
+            len(items), lambda kept: float(summarize([items[i] for i in kept])), tail
+        )
+        return {self._name: Interval(found.value, found.low, found.high)}
+
+    def figures(self, tolerance: float, tail: float = TAIL) -> tuple[Accuracy, ...]:
         """Return the metric."""
         items = self._items
         summarize = getattr(self._metric, "summarize", None)
         if summarize is not None:
-            gap = gap_of_sets(items["float"], items["quantized"], summarize)
+            gap = gap_of_sets(items["float"], items["quantized"], summarize, tail)
             means = {kind: float(summarize(found)) for kind, found in items.items() if found}
         else:
             numbers = {kind: [self._number(v) for v in found] for kind, found in items.items()}
-            gap = gap_of_scores(numbers["float"], numbers["quantized"])
+            gap = gap_of_scores(numbers["float"], numbers["quantized"], tail)
             means = {kind: float(np.mean(found)) for kind, found in numbers.items() if found}
         return (_accuracy(self._name, "", gap, means, len(items["float"]), tolerance),)
 

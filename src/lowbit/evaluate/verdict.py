@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -23,6 +25,13 @@ from lowbit.evaluate.output_kinds import (
 from lowbit.evaluate.runner import Outputs, Run, run_models
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.intervals import (
+    TAIL,
+    Interval,
+    interval_of_mean,
+    interval_of_share,
+    interval_of_sqnr,
+)
 from lowbit.numerics.metrics import SignalNoise, binary_divergence, divergence
 
 Level: TypeAlias = Literal["good", "usable", "poor", "ruined"]
@@ -76,6 +85,16 @@ FIGURES: Mapping[Kind, Figure] = MappingProxyType(
         "values": _SQNR,
     }
 )
+GOALS: Mapping[str, Figure] = MappingProxyType(
+    {
+        "sqnr": _SQNR,
+        "kl": FIGURES["classes"],
+        "agreement": FIGURES["labels"],
+        "cosine": FIGURES["embedding"],
+    }
+)
+"""Figures without labels that can be asked for by name."""
+
 _BINARY = Figure("KL divergence", "", (0.05, 0.2, 1.0), higher_is_better=False)
 
 
@@ -160,7 +179,7 @@ class OutputErrors:
         """Begin; ``paired`` says what tensors are called in the quantized model."""
         self._measured = measured
         self._paired = paired
-        self._sums = [SignalNoise() for _ in measured]
+        self._errors: list[list[SignalNoise]] = [[] for _ in measured]
         self._values: list[list[float]] = [[] for _ in measured]
         self._agreement: list[list[float]] = [[] for _ in measured]
         self._samples = 0
@@ -180,7 +199,7 @@ class OutputErrors:
             return
         p, q = (_rows(x, row) for x in (a, b)) if row.kind == "classes" else (a, b)
         found = SignalNoise.of(p, q)
-        self._sums[index] |= found
+        self._errors[index].append(found)
         match row.kind:
             case "classes":
                 self._values[index].append(float(np.mean(divergence(p, q))))
@@ -194,6 +213,33 @@ class OutputErrors:
             case _ if found.signal > 0:
                 self._values[index].append(float(np.clip(found.sqnr_db, -20, 120)))
 
+    def intervals(self, figure: str, tail: float = TAIL) -> dict[MeasuredOutput, Interval]:
+        """Return a figure of ``GOALS`` of each output that has it, with its interval."""
+        found: dict[MeasuredOutput, Interval] = {}
+        for index, row in enumerate(self._measured):
+            known = self._interval(index, row, figure, tail)
+            if known is not None:
+                found[row] = known
+        return found
+
+    def _interval(
+        self, index: int, row: MeasuredOutput, figure: str, tail: float
+    ) -> Interval | None:
+        errors, agreement = self._errors[index], self._agreement[index]
+        is_divergence = row.kind in ("classes", "labels") and bool(errors)
+        match figure:
+            case "sqnr" if errors:
+                return interval_of_sqnr(errors, tail)
+            case "cosine" if errors:
+                return interval_of_mean([error.cosine for error in errors], tail)
+            case "kl" if is_divergence:
+                return interval_of_mean(self._values[index], tail)
+            case "agreement" if agreement:
+                return interval_of_share(agreement, tail)
+            case "agreement" if not errors and self._values[index]:
+                return interval_of_share(self._values[index], tail)
+        return None
+
     def verdict(self, *, held_out: bool) -> Verdict | None:
         """Return the verdict; ``None`` if no output can be measured."""
         rows = [self._row(i) for i, values in enumerate(self._values) if values]
@@ -204,7 +250,8 @@ class OutputErrors:
 
     def _row(self, index: int) -> OutputVerdict:
         measured, values = self._measured[index], np.array(self._values[index])
-        figure, sums = figure_of(measured), self._sums[index]
+        figure = figure_of(measured)
+        sums = functools.reduce(operator.or_, self._errors[index], SignalNoise())
         is_ratio = figure.unit == "dB"
         # Of all samples together, so that one without any signal does not decide.
         value = sums.sqnr_db if is_ratio else float(values.mean())

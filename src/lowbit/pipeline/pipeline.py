@@ -44,13 +44,14 @@ class Clock:
 
     @contextlib.contextmanager
     def charge(self, name: str) -> Iterator[None]:
-        """Time a stage that goes through others: all is charged to it."""
+        """Time a stage that goes through others: all is charged to it, or to the one it is in."""
         with self.stage(name):
-            self._charged = name
+            before = self._charged
+            self._charged = before or name
             try:
                 yield
             finally:
-                self._charged = None
+                self._charged = before
 
     def tell(self, name: str, done: int, total: int | None) -> None:
         """Tell the caller how far the running stage is."""

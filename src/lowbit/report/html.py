@@ -66,7 +66,12 @@ def render_report(
         "versions": _versions(),
         "memory": _peak_memory(),
         "reports": [
-            {"title": name, "verdict": _verdict(one), "report": json.loads(one.to_json())}
+            {
+                "title": name,
+                "verdict": "" if one.verdict is None else one.verdict.describe(),
+                "goal": "" if one.goal is None else one.goal.describe(),
+                "report": json.loads(one.to_json()),
+            }
             for name, one in ((title, report), *others.items())
         ],
     }
@@ -84,10 +89,6 @@ def render_report(
     }
     pieces = re.split("(@[A-Z]+@)", _asset("page.html"))
     return "".join(parts.get(piece, piece) for piece in pieces)
-
-
-def _verdict(report: Report) -> str:
-    return "" if report.verdict is None else report.verdict.describe()
 
 
 def framed(page: str) -> str:

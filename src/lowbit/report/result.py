@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.errors import visible
 from lowbit.evaluate.verdict import Verdict
 from lowbit.report.tables import (
     Name,
@@ -25,6 +26,7 @@ from lowbit.report.tables import (
 )
 from lowbit.report.values import (
     Budget,
+    GoalOutcome,
     PromotedRegion,
     Promotion,
     Report,
@@ -157,6 +159,8 @@ def show_result(console: Console, report: Report, output: str) -> None:
     show(console, _steps(report.steps))
     show(console, _adjustments(report.adjustments))
     show(console, _promoted(report.promoted))
+    if report.goal is not None:
+        show_goal(console, report.goal)
     _show_scores(console, report)
     _show_notes(console, report.notes)
     show_verdict(console, report)
@@ -193,8 +197,32 @@ LEVEL_COLOURS = {
 }
 
 
+def show_goal(console: Console, goal: GoalOutcome) -> None:
+    """Print all that was tried for a goal, what it cost, and whether the goal is met."""
+    title = f"tried for {goal.goal}, on {counted(goal.search_samples, 'sample')} of the search"
+    table = make_table(title, "what", goal.figure, "margin dB", "time", "", figures=3)
+    for row in goal.trials:
+        name = [Text(visible(f"{row.strategy}: {row.what}"))]
+        name += [Text(visible(f"  {row.note}"), style="dim")] if row.note else []
+        figures = (
+            "" if row.value is None else number(row.value),
+            "" if row.margin_db is None else decibels(row.margin_db),
+        )
+        table.add_row(Group(*name), *figures, seconds(row.seconds), row.outcome)
+    show(console, table)
+    console.print(describe_goal(goal))
+
+
+def describe_goal(goal: GoalOutcome) -> Text:
+    """Return whether a goal is met, in its colour, and how sure that is."""
+    word, colour = ("met", "bold green") if goal.met else ("missed", "bold red")
+    return Text.assemble(
+        ("goal: ", "bold"), f"{goal.goal} ", (word, colour), f" ({goal.describe()})"
+    )
+
+
 def _promoted(regions: Sequence[PromotedRegion]) -> Table:
-    title = "promoted, because the model was not usable without"
+    title = f"promoted, because {regions[0].why}" if regions else ""
     table = make_table(title, "nodes", "format", "multiply-adds", "numbers written", figures=3)
     for row in regions:
         where = row.first if row.nodes == 1 else f"{row.first} .. {row.last} ({row.nodes})"

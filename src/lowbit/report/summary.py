@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from lowbit.report.result import describe_verdict
+from lowbit.report.result import describe_goal, describe_verdict
 from lowbit.report.tables import (
     Name,
     counted,
@@ -18,7 +18,7 @@ from lowbit.report.tables import (
     seconds,
     size,
 )
-from lowbit.report.values import Report, Score, Step
+from lowbit.report.values import GoalOutcome, Report, Score, Step
 
 MOST_LINES = 25
 _OUTPUTS, _DROPS = 2, 3
@@ -43,6 +43,9 @@ def _lines(console: Console, part: RenderableType) -> int:
 def _verdict(report: Report) -> Iterator[RenderableType]:
     if report.verdict is not None:
         yield describe_verdict(report.verdict)
+    if report.goal is not None:
+        yield describe_goal(report.goal)
+    if report.verdict is not None or report.goal is not None:
         yield Text("")
 
 
@@ -63,6 +66,8 @@ def _facts(report: Report, output: str) -> RenderableType:
         facts.add_row("kernels", Name(report.saturation.describe()))
     if report.promoted:
         facts.add_row("promoted", Name("; ".join(r.describe() for r in report.promoted)))
+    if report.goal is not None:
+        facts.add_row("tried", Name(_trail(report.goal)))
     if report.steps:
         facts.add_row("steps", Name(_steps(report.steps)))
     facts.add_row("time", Name(_time(report.seconds)))
@@ -102,6 +107,13 @@ def _in_float(report: Report) -> str:
 
 def _steps(steps: Sequence[Step]) -> str:
     return ", ".join(f"{step.name} {'kept' if step.kept else 'dropped'}" for step in steps)
+
+
+def _trail(goal: GoalOutcome) -> str:
+    """Return what was kept of all that was tried, and what the search cost."""
+    tried = [row for row in goal.trials if row.value is not None]
+    kept = ", ".join(f"{row.strategy}: {row.what}" for row in tried if row.outcome != "dropped")
+    return f"{counted(len(tried), 'candidate')} in {seconds(goal.seconds)}; kept {kept}"
 
 
 def _time(stages: Mapping[str, float]) -> str:

@@ -224,6 +224,61 @@ class Saturation(_Value, frozen=True, kw_only=True):
         )
 
 
+class GoalTrial(_Value, frozen=True, kw_only=True):
+    """Something that was tried to reach a goal, and what it cost.
+
+    Attributes:
+        strategy: Where it comes from: the preset, calibration, reconstruction and so on.
+        what: What was changed.
+        value: The goal's figure on the samples of the search; none where nothing was measured.
+        margin_db: How far the noise is below what the goal (or a usable model) allows; candidates are
+            ranked by it.
+        seconds: How long it took.
+        outcome: Whether it became the best so far; ``met`` if it reached the goal.
+        note: What was measured on held-out samples, or why it was not tried.
+    """
+
+    strategy: str
+    what: str
+    value: float | None
+    margin_db: float | None
+    seconds: float
+    outcome: Literal["kept", "dropped", "met", "skipped"]
+    note: str = ""
+
+
+class GoalOutcome(_Value, frozen=True, kw_only=True):
+    """Whether a goal was reached, how sure that is, and all that was tried.
+
+    ``value``, ``low`` and ``high`` are of the model that was kept, on held-out samples, each end as sure
+    as was asked for however often was looked; ``missing`` says what would be needed.
+    """
+
+    goal: str
+    figure: str
+    met: bool
+    value: float
+    low: float
+    high: float
+    confidence: float
+    samples: int
+    search_samples: int
+    seconds: float
+    budget: float | None = None
+    missing: str = ""
+    trials: tuple[GoalTrial, ...] = ()
+
+    def describe(self) -> str:
+        """Return it in words."""
+        bound = self.high if "<" in self.goal else self.low
+        word = "at most" if "<" in self.goal else "at least"
+        text = (
+            f"{self.figure} {self.value:.4g}, {word} {bound:.4g} with {self.confidence:.0%} confidence "
+            f"on {self.samples} samples not used for the search"
+        )
+        return text if self.met else f"{text}; {self.missing}"
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run; ``outputs`` are against the model as it was loaded.
 
@@ -247,6 +302,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     adjustments: tuple[Adjustment, ...] = ()
     steps: tuple[Step, ...] = ()
     promoted: tuple[PromotedRegion, ...] = ()
+    goal: GoalOutcome | None = None
     notes: tuple[str, ...] = ()
     size_before: int = 0
     size_after: int = 0

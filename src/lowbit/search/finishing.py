@@ -28,7 +28,7 @@ class Finisher:
 
     def finished(self, state: Quantized) -> tuple[Quantized, Report, stages.Refinement]:
         """Return the refined model and how good it is."""
-        state, refinement = self._refined(state)
+        state, refinement = self.refined(state)
         stages.sign(state)
         with self.pipeline.clock.stage("verify"):
             return state, verify_model(state, state.samples, self.steps), refinement
@@ -50,14 +50,17 @@ class Finisher:
         report = msgspec.structs.replace(again[1], promoted=result.regions)
         return again[0], report, again[2].with_note(result.describe())
 
-    def _refined(self, state: Quantized) -> tuple[Quantized, stages.Refinement]:
+    def refined(
+        self, state: Quantized, *, keep: bool = True
+    ) -> tuple[Quantized, stages.Refinement]:
+        """Return the model refined as its configuration says; ``keep`` finished layers for a resume."""
         if state.config.refinement is None:
             return state, stages.Refinement()
         clock = self.pipeline.clock
         with clock.stage("refine"):
             solved, refinement = stages.refine(
                 state,
-                None if self.folder is None else pathlib.Path(self.folder),
+                pathlib.Path(self.folder) if keep and self.folder is not None else None,
                 lambda done, total: clock.tell("refine", done, total),
                 resume=self.resume,
                 keep_partial=self.keep_partial,

@@ -23,7 +23,7 @@ from lowbit.errors import PlanError
 from lowbit.evaluate.cost import NodeCost, node_costs
 from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
 from lowbit.evaluate.runner import ReferenceSample, Run, compared, reference_samples
-from lowbit.evaluate.verdict import OutputErrors, Verdict
+from lowbit.evaluate.verdict import OutputErrors
 from lowbit.graph.session import Array, Session
 from lowbit.parallel import ordered_map
 from lowbit.pipeline import stages
@@ -31,6 +31,7 @@ from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import PromotedRegion
 from lowbit.search.promotion_graph import PromotionGraph, wide_spec
+from lowbit.search.rebuilding import rebuilt
 from lowbit.search.regions import Region, Trial, shrink_region
 from lowbit.state import Quantized, Transformed, extended
 
@@ -44,6 +45,28 @@ _WANTED_DB = 3.0
 _LEAST_DB = 1.0
 
 _EFFORT = 48
+
+
+Margin = Callable[[OutputErrors], float]
+
+
+def usable_margin(errors: OutputErrors) -> float:
+    """Return how far inside the usable a model is, in decibels."""
+    verdict = errors.verdict(held_out=True)
+    return -math.inf if verdict is None else verdict.margin_db
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Requirement:
+    """What promotion is to reach: a margin, where it is counted from, and why."""
+
+    margin: Margin = usable_margin
+    wanted_db: float = _WANTED_DB
+    least_db: float = _LEAST_DB
+    why: str = "the model is not usable without it"
+
+
+USABLE = Requirement()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,13 +102,19 @@ class _Wanted:
 class Promoter:
     """Finds what to promote in one model."""
 
-    def __init__(self, pipeline: Pipeline, state: Quantized, refined: Quantized) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        state: Quantized,
+        refined: Quantized,
+        required: Requirement = USABLE,
+    ) -> None:
         """Run the float model on a few samples; ``refined`` is what refinement makes of the model."""
         if state.samples is None:
             raise ValueError("promotion is measured on samples")
         # Tensors that share a scale may have different formats, so all statistics must serve all.
         self._pipeline = dataclasses.replace(pipeline, keep_histograms=True)
-        self._state, self._refined = state, refined
+        self._state, self._refined, self._required = state, refined, required
         self._tried = 0
         names = quantized_names(state)
         self._wanted = [name for name in measured_tensors(state.loaded) if name in names]
@@ -104,7 +133,7 @@ class Promoter:
         run = Run.quantized_model(state.emitted.model, [names[row.tensor] for row in measured])
         for want, got in compared(run, self._samples):
             errors.add(want, got)
-        return _margin(errors.verdict(held_out=True))
+        return self._required.margin(errors)
 
     def promote(self) -> Promoted:
         """Return the model, not yet refined, with as little promoted as makes it usable when it is."""
@@ -120,9 +149,9 @@ class Promoter:
             if self.margin(candidate) > before:
                 best = candidate
         rules = rules if best is not state else ()
-        if self.margin(best) + gain < _WANTED_DB:
+        if self.margin(best) + gain < self._required.wanted_db:
             # Not in the refined model: its weights make up for quantizers that would be switched off.
-            found = self._search(best, _WANTED_DB - gain, gain)
+            found = self._search(best, self._required.wanted_db - gain, gain)
             if found is not None:
                 best, rules = found[0], (*rules, *found[1])
         after = self.margin(best)
@@ -148,9 +177,9 @@ class Promoter:
                 most = tried(whole)
                 if spec is not None and most >= wanted_db:
                     # 16 bits may be too few as well, which the switches do not show.
-                    built = self._built(state, graph.rules(whole, spec))
+                    built = self._built(state, graph.rules(whole, spec, self._required.why))
                     most = min(most, self.margin(built) + gain)
-                if most < min(wanted_db, _LEAST_DB) and spec is not None:
+                if most < min(wanted_db, self._required.least_db) and spec is not None:
                     continue
                 wanted = min(wanted_db, most - 1.0)
                 trials = shrink_region(graph.costs, tried, wanted, effort=_EFFORT)
@@ -171,7 +200,7 @@ class Promoter:
             enough = [t for t in trials if t.margin_db >= wanted.margin_db + missing] or trials[:1]
             if spec is None and enough[-1] is trials[0]:
                 break  # all of it in float is no quantized model
-            rules = graph.rules(enough[-1].region, spec)
+            rules = graph.rules(enough[-1].region, spec, self._required.why)
             try:
                 built = self._built(state, rules) if rules else state
             except PlanError:  # nothing is left to be quantized
@@ -179,20 +208,15 @@ class Promoter:
             margin = self.margin(built) + wanted.refinement_db
             if best is None or margin > best[0]:
                 best = (margin, built, rules)
-            if margin >= _LEAST_DB or enough[-1] is trials[0]:
+            if margin >= self._required.least_db or enough[-1] is trials[0]:
                 break
-            missing += max(1.0, _WANTED_DB - margin)
+            missing += max(1.0, self._required.wanted_db - margin)
         return None if best is None else (best[1], best[2])
 
     def _built(self, state: Quantized, rules: Sequence[Rule]) -> Quantized:
         """Return the model with further rules; what statistics lack is collected."""
         config = msgspec.structs.replace(state.config, rules=(*state.config.rules, *rules))
-        planned = self._pipeline.planned(extended(state, Transformed, config=config))
-        samples, stats = state.samples, state.stats
-        if samples is not None and stages.lacks_statistics(planned.plan, stats):
-            more = self._pipeline.calibrated(planned, samples.calibration).stats
-            stats = dataclasses.replace(stats, tensors={**stats.tensors, **more.tensors})
-        return self._pipeline.finish(stages.with_stats(planned, stats))
+        return rebuilt(self._pipeline, state, config)
 
     def _exact_arithmetic(self, state: Quantized) -> tuple[Rule, ...]:
         """Return a rule for nodes that the device computes otherwise than the float model does."""
@@ -260,7 +284,7 @@ class Promoter:
         for part in (self._samples[:_FIRST], self._samples[_FIRST:]):
             for sample, got in zip(part, ordered_map(work, part), strict=True):
                 errors.add(sample.outputs, got)
-            margin = _margin(errors.verdict(held_out=True))
+            margin = self._required.margin(errors)
             if margin < lowest_db:
                 break
         return margin
@@ -284,10 +308,6 @@ class Promoter:
                 )
             )
         return tuple(rows)
-
-
-def _margin(verdict: Verdict | None) -> float:
-    return -np.inf if verdict is None else verdict.margin_db
 
 
 def _telling(

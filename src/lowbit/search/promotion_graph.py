@@ -75,13 +75,13 @@ class PromotionGraph:
         """Return the activations that get 16 bits with a region."""
         return {name for name, units in self.around.items() if units & region}
 
-    def rules(self, region: Region, spec: IntegerSpec | None) -> tuple[Rule, ...]:
+    def rules(self, region: Region, spec: IntegerSpec | None, reason: str) -> tuple[Rule, ...]:
         """Return what asks for a region: 16 bits of activations, or float."""
         found = []
         for run in runs_of(region):
             names = tuple(self.nodes[index] for index in run)
             word = "in float" if spec is None else "with 16-bit activations"
-            why = f"promoted: the model is not usable without it {word}"
+            why = f"promoted: {reason} {word}"
             found.append(
                 Rule(nodes=names, exclude=spec is None, activation=spec, why=why, optional=True)
             )

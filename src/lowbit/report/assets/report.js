@@ -266,6 +266,10 @@
   };
   const errorDb = (value) => (value > 0 ? (-10 * Math.log10(value)).toFixed(2) + " dB" : "-");
   plain("steps", ["step", "before", "after", "", "note"], report.steps.map((s) => [s.name, errorDb(s.before), errorDb(s.after), s.kept ? "kept" : "dropped", s.note]));
+  if (report.goal) {
+    by("goal").querySelector("p").textContent = report.goal.goal + (report.goal.met ? " met: " : " missed: ") + entry.goal;
+    plain("goal", ["strategy", "what", report.goal.figure, "margin", "time", "", "note"], report.goal.trials.map((t) => [t.strategy, t.what, brief(t.value), known(t.margin_db) ? t.margin_db.toFixed(2) + " dB" : "-", t.seconds.toFixed(1) + " s", t.outcome, t.note]));
+  }
   plain("floats", ["node", "operator", "why"], report.float_nodes.map((n) => [n.node, n.op_type, n.why]));
   plain("moved", ["tensor", "from", "to", "costs", "why"], report.adjustments.map((a) => [a.tensor, brief(a.before), brief(a.after), known(a.cost_db) ? a.cost_db.toFixed(2) + " dB" : "-", a.why]));
   if (report.latency) {

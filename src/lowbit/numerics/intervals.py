@@ -1,0 +1,95 @@
+"""How sure a figure is: intervals of means, shares and ratios over samples.
+
+``tail`` is how likely the truth lies beyond one end of an interval: 0.025 gives the usual one of 95 %.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowbit.numerics.metrics import SignalNoise, decibels
+
+TAIL = 0.025
+_LOWEST_DB, _HIGHEST_DB = -120.0, 120.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure, and the ends between which the truth lies."""
+
+    value: float
+    low: float
+    high: float
+
+
+def normal_quantile(tail: float) -> float:
+    """Return how many standard deviations leave so much of a normal distribution beyond."""
+    return statistics.NormalDist().inv_cdf(1 - tail)
+
+
+def student_quantile(freedom: int, tail: float = TAIL) -> float:
+    """Return the same of Student's distribution (Cornish-Fisher; 1 % off at three degrees)."""
+    if freedom == 1:
+        return math.tan(math.pi * (0.5 - tail))
+    if freedom == 2:
+        return (1 - 2 * tail) / math.sqrt(2 * tail * (1 - tail))
+    z = normal_quantile(tail)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / float(freedom**power) for power, term in enumerate(terms, start=1))
+
+
+def interval_of_mean(values: Sequence[float], tail: float = TAIL) -> Interval:
+    """Return Student's interval of a mean; unbounded for a single value."""
+    array = np.asarray(values, np.float64)
+    mean = float(array.mean()) if len(array) else math.nan
+    if len(array) < 2:
+        return Interval(mean, -math.inf, math.inf)
+    error = float(array.std(ddof=1)) / math.sqrt(len(array))
+    half = student_quantile(len(array) - 1, tail) * error
+    return Interval(mean, mean - half, mean + half)
+
+
+def interval_of_share(values: Sequence[float], tail: float = TAIL) -> Interval:
+    """Return the interval of a share: Wilson's of hits and misses, else that of a mean.
+
+    All hits of few samples are no certainty, which the interval of a mean would make of them.
+    """
+    array = np.asarray(values, np.float64)
+    if len(array) == 0:
+        return Interval(math.nan, -math.inf, math.inf)
+    share, count, z = float(array.mean()), len(array), normal_quantile(tail)
+    scale = 1 + z * z / count
+    centre = (share + z * z / (2 * count)) / scale
+    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / scale
+    wilson = Interval(share, centre - half, centre + half)
+    if np.isin(array, (0.0, 1.0)).all():
+        return wilson
+    mean = interval_of_mean(array.tolist(), tail)
+    return Interval(share, max(mean.low, 0.0), min(mean.high, 1.0))
+
+
+def interval_of_sqnr(parts: Sequence[SignalNoise], tail: float = TAIL) -> Interval:
+    """Return the interval of the SQNR of all samples together, in decibels (jackknife)."""
+    signal = np.array([part.signal for part in parts])
+    noise = np.array([part.noise for part in parts])
+    value = decibels(float(signal.sum()), float(noise.sum())) if len(parts) else math.nan
+    if len(parts) < 2:
+        return Interval(value, -math.inf, math.inf)
+    if not math.isfinite(value):
+        return Interval(value, value, value)
+    rest = [
+        min(max(decibels(float(s), float(n)), _LOWEST_DB), _HIGHEST_DB)
+        for s, n in zip(signal.sum() - signal, noise.sum() - noise, strict=True)
+    ]
+    error = math.sqrt((len(parts) - 1) * statistics.pvariance(rest))
+    half = student_quantile(len(parts) - 1, tail) * error
+    return Interval(value, value - half, value + half)

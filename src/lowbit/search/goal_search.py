@@ -1,0 +1,271 @@
+"""The search for a model that meets a goal: from the cheapest plan upwards, as long as there is time.
+
+The preset alone comes first. Each strategy then starts from the best so far; what lowers the noise on the
+samples of the search is kept. A candidate that may meet the goal is measured on held-out samples, and the
+first that meets it there with the confidence asked for ends the search.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from lowbit.config.config import QuantConfig
+from lowbit.errors import LowbitError
+from lowbit.evaluate.accuracy import Label
+from lowbit.pipeline import stages
+from lowbit.report.values import GoalOutcome, GoalTrial, PromotedRegion
+from lowbit.search.finishing import Finisher
+from lowbit.search.goal import Goal
+from lowbit.search.goal_evaluator import GoalEvaluator, Measurement
+from lowbit.search.rebuilding import rebuilt
+from lowbit.state import Quantized
+
+BETTER_DB = 0.1
+"""How much less noise is better: less is not worth another model."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model before and after its refinement, what of it was promoted, and what that means."""
+
+    built: Quantized
+    state: Quantized
+    refinement: stages.Refinement = dataclasses.field(default_factory=stages.Refinement)
+    promoted: tuple[PromotedRegion, ...] = ()
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Screened:
+    """A model that was measured without its refinement."""
+
+    what: str
+    built: Quantized
+    margin_db: float
+
+
+Outcome = Literal["kept", "dropped", "met", "skipped"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of the trail, begun at ``start``."""
+
+    strategy: str
+    what: str
+    start: float
+    measured: Measurement | None = None
+    outcome: Outcome = "skipped"
+    note: str = ""
+
+    def trial(self) -> GoalTrial:
+        """Return it as it is reported."""
+        known = self.measured
+        return GoalTrial(
+            strategy=self.strategy,
+            what=self.what,
+            value=None if known is None else known.figure.value,
+            margin_db=None if known is None else known.margin_db,
+            seconds=time.monotonic() - self.start,
+            outcome=self.outcome,
+            note=self.note,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be reached, on which labels, in how many seconds since ``started``, and how."""
+
+    goal: Goal
+    labels: Sequence[Label] | None = None
+    budget: float | None = None
+    strategies: tuple[str, ...] = ()
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        if self.budget is None:
+            return float("inf")
+        return self.budget - (time.monotonic() - self.started)
+
+
+End = Literal["", "met", "budget", "float", "samples"]
+"""Why nothing more is tried: the goal is met, the time is up, float is not better, or samples are too few."""
+
+
+class GoalSearch:
+    """One search: the best candidate so far, and the trail of all that was tried."""
+
+    def __init__(
+        self, request: Request, evaluator: GoalEvaluator, finisher: Finisher, first: Candidate
+    ) -> None:
+        """Begin with the preset alone."""
+        self.request, self.evaluator, self.finisher = request, evaluator, finisher
+        # Tensors may get other methods and formats, so all statistics must serve all.
+        self.pipeline = dataclasses.replace(finisher.pipeline, keep_histograms=True)
+        self.best, self.measured = first, evaluator.searched(first.state)
+        self.end: End = ""
+        self.confirmed: Measurement | None = None
+        self._first, self._ran_out = first, False
+        self._trials: list[GoalTrial] = []
+        self._looked: tuple[Measurement, Measurement] | None = None
+        self._keep("preset", first.state.config.name, first, self.measured, request.started)
+
+    def attempt(
+        self,
+        strategy: str,
+        what: str,
+        make: Callable[[], Candidate | None],
+        *,
+        expected: float = 0.0,
+    ) -> None:
+        """Make a candidate and measure it, unless the time will be up before it is done."""
+        if self.end or not self._has_time(strategy, what, expected):
+            return
+        start = time.monotonic()
+        try:
+            candidate = make()
+        except LowbitError as error:
+            self._record(_Row(strategy, what, start, note=str(error)))
+            return
+        if candidate is None:
+            self._record(_Row(strategy, what, start, note="changes nothing in this model"))
+            return
+        measured = self.evaluator.searched(candidate.state)
+        if measured.margin_db > self.measured.margin_db + BETTER_DB:
+            self._keep(strategy, what, candidate, measured, start)
+        else:
+            self._record(_Row(strategy, what, start, measured, "dropped", candidate.note))
+
+    def screened(self, strategy: str, what: str, config: QuantConfig) -> Screened | None:
+        """Build a candidate without its refinement, and measure it; nothing if it cannot be."""
+        if self.end or not self._has_time(strategy, what, 0.0):
+            return None
+        start = time.monotonic()
+        try:
+            built = rebuilt(self.pipeline, self.best.built, config)
+        except LowbitError as error:
+            self._record(_Row(strategy, what, start, note=str(error)))
+            return None
+        measured = self.evaluator.searched(built)
+        self._record(_Row(strategy, what, start, measured, "dropped", "before refinement"))
+        return Screened(what, built, measured.margin_db)
+
+    def refined(
+        self, built: Quantized, promoted: tuple[PromotedRegion, ...] = (), note: str = ""
+    ) -> Candidate:
+        """Return a candidate with its refinement; ``promoted`` is added to what is promoted already."""
+        state, refinement = self.finisher.refined(built, keep=False)
+        return Candidate(built, state, refinement, (*self.best.promoted, *promoted), note)
+
+    def _has_time(self, strategy: str, what: str, expected: float) -> bool:
+        left = self.request.left
+        if left > expected:
+            return True
+        note = f"would take about {expected:.0f} s, and {left:.0f} s are left"
+        if left <= 0:
+            self.end, note = "budget", "the budget is spent"
+        self._ran_out = True
+        self._record(_Row(strategy, what, time.monotonic(), note=note))
+        return False
+
+    def _keep(
+        self, strategy: str, what: str, candidate: Candidate, measured: Measurement, start: float
+    ) -> None:
+        """Make a candidate the best, and look at held-out samples if it may meet the goal."""
+        self.best, self.measured, self.confirmed = candidate, measured, None
+        row = _Row(strategy, what, start, measured, "kept", candidate.note)
+        if self._is_worth_a_look(measured):
+            found = self.evaluator.confirmed(candidate.state)
+            self.confirmed, self._looked = found, (measured, found)
+            self.end = self._ended_by(found)
+            outcome: Outcome = "met" if self.end == "met" else "kept"
+            note = "; ".join(word for word in (candidate.note, _words(found)) if word)
+            row = dataclasses.replace(row, outcome=outcome, note=note)
+        self._record(row)
+
+    def _ended_by(self, found: Measurement) -> End:
+        goal = self.evaluator.goal
+        if goal.is_met_by(found.figure):
+            return "met"
+        if self._is_beyond_float(found):
+            return "float"
+        seems_met = goal.condition.holds(found.figure.value)
+        return "samples" if seems_met and not self._can_be_confirmed(found) else ""
+
+    def _is_beyond_float(self, found: Measurement) -> bool:
+        score = found.float_score
+        return score is not None and not self.evaluator.goal.condition.holds(score)
+
+    def _can_be_confirmed(self, found: Measurement) -> bool:
+        return not found.noticeable or self.evaluator.goal.condition.holds(found.noticeable)
+
+    def _is_worth_a_look(self, measured: Measurement) -> bool:
+        """Whether a candidate may meet the goal, as far as the samples of the search tell."""
+        figure, goal = measured.figure, self.evaluator.goal
+        if self._looked is None and self._is_beyond_float(measured):
+            return True  # held-out samples are to say so, too
+        # The better end: on few samples much is possible.
+        if not goal.condition.holds(figure.high if goal.condition.is_lower_limit else figure.low):
+            return False
+        if self._looked is None:
+            return True
+        before, found = self._looked
+        return measured.margin_db >= before.margin_db + max(BETTER_DB, found.missing_db)
+
+    def _record(self, row: _Row) -> None:
+        self._trials.append(row.trial())
+        self.pipeline.clock.tell("search", len(self._trials), None)
+
+    def outcome(self) -> tuple[Candidate, Measurement, GoalOutcome]:
+        """Return the model to keep, and how it was found: never one worse than the preset alone."""
+        kept = self.best
+        found = self.confirmed or self.evaluator.confirmed(kept.state)
+        if self.end != "met" and kept is not self._first:
+            alone = self.evaluator.confirmed(self._first.state)
+            if alone.margin_db > found.margin_db:
+                kept, found = self._first, alone
+        goal = self.evaluator.goal
+        met = goal.is_met_by(found.figure)
+        outcome = GoalOutcome(
+            goal=goal.text,
+            figure=goal.figure,
+            met=met,
+            value=found.figure.value,
+            low=found.figure.low,
+            high=found.figure.high,
+            confidence=goal.confidence,
+            samples=found.samples,
+            search_samples=self.measured.samples,
+            seconds=time.monotonic() - self.request.started,
+            budget=self.request.budget,
+            missing="" if met else self._missing(found),
+            trials=tuple(self._trials),
+        )
+        return kept, found, outcome
+
+    def _missing(self, found: Measurement) -> str:
+        goal, figure = self.evaluator.goal, found.figure
+        limit = goal.condition.limit
+        words = f"{abs(goal.worse_end(figure) - limit):.3g} is missing to {goal.text}"
+        if self.end == "float":
+            return f"{words}: the float model itself has {found.float_score:.4g}"
+        if not self._can_be_confirmed(found):
+            more = round(found.samples * (found.noticeable / max(limit, 1e-3) - 1))
+            return (
+                f"{words}: on {found.samples} samples even a model without any loss is known only to "
+                f"lose at most {found.noticeable:.2g}; give about {max(more, 1)} labelled samples more"
+            )
+        if self.end == "budget" or self._ran_out:
+            return f"{words} when the budget ended; give more time"
+        return f"{words}, after all that can be tried with {self._first.state.config.name}; take a preset with wider formats"
+
+
+def _words(found: Measurement) -> str:
+    figure = found.figure
+    ends = f"{figure.low:.4g} to {figure.high:.4g}"
+    return f"{figure.value:.4g} on {found.samples} held-out samples, surely {ends}"

@@ -1,0 +1,51 @@
+"""From a built model to one that meets a goal, with the report of how it was found."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from lowbit.data.split import Split
+from lowbit.pipeline import stages
+from lowbit.pipeline.verify import verify
+from lowbit.report.values import Report
+from lowbit.search.finishing import Finisher
+from lowbit.search.goal_evaluator import GoalEvaluator
+from lowbit.search.goal_search import Candidate, GoalSearch, Request
+from lowbit.search.goal_strategies import STRATEGIES
+from lowbit.state import Calibrated, Quantized, extended
+
+
+def reach_goal(
+    finisher: Finisher, built: Quantized, samples: Split, request: Request, *, promote: bool
+) -> tuple[Quantized, Report, stages.Refinement]:
+    """Return the cheapest model that meets the goal, or the best that was found in the time."""
+    clock = finisher.pipeline.clock
+    # Nothing but the goal's own figure sees the held-out samples before the end.
+    seen = dataclasses.replace(samples, verifying=samples.validating)
+    built = extended(built, Quantized, samples=seen)
+    first = _preset_alone(finisher, built, promote=promote)
+    with clock.charge("search"):
+        evaluator = GoalEvaluator(request.goal, built, samples, request.labels)
+        search = GoalSearch(request, evaluator, finisher, first)
+        for name, strategy in STRATEGIES.items():
+            if not search.end and name in (request.strategies or STRATEGIES):
+                strategy(search)
+        kept, measured, outcome = search.outcome()
+    state = extended(kept.state, Quantized, samples=samples)
+    stages.sign(state)
+    with clock.stage("verify"):
+        report = verify(state, samples, finisher.steps)
+    report = msgspec.structs.replace(
+        report, promoted=kept.promoted, goal=outcome, accuracy=measured.accuracy
+    )
+    return state, report, kept.refinement
+
+
+def _preset_alone(finisher: Finisher, built: Quantized, *, promote: bool) -> Candidate:
+    """Return what the preset gives without a goal."""
+    state, report, refinement = finisher.promoted(built) if promote else finisher.finished(built)
+    if report.promoted:
+        built = finisher.pipeline.finish(extended(state, Calibrated))
+    return Candidate(built, state, refinement, report.promoted)

@@ -1,0 +1,68 @@
+"""Intervals against SciPy's, and by how often they hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lowbit.numerics.intervals import (
+    interval_of_mean,
+    interval_of_share,
+    interval_of_sqnr,
+    student_quantile,
+)
+from lowbit.numerics.metrics import SignalNoise
+
+
+@pytest.mark.parametrize("tail", [0.025, 0.05, 0.004])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30, 200])
+def test_students_point_is_that_of_scipy(freedom, tail) -> None:
+    # The series is 1 % off at three degrees, and more further out.
+    rel = 0.012 if tail >= 0.025 else 0.07
+    assert student_quantile(freedom, tail) == pytest.approx(stats.t.ppf(1 - tail, freedom), rel=rel)
+
+
+def test_a_mean_has_scipys_interval() -> None:
+    values = np.random.default_rng(0).normal(3, 2, 40)
+
+    found = interval_of_mean(values.tolist(), 0.05)
+
+    want = stats.t.interval(0.9, 39, loc=values.mean(), scale=stats.sem(values))
+    assert (found.low, found.high) == pytest.approx(want, rel=1e-4)
+    assert interval_of_mean([1.0]).high == math.inf
+
+
+@pytest.mark.parametrize("hits", [0, 3, 40])
+def test_a_share_has_scipys_wilson_interval(hits) -> None:
+    found = interval_of_share([1.0] * hits + [0.0] * (40 - hits), 0.025)
+
+    want = stats.binomtest(hits, 40).proportion_ci(0.95, method="wilson")
+    assert (found.low, found.high) == pytest.approx((want.low, want.high), abs=1e-9)
+
+
+def test_shares_of_positions_are_a_mean_within_bounds() -> None:
+    found = interval_of_share([0.9, 1.0, 0.95, 1.0], 0.025)
+
+    assert found.value == pytest.approx(0.9625)
+    assert found.low < 0.9625 < found.high <= 1.0
+
+
+def test_the_interval_of_an_sqnr_holds_as_often_as_it_says() -> None:
+    """The truth is known: noise of a known share of the signal's power."""
+    random = np.random.default_rng(1)
+    truth, above, trials = 20.0, 0, 400
+    for _ in range(trials):
+        power = random.gamma(4, 1, 32)
+        noise = power * random.gamma(3, 1 / 3, 32) / 100
+        parts = [SignalNoise(signal=s, noise=n) for s, n in zip(power, noise, strict=True)]
+        above += interval_of_sqnr(parts, 0.05).low > truth
+    assert 0.02 < above / trials < 0.09
+
+
+def test_a_model_without_noise_is_certain() -> None:
+    exact = [SignalNoise(signal=1.0)] * 3
+
+    assert interval_of_sqnr(exact).low == math.inf
