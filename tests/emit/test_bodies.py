@@ -107,9 +107,9 @@ def test_integers_of_every_width_saturate(kind: int, dtype: type, prefix: str, d
 
 def test_an_operator_that_is_not_known_is_named() -> None:
     model = _pair(TensorProto.INT8, 0, "Extended", "com.amd.quark")
-    model.graph.node[0].op_type = "ExtendedLSTM"
+    model.graph.node[0].op_type = "ExtendedGRU"
 
-    with pytest.raises(ModelError, match=r"ExtendedLSTM .* has no body here; known are Extended"):
+    with pytest.raises(ModelError, match=r"ExtendedGRU .* has no body here; known are Extended"):
         with_bodies(io.load(model))
 
 

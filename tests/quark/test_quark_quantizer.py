@@ -326,7 +326,6 @@ def test_a_stack_of_per_channel_power_of_two_and_unsigned_specs_runs() -> None:
     [
         (quiet("XINT8", extra_options={}), ValueError, "set ActivationSymmetric to True"),
         (quiet("A8W8", nodes_to_exclude=["^zz.*"]), ValueError, "no node matches '.zz"),
-        (quiet("A8W8", weight_type=ExtendedQuantType.QInt32), NotImplementedError, "QInt32"),
         (_q(Percentil=1.0, IgnoreWarnings=False), ValueError, "did you mean 'Percentile'"),
         (QConfig(QLayerConfig(weight=Int8Spec())), ValueError, "needs input_tensors"),
     ],
@@ -386,3 +385,24 @@ def test_an_unknown_node_is_said_with_the_nearest_name() -> None:
     config.global_quant_config.ignore_warnings = False
     with pytest.raises(ValueError, match="did you mean 'conv1'"):
         _quantize(config)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("kind", [ExtendedQuantType.QInt32, ExtendedQuantType.QUInt32])
+def test_tensors_of_32_bits_compute_as_in_float(kind: ExtendedQuantType, per_channel: bool) -> None:
+    config = quiet(
+        "A8W8", include_cle=False, activation_type=kind, weight_type=kind, per_channel=per_channel
+    )
+
+    model = _quantize(config)
+
+    # 24 bits is what float32 itself has.
+    assert _sqnr(model) > 120
+    quantizers = {n.op_type for n in model.graph.node if "Quant" in n.op_type}
+    assert "ExtendedQuantizeLinear" in quantizers
+
+
+def test_32_bit_weights_stand_beside_8_bit_activations() -> None:
+    model = _quantize(quiet("A8W8", include_cle=False, weight_type=ExtendedQuantType.QInt32))
+
+    assert _sqnr(model) > _sqnr(_quantize(quiet("A8W8", include_cle=False)))

@@ -443,11 +443,6 @@ def test_evaluation_has_quarks_lines(tmp_path: pathlib.Path, capsys) -> None:
     assert float(lines["Max l2 distance"]) == float(lines["Mean l2 distance"])
 
 
-def test_an_lstm_of_quarks_own_is_refused(capsys: pytest.CaptureFixture) -> None:
-    assert _tool("convert_lstm_to_customlstm", "a", "b") == 2
-    assert "not supported" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("case", ["bf16_nocle", "bfp16_nocle", "mxint8_nocle"])
 def test_models_that_quark_wrote_come_back_to_float(case: str, tmp_path: pathlib.Path) -> None:
     model = _convert("convert_quant_to_float", DATA / f"{case}.onnx", tmp_path)

@@ -257,7 +257,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one tensor gets instead of what its operators ask for.
 
-    ``range`` fixes the range whatever the data says; ``keep`` as float leaves the tensor alone.
+    ``range`` fixes the range whatever the data says; ``observe`` names another tensor whose range it
+    has; ``keep`` as float leaves the tensor alone.
     An ``optional`` one is passed over where the tensor is not quantized anyway.
     """
 
@@ -265,6 +266,7 @@ class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep: Literal["float"] | None = None
     spec: Spec | None = None
     range: tuple[float, float] | None = None
+    observe: str | None = None
     optional: bool = False
 
 

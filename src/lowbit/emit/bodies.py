@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-import numpy as np
 import onnx_ir as ir
 
 from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
-from lowbit.emit.functions import DOMAIN, Functions, block_body
+from lowbit.emit.functions import (
+    DOMAIN,
+    PAIR,
+    Functions,
+    block_body,
+    dequantize_body,
+    number,
+    quantize_body,
+    spread_along,
+)
 from lowbit.errors import ModelError
 from lowbit.graph.editing import GraphEditor, constant
 from lowbit.numerics.blocks import Element, Rounding
@@ -24,14 +32,14 @@ _OLDER_NAMES: Mapping[str, str] = MappingProxyType(
         "VitisQuantizeLinear": "ExtendedQuantizeLinear",
         "VitisDequantizeLinear": "ExtendedDequantizeLinear",
         "VitisInstanceNormalization": "ExtendedInstanceNormalization",
+        "VitisLSTM": "ExtendedLSTM",
         "BFPFixNeuron": "BFPQuantizeDequantize",
         "MXFixNeuron": "MXQuantizeDequantize",
     }
 )
 _ROUNDINGS = (Rounding.AWAY, Rounding.UP, Rounding.EVEN)
-_PAIR = "(x, scale, zero_point) => (y)"
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_FLOAT, _DOUBLE = int(ir.DataType.FLOAT), int(ir.DataType.DOUBLE)
+_FLOAT = int(ir.DataType.FLOAT)
 
 Body = Callable[[ir.Node, int], tuple[str, str]]
 """From a node and the operator set to a function's signature and its steps."""
@@ -115,38 +123,16 @@ def _quantize(node: ir.Node, opset: int) -> tuple[str, str]:
     if kind in _FLOATS:
         # As the named operator of this package's own models, which saturates nothing either.
         steps = ["a = Div(x, scale)", f"y = Cast <to = {int(kind)}> (a)"]
-        return _with_attributes(node, _PAIR), "\n".join(steps)
-    limits = np.iinfo(kind.numpy())
-    # In double precision, so that 32 bits and their limits are exact.
-    steps = [
-        f"wide = Cast <to = {_DOUBLE}> (x)",
-        f"step = Cast <to = {_DOUBLE}> (scale)",
-        f"point = Cast <to = {_DOUBLE}> (zero_point)",
-        "share = Div(wide, step)",
-        "near = Round(share)",
-        "moved = Add(near, point)",
-        f"low = Constant <value = double {{{float(limits.min)!r}}}> ()",
-        f"high = Constant <value = double {{{float(limits.max)!r}}}> ()",
-        "inside = Clip(moved, low, high)",
-        f"y = Cast <to = {int(kind)}> (inside)",
-    ]
-    return _with_attributes(node, _PAIR), "\n".join(steps)
+        return _with_attributes(node, PAIR), "\n".join(steps)
+    return _with_attributes(node, PAIR), quantize_body(kind, _spread(node))
 
 
 def _dequantize(node: ir.Node, opset: int) -> tuple[str, str]:
     del opset
     if _kind(node) in _FLOATS:
         steps = [f"a = Cast <to = {_FLOAT}> (x)", "y = Mul(a, scale)"]
-        return _with_attributes(node, _PAIR), "\n".join(steps)
-    steps = [
-        f"codes = Cast <to = {_DOUBLE}> (x)",
-        f"point = Cast <to = {_DOUBLE}> (zero_point)",
-        "moved = Sub(codes, point)",
-        f"step = Cast <to = {_DOUBLE}> (scale)",
-        "wide = Mul(moved, step)",
-        f"y = Cast <to = {_FLOAT}> (wide)",
-    ]
-    return _with_attributes(node, _PAIR), "\n".join(steps)
+        return _with_attributes(node, PAIR), "\n".join(steps)
+    return _with_attributes(node, PAIR), dequantize_body(_spread(node))
 
 
 def _instance_norm(node: ir.Node, opset: int) -> tuple[str, str]:
@@ -156,6 +142,35 @@ def _instance_norm(node: ir.Node, opset: int) -> tuple[str, str]:
     return _with_attributes(node, "(x, weight, bias) => (y)"), steps
 
 
+def _lstm(node: ir.Node, opset: int) -> tuple[str, str]:
+    """Round what an LSTM reads and writes to 16 bits; AMD's kernel also rounds the state at each step."""
+    del opset
+    steps = [step for word in "xwrb" for step in _rounded(node, word, word)]
+    hidden = node.attributes.get_int("hidden_size")
+    steps.append(
+        f'state = LSTM <direction = "bidirectional", hidden_size = {hidden}> '
+        "(x_rounded, w_rounded, r_rounded, b_rounded)"
+    )
+    steps += _rounded(node, "y", "state")
+    steps.append("y = Identity(y_rounded)")
+    return _with_attributes(node, "(x, w, r, b) => (y)"), "\n".join(steps)
+
+
+def _rounded(node: ir.Node, word: str, source: str) -> list[str]:
+    """Return the steps from ``source`` to what 16 bits hold of it, by the node's attributes."""
+    scale = node.attributes.get_float(f"{word}_scale")
+    point = float(node.attributes.get_int(f"{word}_zero_point"))
+    return [
+        f"{word}_scale_value = {number(scale)}",
+        f"{word}_share = Div({source}, {word}_scale_value)",
+        f"{word}_near = Round({word}_share)",
+        f"{word}_low = {number(-point)}",
+        f"{word}_high = {number(2.0**16 - 1 - point)}",
+        f"{word}_inside = Clip({word}_near, {word}_low, {word}_high)",
+        f"{word}_rounded = Mul({word}_inside, {word}_scale_value)",
+    ]
+
+
 _BODIES: Mapping[str, Body] = MappingProxyType(
     {
         "ExtendedQuantizeLinear": _quantize,
@@ -163,6 +178,7 @@ _BODIES: Mapping[str, Body] = MappingProxyType(
         "BFPQuantizeDequantize": _bfp,
         "MXQuantizeDequantize": _mx,
         "ExtendedInstanceNormalization": _instance_norm,
+        "ExtendedLSTM": _lstm,
     }
 )
 
@@ -173,12 +189,26 @@ def _with_attributes(node: ir.Node, arguments: str) -> str:
 
 def _kind(node: ir.Node) -> ir.DataType:
     """Return the type of the quantized side, which the zero point has."""
-    scale, zero = (node.inputs[i] if len(node.inputs) > i else None for i in (1, 2))
-    step = constant(scale) if scale is not None else None
+    zero = node.inputs[2] if len(node.inputs) > 2 else None
     if zero is None or zero.dtype is None:
         raise ModelError(f"{node.op_type} {node.name!r} has no zero point, which says its type")
-    if step is not None and step.size > 1:
+    scale = constant(node.inputs[1])
+    if zero.dtype in _FLOATS and scale is not None and scale.size > 1:
         raise ModelError(
-            f"{node.op_type} {node.name!r} has {step.size} scales: per channel it has no body here"
+            f"{node.op_type} {node.name!r} has {scale.size} scales: 16-bit floats per channel have no "
+            "body here"
         )
     return zero.dtype
+
+
+def _spread(node: ir.Node) -> list[int]:
+    """Return the shape that brings scales per channel to their axis; none for a single scale."""
+    scale, source = constant(node.inputs[1]), node.inputs[0]
+    if scale is None or scale.size == 1:
+        return []
+    if source is None or source.shape is None:
+        raise ModelError(
+            f"{node.op_type} {node.name!r} has {scale.size} scales, and the rank of what it reads is "
+            "not known"
+        )
+    return spread_along(node.attributes.get_int("axis", 1), len(source.shape))

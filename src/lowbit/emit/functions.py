@@ -16,6 +16,9 @@ two at or below t, whatever t is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import onnx_ir as ir
 
 from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
@@ -23,6 +26,9 @@ from lowbit.graph.editing import GraphEditor
 from lowbit.numerics.blocks import MINIFLOATS, Element, Minifloat, Rounding
 
 DOMAIN = "com.amd.quark"
+PAIR = "(x, scale, zero_point) => (y)"
+"""The signature of the two operators of a Q/DQ pair."""
+
 _OVERLOADS_FROM_IR_VERSION = 10
 
 
@@ -67,12 +73,69 @@ def number(value: float) -> str:
     return f"Constant <value = float {{{value!r}}}> ()"
 
 
+def quantize_body(kind: ir.DataType, spread: Sequence[int] = ()) -> str:
+    """Return the body of a function that rounds ``x`` to integers, by ``scale`` and ``zero_point``.
+
+    ``spread`` is the shape that brings scales per channel to their axis.
+    """
+    limits = np.iinfo(kind.numpy())
+    # In double precision, so that 32 bits and their limits are exact.
+    return "\n".join(
+        [
+            f"wide = Cast <to = {_DOUBLE}> (x)",
+            *_parameters(spread),
+            "share = Div(wide, step)",
+            "near = Round(share)",
+            "moved = Add(near, point)",
+            f"low = Constant <value = double {{{float(limits.min)!r}}}> ()",
+            f"high = Constant <value = double {{{float(limits.max)!r}}}> ()",
+            "inside = Clip(moved, low, high)",
+            f"y = Cast <to = {int(kind)}> (inside)",
+        ]
+    )
+
+
+def dequantize_body(spread: Sequence[int] = ()) -> str:
+    """Return the body of a function from integers ``x`` back to float."""
+    return "\n".join(
+        [
+            f"codes = Cast <to = {_DOUBLE}> (x)",
+            *_parameters(spread),
+            "moved = Sub(codes, point)",
+            "wide = Mul(moved, step)",
+            f"y = Cast <to = {_FLOAT}> (wide)",
+        ]
+    )
+
+
+def _parameters(spread: Sequence[int]) -> list[str]:
+    """Return the steps to ``step`` and ``point``, in double precision."""
+    if not spread:
+        return [
+            f"step = Cast <to = {_DOUBLE}> (scale)",
+            f"point = Cast <to = {_DOUBLE}> (zero_point)",
+        ]
+    words = ", ".join(str(n) for n in spread)
+    return [
+        f"spread = Constant <value_ints = [{words}]> ()",
+        "scales = Reshape(scale, spread)",
+        "points = Reshape(zero_point, spread)",
+        f"step = Cast <to = {_DOUBLE}> (scales)",
+        f"point = Cast <to = {_DOUBLE}> (points)",
+    ]
+
+
+def spread_along(axis: int, rank: int) -> list[int]:
+    """Return the shape that makes one number for each channel broadcast along an axis."""
+    return [-1 if at == axis % rank else 1 for at in range(rank)]
+
+
 # Operators that take their axes as an input, not as an attribute, from this operator set on.
 _AXES_AS_INPUT = 18
 _LARGEST = 3.4028234663852886e38
 _LOWEST_BINADE = 2.0**-127
 _THREE_QUARTERS = 0.75 * (1 + 2.0**-30)
-_DOUBLE = 11
+_FLOAT, _DOUBLE = int(ir.DataType.FLOAT), int(ir.DataType.DOUBLE)
 
 STORED = "y = Identity(x)"
 """The body for constants that hold values of the format already."""

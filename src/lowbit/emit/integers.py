@@ -15,6 +15,13 @@ from numpy.typing import NDArray
 from lowbit.emit.dynamic import IntegerProducts
 from lowbit.emit.embeddings import EmbeddingNodes, Table
 from lowbit.emit.emission import Emission, EmittedTensor
+from lowbit.emit.functions import (
+    DOMAIN,
+    PAIR,
+    dequantize_body,
+    quantize_body,
+    spread_along,
+)
 from lowbit.emit.packed import Matrix, PackedNodes
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import tensor_name
@@ -46,8 +53,12 @@ class IntegerNodes:
         name, params = tensor.name, self._context.params.tensors[tensor.name]
         value = self._editor.values[name]
         scale, zero_point = self._parameters(tensor.leader, params)
-        domain = self._domain_of(params.format)
-        if self._domain == "auto" and self._trips_onnxruntime(value, params.format):
+        domain = None if params.format.bits == 32 else self._domain_of(params.format)
+        if (
+            self._domain == "auto"
+            and domain is not None
+            and self._trips_onnxruntime(value, params.format)
+        ):
             domain = _MICROSOFT
         quantizer = self._node("QuantizeLinear", [value, scale, zero_point], name, params, domain)
         dequantizer = self._node(
@@ -96,7 +107,11 @@ class IntegerNodes:
         if row.factor != 1.0:
             # The integers stand for the bias times this factor.
             node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
-        dequantizer = self._node("DequantizeLinear", [stored, scale, zero_point], name, params)
+        # Of 32 bits, the standard operator reads int32 without a zero point.
+        plain = params.format.signed and not params.zero_point.any()
+        domain = self._domain_of(params.format) if plain else None
+        inputs = [stored, scale, zero_point]
+        dequantizer = self._node("DequantizeLinear", inputs, name, params, domain)
         result = editor.read_through(value, ((node, row.index),), [dequantizer])
         result.shape = ir.Shape(codes.shape)
         return EmittedTensor(tensor_name(stored), tensor_name(result))
@@ -113,8 +128,29 @@ class IntegerNodes:
         if params.group_size is not None:
             # Only the standard operator knows scales per group.
             attributes["block_size"], domain = params.group_size, ""
+        if domain is None and params.format.bits == 32:
+            return self._named(op, inputs, name, params)
         domain = self._domain_of(params.format) if domain is None else domain
         return self._editor.node(op, inputs, f"{name}_{op}", attributes, domain)
+
+    def _named(self, op: str, inputs: list[ir.Value], name: str, params: QParams) -> ir.Node:
+        """Return AMD's operator, with its body: of 32 bits the standard ones only read biases.
+
+        Weights too: onnxruntime would put a standard operator into kernels that take 8 bits alone.
+        """
+        spread: list[int] = []
+        attributes: dict[str, int] = {}
+        if params.axis is not None:
+            spread = spread_along(params.axis, len(inputs[0].shape or ()) or 1)
+            attributes["axis"] = params.axis
+        body = dequantize_body(spread)
+        if op == "QuantizeLinear":
+            body = quantize_body(_DTYPES[params.format], spread)
+        signature = f"<axis> {PAIR}" if spread else PAIR
+        overload = self._context.functions.define(f"Extended{op}", signature, body)
+        return self._editor.node(
+            f"Extended{op}", inputs, f"{name}_{op}", attributes, DOMAIN, overload=overload
+        )
 
     def _domain_of(self, fmt: IntegerFormat) -> str:
         if self._domain == "auto":
@@ -157,6 +193,7 @@ _DTYPES = {
     IntegerFormat.INT16: ir.DataType.INT16,
     IntegerFormat.UINT16: ir.DataType.UINT16,
     IntegerFormat.INT32: ir.DataType.INT32,
+    IntegerFormat.UINT32: ir.DataType.UINT32,
 }
 
 

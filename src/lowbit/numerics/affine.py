@@ -120,6 +120,9 @@ def _codes(
 def dequantize(q: IntArray, params: QParams) -> FloatArray:
     """Return the floats that the integers ``q`` stand for."""
     scale, zero_point = params.broadcast(q.ndim)
+    if params.format.bits == 32:
+        # Single precision cannot hold the zero point of 32 bits.
+        return ((q.astype(np.float64) - zero_point) * scale).astype(np.float32)
     values = q.astype(np.float32)
     values -= zero_point.astype(np.float32)
     values *= scale

@@ -24,6 +24,7 @@ class IntegerFormat(enum.Enum):
     INT16 = "int16"
     UINT16 = "uint16"
     INT32 = "int32"
+    UINT32 = "uint32"
 
     @property
     def bits(self) -> int:

@@ -159,6 +159,7 @@ def _activations(
 ) -> tuple[TensorPlan, ...]:
     leader = find_leaders(placement, graph, target)
     observed = find_observed(placement, graph)
+    instead = _observed_instead(graph, config.tensors)
     fixed = {o.tensor: o.range for o in config.tensors if o.range is not None}
     if target.softmax_range is not None:
         for node in placement.active:
@@ -172,19 +173,28 @@ def _activations(
             why += f"; same numbers as {leader[name]}"
         elif name in observed:
             why += "; its only consumer clips it"
+        if name in instead:
+            why += f"; with the range of {instead[name]}"
         rows.append(
             TensorPlan(
                 name=name,
                 role="activation",
                 spec=request.spec,
                 leader=leader[name],
-                observe=observed.get(name, name),
+                observe=instead.get(name, observed.get(name, name)),
                 range=fixed.get(name),
                 consumers=request.consumers,
                 why=why,
             )
         )
     return tuple(rows)
+
+
+def _observed_instead(graph: ir.Graph, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
+    """Return, for tensors that are given the range of another, the other one, if it is computed."""
+    computed = {tensor_name(v) for v in graph.inputs}
+    computed.update(tensor_name(v) for node in graph for v in node.outputs)
+    return {o.tensor: o.observe for o in overrides if o.observe in computed and o.observe}
 
 
 def _with_axis(tensor: TensorPlan, axes: Mapping[str, int]) -> TensorPlan:

@@ -43,6 +43,7 @@ from lowbit.quark.translate.qconfig import (
     weight_group,
     with_algorithms,
 )
+from lowbit.quark.translate.ranges import range_file, save_ranges
 from lowbit.quark.translate.selection import LayerException
 from lowbit.report.result import show_comparison, show_result
 from lowbit.report.tables import stdout
@@ -71,7 +72,7 @@ def run(
         layers, group = layer_exceptions(config), weight_group(config)
         config = to_legacy(config)
     config = with_algorithms(config, algorithms)
-    if config.crypto_mode or config.extra_options.get("CryptoMode"):
+    if _is_secret(config):
         _check_secret(given, config)
         given = dataclasses.replace(given, output=None)
         with files_in_memory():
@@ -80,6 +81,10 @@ def run(
         # In place is allowed, as in Quark: the model is in memory before it is written over.
         check_outputs({"model_output": given.output}, [given.data_path] if given.data_path else [])
     return _run(given, read_model(given.model), config, layers, group)
+
+
+def _is_secret(config: QuantizationConfig) -> bool:
+    return bool(config.crypto_mode or config.extra_options.get("CryptoMode"))
 
 
 def _check_secret(given: Given, config: QuantizationConfig) -> None:
@@ -154,6 +159,9 @@ def _calibrated(
         promote=False,
         allow_ruined=True,
     )
+    path = range_file(job.options)
+    if path is not None and not path.exists() and not _is_secret(config):
+        save_ranges(path, result.state)
     _warn(result.report)
     message = _handed_over(_in_format(result.quantized, config, job.options), given, config)
     _tell(result, source, given, config, job.options)

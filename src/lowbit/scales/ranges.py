@@ -146,6 +146,21 @@ def range_of(stats: TensorStats, spec: Spec, name: str) -> Range:
     return method.range_of(stats, spec, name)
 
 
+def chosen_range(stats: TensorStats, spec: IntegerSpec, name: str) -> Range:
+    """Return the range that the spec's method chooses, also where it chooses parameters at once."""
+    if stats.count == 0:
+        return 0.0, 0.0
+    method = spec.method
+    by_parameters = isinstance(method, (MinMse, NonOverflow, LayerwisePercentile))
+    found = None if by_parameters else method.parameters_of(stats, spec, name)
+    if not by_parameters and found is None:
+        return range_of(stats, spec, name)
+    params = found or params_of(stats, spec, name)
+    scale, zero = float(params.scale), int(params.zero_point)
+    low, high = spec.limits
+    return (low - zero) * scale, (high - zero) * scale
+
+
 def percentile_range(stats: TensorStats, percent: float, *, symmetric: bool, name: str) -> Range:
     """Return the range that holds ``percent`` percent of the values."""
     if symmetric:

@@ -21,6 +21,7 @@ from lowbit.graph.editing import (
     add_constant,
     candidates,
     insert_after,
+    is_constant,
     replace_node,
     take_over,
 )
@@ -92,6 +93,30 @@ def clip_to_relu(graph: ir.Graph) -> None:
             low, _ = clip_bounds(node)
             if low is not None and low >= 0:
                 replace_node(graph, node, [ir.node("Relu", [node.inputs[0]])])
+
+
+def round_clip_bounds(graph: ir.Graph) -> None:
+    """Round the constant bounds of Clip to whole numbers of 8 bits; a missing one is the last of them."""
+    for node in candidates(graph):
+        if node.op_type != "Clip" or any(_is_computed(v) for v in node.inputs[1:]):
+            continue
+        name = tensor_name(node.outputs[0])
+        low, high = clip_bounds(node)
+        bounds = (("min", -128.0 if low is None else low), ("max", 127.0 if high is None else high))
+        numbers = [
+            add_constant(graph, f"{name}_{word}", np.array(_whole(bound), np.float32))
+            for word, bound in bounds
+        ]
+        clip = ir.node("Clip", [node.inputs[0], *numbers], name=node.name)
+        replace_node(graph, node, [clip])
+
+
+def _is_computed(value: ir.Value | None) -> bool:
+    return value is not None and not is_constant(value)
+
+
+def _whole(bound: float) -> float:
+    return float(max(-128, min(127, round(max(-1e9, min(1e9, bound))))))
 
 
 def pool_factor(height: int, width: int) -> float:
@@ -268,6 +293,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "average_pool_factor": average_pool_factor,
         "reduce_mean_factor": reduce_mean_factor,
         "clip_to_relu": clip_to_relu,
+        "round_clip_bounds": round_clip_bounds,
         "gemm_to_matmul": gemm_to_matmul,
         "embed_layer_norm_to_gather": embed_layer_norm_to_gather,
     }

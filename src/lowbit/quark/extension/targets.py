@@ -25,6 +25,7 @@ _NPU_ONLY = frozenset(
     "LpNormalization".split()
 )
 _BASE = tuple(name for name in NPU_OPERATORS if name not in _NPU_ONLY)
+_ANY_INTEGERS = (*INTEGERS, IntegerFormat.INT32, IntegerFormat.UINT32)
 _SHARES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Resize", "MaxPool", "Gather")
 
 QUARK_STANDARD = Target(
@@ -56,8 +57,8 @@ QUARK_EXTENDED = Target(
     name="quark-extended",
     description="where AMD Quark's extended flow puts Q/DQ (A8W8, A16W8)",
     operators=NPU_OPERATORS,
-    activation_formats=INTEGERS,
-    weight_formats=INTEGERS,
+    activation_formats=_ANY_INTEGERS,
+    weight_formats=_ANY_INTEGERS,
     float_formats=FLOATS,
     blocks=True,
     block_axes="channels",

@@ -66,8 +66,10 @@ _ARITHMETIC: Mapping[str, str] = MappingProxyType(
         "ConvertHardSigmoidToDPUVersion": "hardsigmoid_factor",
         "ConvertAvgPoolToDPUVersion": "average_pool_factor",
         "ConvertReduceMeanToDPUVersion": "reduce_mean_factor",
+        "ConvertClipToDPUVersion": "round_clip_bounds",
     }
 )
+_NOT_BY_DEFAULT = ("ConvertClipToDPUVersion",)
 _POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 _ALIGNED: tuple[tuple[str, tuple[str, ...], AlignRule], ...] = (
     ("AlignConcat", ("Concat",), "output"),
@@ -146,7 +148,8 @@ def _operators(
     extra = [*config.extra_op_types_to_quantize, *(options.ExtraOpTypesToQuantize or ())]
     if options.QuantizeAllOpTypes:
         extra += op_types
-    return tuple(dict.fromkeys([*chosen, *extra]))
+    passing = options.CalibPassthroughOpTypes or ()
+    return tuple(name for name in dict.fromkeys([*chosen, *extra]) if name not in passing)
 
 
 def _transforms(options: ExtraOptions, *, default: bool) -> tuple[str, ...]:
@@ -158,8 +161,12 @@ def _transforms(options: ExtraOptions, *, default: bool) -> tuple[str, ...]:
 def _arithmetic(flow: Flow, options: ExtraOptions) -> tuple[str, ...]:
     names = []
     if options.SimulateDPU is not False and flow in (Flow.NPU_CNN, Flow.EXTENDED):
-        default = flow is Flow.NPU_CNN
-        names = [n for key, n in _ARITHMETIC.items() if _is_on(options, key, default=default)]
+        npu = flow is Flow.NPU_CNN
+        names = [
+            name
+            for key, name in _ARITHMETIC.items()
+            if _is_on(options, key, default=npu and key not in _NOT_BY_DEFAULT)
+        ]
     return (*names, "clip_to_relu") if options.ConvertClipToRelu else tuple(names)
 
 

@@ -36,6 +36,7 @@ from lowbit.quark.translate.mixed_precision import (
     with_boundaries,
 )
 from lowbit.quark.translate.options import ExtraOptions, read_options
+from lowbit.quark.translate.ranges import check_channel_axes, given_ranges
 from lowbit.quark.translate.selection import (
     LayerException,
     Nodes,
@@ -79,6 +80,8 @@ def make_job(
     if config.execution_providers not in ([], ["CPUExecutionProvider"]):
         say(f"execution_providers={config.execution_providers}: calibration runs on the CPU")
     nodes = Nodes(model, lenient=lenient)
+    if config.per_channel:
+        check_channel_axes(options.QDQOpTypePerChannelSupportToAxis or {}, nodes)
     flow = Flow.EXTENDED if layers else flow_of(config, options)
     activation = _activation(config, options, flow)
     weight = weight_spec(config, options, group)
@@ -98,7 +101,11 @@ def make_job(
             [*config.nodes_to_quantize, *(options.NodesToQuantize or ())], "nodes_to_quantize"
         ),
         exclude=_excluded(config, options, nodes),
-        tensors=(*exceptions.tensors, *_tensors(config, options, nodes, activation)),
+        tensors=(
+            *given_ranges(options, nodes),
+            *exceptions.tensors,
+            *_tensors(config, options, nodes, activation),
+        ),
         domain=_domain(flow, options),
         head="int8",
         rotation=_rotate(config, options),
@@ -136,10 +143,14 @@ def _bias(flow: Flow, activation: Spec, weight: Spec, options: ExtraOptions) -> 
     if not isinstance(weight, IntegerSpec):
         return weight
     in_accumulator = flow is not Flow.NPU_CNN if options.Int32Bias is None else options.Int32Bias
-    if not isinstance(activation, IntegerSpec):
-        in_accumulator = False  # There is no scale to multiply with.
+    if not isinstance(activation, IntegerSpec) or 32 in (
+        activation.format.bits,
+        weight.format.bits,
+    ):
+        # There is no scale to multiply with, or their product is too fine for any bias.
+        in_accumulator = False
     if not in_accumulator and not options.Int16Bias:
-        return msgspec.structs.replace(weight, per_channel=False)
+        return msgspec.structs.replace(weight, per_channel=False, group_size=None)
     repair = options.AdjustWeightScaleForInt32Bias or (
         options.QDQDisableWeightAdjustForInt32Bias is False
     )

@@ -52,6 +52,7 @@ _NORMAL = ignored(
 _FLOAT32 = ignored("half-precision models are always quantized in float32", True)
 _SPEED = ignored("lowbit measures while it runs, in memory that does not grow with the data", True)
 _UNREAD = ignored("AMD Quark reads it in no Q/DQ flow")
+_RANGES = does("tensors: ranges from the file if it exists; if not, it is written")
 _NO_PLOTS = ignored("the report shows ranges and errors instead")
 
 
@@ -140,7 +141,8 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     MixedPrecisionTensor: Annotated[dict[Any, Any] | None, does("tensors")] = None
     SpecificTensorPrecision: Annotated[Flag, does("tensors")] = None
     QDQOpTypePerChannelSupportToAxis: Annotated[
-        dict[str, Any] | None, refused("the channel axis is the operator's own")
+        dict[str, int] | None,
+        does("nothing where it is the operator's own channel axis; an error where it is another"),
     ] = None
     EnableDualQuantNodePairs: Annotated[
         Flag, does("requantize, at the boundaries of layers in formats of their own")
@@ -182,7 +184,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["All", "HistCenter", "Percentile"] | None,
         ignored("the least error is always searched on all weights", "All"),
     ] = None
-    MinimumRealRange: Annotated[float | None, refused("a least range is not built")] = None
+    MinimumRealRange: Annotated[float | None, _UNREAD] = None
     UseRandomData: Annotated[Flag, does("data")] = None
     RandomDataReaderInputShape: Annotated[dict[str, list[int]] | None, does("data")] = None
     RandomDataReaderInputDataRange: Annotated[dict[str, list[float]] | None, does("data")] = None
@@ -191,14 +193,11 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     CalibOptimizeMem: Annotated[Flag, _SPEED] = None
     CalibOptimizeDisk: Annotated[Flag, _SPEED] = None
     CalibPassthroughOpTypes: Annotated[
-        Names, refused("which operators pass ranges on is in the target")
+        Names,
+        does("not quantized themselves; tensors: their outputs have the range of what they read"),
     ] = None
-    SaveAndRestore: Annotated[
-        str | None, refused("lowbit.quantize(stats=...) takes saved statistics")
-    ] = None
-    TensorsRangeFile: Annotated[
-        str | None, refused("lowbit.quantize(stats=...) takes saved statistics")
-    ] = None
+    SaveAndRestore: Annotated[str | None, _RANGES] = None
+    TensorsRangeFile: Annotated[str | None, _RANGES] = None
     SaveTensorHistFig: Annotated[Flag, _NO_PLOTS] = None
 
     # The NPU's arithmetic and limits
@@ -213,7 +212,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ConvertInstanceNormToDPUVersion: Annotated[
         Flag, refused("the NPU's InstanceNormalization is not built")
     ] = None
-    ConvertClipToDPUVersion: Annotated[Flag, refused("the NPU's Clip is not built")] = None
+    ConvertClipToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
     NPULimitationCheck: Annotated[Flag, does("whether limits and alignments hold at all")] = None
     MaxLoopNum: Annotated[int | None, ignored("limits are solved, not looped over")] = None
     AdjustShiftCut: Annotated[Flag, _LIMIT] = None

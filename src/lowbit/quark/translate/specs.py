@@ -51,6 +51,8 @@ _INTEGERS: Mapping[str, IntegerFormat] = MappingProxyType(
         "QUInt8": IntegerFormat.UINT8,
         "QInt16": IntegerFormat.INT16,
         "QUInt16": IntegerFormat.UINT16,
+        "QInt32": IntegerFormat.INT32,
+        "QUInt32": IntegerFormat.UINT32,
     }
 )
 """By the name of the member, which is the same in onnxruntime's and in both of Quark's types."""
@@ -71,7 +73,7 @@ def integer_format(kind: AnyQuantType) -> IntegerFormat:
     name = getattr(kind, "name", str(kind))
     if name not in _INTEGERS:
         raise NotSupportedError(
-            f"tensors of type {name} are not supported; integers of 4, 8 and 16 bits, 16-bit "
+            f"tensors of type {name} are not supported; integers of 4, 8, 16 and 32 bits, 16-bit "
             "floats and block formats are"
         )
     return _INTEGERS[name]

@@ -1,3 +1,6 @@
 from collections.abc import Sequence
 
+import onnx
+
 def main(arguments: Sequence[str] | None = None) -> int: ...
+def convert_lstm_to_customlstm(model: onnx.ModelProto) -> onnx.ModelProto: ...

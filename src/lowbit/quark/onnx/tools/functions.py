@@ -208,12 +208,6 @@ def text_to_onnx(args: argparse.Namespace) -> None:
     io.save(read_text(args.input), args.output, beside=args.beside)
 
 
-def refuse_lstm(args: argparse.Namespace) -> NoReturn:
-    """Say that there is no such operator here."""
-    del args
-    raise NotSupportedError("ExtendedLSTM is not supported: a standard LSTM stays as it is")
-
-
 def print_nodes(args: argparse.Namespace) -> None:
     """Print the nodes with 8-bit activations, then those with 16-bit ones."""
     for kind, names in zip(("int8", "int16"), a16w8_a8w8_nodes(args.input), strict=True):

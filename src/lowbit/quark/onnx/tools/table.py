@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from lowbit.quark import rewriting
 from lowbit.quark.models import custom, retyping, stored
+from lowbit.quark.models.recurrent import to_extended_lstm
 from lowbit.quark.onnx.tools import functions
 from lowbit.quark.onnx.tools.front import (
     AddOptions,
@@ -163,12 +164,11 @@ _ROWS = (
         ),
         functions.add_fp16_options,
     ),
-    Tool(
-        name="convert_lstm_to_customlstm",
-        summary="Replace LSTM by Quark's own: not built, because only AMD's compiled library runs it.",
-        work=functions.refuse_lstm,
-        words=(),
-        any_arguments=True,
+    _plain(
+        "convert_lstm_to_customlstm",
+        "Replace bidirectional LSTM between 16-bit Q/DQ pairs by ExtendedLSTM.",
+        to_extended_lstm,
+        "Return the model with LSTM as AMD's own operator.",
     ),
     _plain(
         "convert_nchw_to_nhwc",
