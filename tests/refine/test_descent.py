@@ -5,8 +5,9 @@ import itertools
 import array_api_strict as strict
 import numpy as np
 import pytest
+from helpers.column_moments import moments_of
 
-from lowbit.refine.descent import descend, moments_of
+from lowbit.refine.descent import descend
 
 
 def _problem(groups, outputs, depth, count=200, seed=0):

@@ -17,13 +17,12 @@ from lowbit.numerics.affine import dequantize
 from lowbit.refine.layers import find_layers, float_bias, float_weights
 from lowbit.refine.reconstruct import (
     Grid,
-    LayerData,
     better_rounding,
-    error_of,
     exact_bias,
+    layer_moments,
     stored_integers,
 )
-from lowbit.refine.samples import SampleInMemory
+from lowbit.refine.samples import SampleInMemory, held_out_numbers, means_of
 
 
 def _config(preset, refinement):
@@ -188,55 +187,38 @@ def test_a_grid_holds_both_neighbours_of_every_weight(state) -> None:
     np.testing.assert_allclose(back, grid.nearest * grid.scale, rtol=1e-6)
 
 
+def _seen(state, layer, samples, share=0.125):
+    """Return what some samples show of a layer."""
+    seen = layer_moments(state, layer, held_out_numbers(len(samples), share))
+    seen.add(list(enumerate(samples)))
+    return seen
+
+
 def test_the_exact_bias_gives_the_mean_of_the_targets(state) -> None:
     layer, samples = _problem(state)
-    data = LayerData.of(samples)
+    means = means_of(samples)
     grid = Grid.of(layer, float_weights(state, layer))
-    bias = exact_bias(
-        grid.nearest * grid.scale, (data.patch_mean, data.target_mean), float_bias(state, layer)
-    )
-    found = grid.nearest * grid.scale @ data.patches + bias.reshape(1, -1, 1)
-    np.testing.assert_allclose(found.mean(axis=2), data.targets.mean(axis=2), atol=1e-4)
-    assert exact_bias(grid.nearest, (data.patch_mean, data.target_mean), None) is None
-
-
-def test_the_error_is_that_of_the_layers_output() -> None:
-    weight = np.float32([[[2.0, -1.0]]])
-    patches, targets = np.float32([[[1.0, 0.0], [1.0, 3.0]]]), np.float32([[[0.0, 0.0]]])
-    mean = np.zeros((1, 1), np.float32)
-    data = LayerData(patches, targets, mean, mean)
-    # Outputs 1 and -3, without and with a bias of 1.
-    assert error_of(weight, None, data) == pytest.approx(5.0)
-    assert error_of(weight, np.float32([1.0]), data) == pytest.approx(4.0)
-
-
-def test_a_bias_that_stays_is_taken_off_the_targets(state) -> None:
-    _, samples = _problem(state)
-    bias = np.arange(12, dtype=np.float32)
-    plain, less = LayerData.of(samples), LayerData.of(samples, bias)
+    bias = exact_bias(grid.nearest * grid.scale, means, float_bias(state, layer))
+    outputs = [grid.nearest * grid.scale @ s.patches + bias.reshape(1, -1, 1) for s in samples]
+    targets = [s.targets for s in samples]
     np.testing.assert_allclose(
-        plain.targets - less.targets, bias.reshape(1, -1, 1) + 0 * plain.targets, atol=1e-4
+        np.concatenate(outputs, axis=2).mean(axis=2),
+        np.concatenate(targets, axis=2).mean(axis=2),
+        atol=1e-4,
     )
-    np.testing.assert_allclose(plain.target_mean - less.target_mean, bias[None], atol=1e-4)
-    part = plain.part(slice(20, 60))
-    np.testing.assert_array_equal(part.patches, plain.patches[:, :, 20:60])
-    np.testing.assert_array_equal(part.patch_mean, plain.patch_mean)
+    assert exact_bias(grid.nearest, means, None) is None
 
 
 def test_the_best_of_rounding_bias_and_nothing_is_taken(state) -> None:
     layer, samples = _problem(state)
     grid = Grid.of(layer, float_weights(state, layer))
 
-    def bad(data, grid, *, centred):
-        assert centred, "its bias takes off any mean error"
-        assert data.patches.shape[2] == 35 * 20
-        return grid.lowest
-
-    def good(_, grid, **__):
+    def good(_, grid):
         return grid.weight / grid.scale  # no integers, but the best there can be
 
-    worse = better_rounding(state, 0.125, bad, layer, samples)
-    better = better_rounding(state, 0.125, good, layer, samples)
+    seen = _seen(state, layer, samples)
+    worse = better_rounding(state, lambda _, grid: grid.lowest, layer, seen)
+    better = better_rounding(state, good, layer, seen)
     # Nearest weights with the exact bias are better than lowest ones, and than what was there.
     np.testing.assert_array_equal(worse.stored, stored_integers(layer, grid.nearest))
     assert worse.kept
@@ -248,18 +230,8 @@ def test_held_out_samples_decide(state) -> None:
     """A rounding that suits only the samples it was solved on is not kept."""
     layer, samples = _problem(state)
     grid = Grid.of(layer, float_weights(state, layer))
-    seen = []
-
-    def rounded(data, grid, **_):
-        seen.append(data.patches.shape[2])
-        return grid.nearest
-
-    better_rounding(state, 0.125, rounded, layer, samples)
-    better_rounding(state, 0.0, rounded, layer, samples)
-    better_rounding(state, 0.125, rounded, layer, samples[:20])
-    # An eighth of 40 samples of 20 columns is held out; of 20 samples none is.
-    assert seen == [35 * 20, 40 * 20, 20 * 20]
-    out = [i for i in range(40) if i in {int(v) for v in np.linspace(0, 39, 7)[1:-1].round()}]
+    out = held_out_numbers(40, 0.125)
+    assert len(out) == 5
     spoiled = list(samples)
     for index in range(40):
         if index not in out:
@@ -269,36 +241,19 @@ def test_held_out_samples_decide(state) -> None:
             spoiled[index] = SampleInMemory(
                 patches, targets, patches.sum(axis=2), targets.sum(axis=2), count=20
             )
-    result = better_rounding(state, 0.125, lambda _, grid, **__: grid.lowest, layer, spoiled)
-    assert not np.array_equal(result.stored, stored_integers(layer, grid.lowest))
+    lowest = stored_integers(layer, grid.lowest)
+    decided, believed = (
+        better_rounding(
+            state, lambda _, grid: grid.lowest, layer, _seen(state, layer, spoiled, share)
+        )
+        for share in (0.125, 0.0)
+    )
+    assert not np.array_equal(decided.stored, lowest)
+    np.testing.assert_array_equal(believed.stored, lowest)
 
 
-def test_relative_errors_count_a_position_by_its_own_size() -> None:
-    random = np.random.default_rng(4)
-    weight = random.normal(size=(1, 3, 6)).astype(np.float32)
-    patches = random.normal(size=(1, 6, 40)).astype(np.float32)
-    patches[:, :, 0] *= 1000
-    targets = weight @ patches
-    sample = SampleInMemory(patches, targets, patches.sum(axis=2), targets.sum(axis=2), 40)
-
-    data = LayerData.of([sample], relative=True)
-
-    sizes = np.sqrt(np.square(targets[0] * data.importance).mean(axis=0))
-    np.testing.assert_allclose(sizes[1:], sizes[1], rtol=1e-4)
-    off = weight * np.float32(1.01)
-    absolute, relative = error_of(off, None, LayerData.of([sample])), error_of(off, None, data)
-    assert relative == pytest.approx(1e-4 * float(sizes[1]) ** 2, rel=0.05)
-    assert absolute > 1000 * relative
-
-
-def test_relative_moments_are_about_the_means_of_all_positions() -> None:
-    random = np.random.default_rng(5)
-    patches = random.normal(2, 1, size=(1, 4, 30)).astype(np.float32)
-    targets = random.normal(1, 1, size=(1, 2, 30)).astype(np.float32)
-    sample = SampleInMemory(patches, targets, patches.sum(axis=2), targets.sum(axis=2), 30)
-    data = LayerData.of([sample], relative=True)
-
-    found, _ = data.weighted(centred=True)
-
-    centred = patches - patches.mean(axis=2, keepdims=True)
-    np.testing.assert_allclose(found, centred * data.importance, rtol=1e-5)
+def test_a_layer_of_which_no_sample_shows_anything_stays(state) -> None:
+    layer, _ = _problem(state)
+    result = better_rounding(state, lambda _, grid: grid.lowest, layer, layer_moments(state, layer))
+    assert not result.kept
+    np.testing.assert_array_equal(result.stored, state.weights.tensors["w1"]())

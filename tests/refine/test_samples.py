@@ -7,10 +7,10 @@ import types
 
 import numpy as np
 import pytest
+from helpers.column_moments import moments_of
 
 from lowbit.graph.store import Store
 from lowbit.ops.geometry import ConvLayer, LinearLayer, MatrixLayer
-from lowbit.refine.descent import moments_of
 from lowbit.refine.samples import (
     SampleInMemory,
     SampleOnDisk,

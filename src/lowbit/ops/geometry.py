@@ -168,12 +168,12 @@ class ConvLayer(LinearLayer):
             index = (index[:, :, None] * size + read[:, None, :]).reshape(len(at), -1)
             inside = (inside[:, :, None] & valid[:, None, :]).reshape(len(at), -1)
         flat = x.reshape(x.shape[1], -1) if len(x) == 1 else _channels_first(x)
-        taken = flat[:, index]
-        if not inside.all():
-            taken = taken * inside
-        taken = taken.reshape(self.groups, -1, len(at), self.taps)
-        columns = np.ascontiguousarray(taken.swapaxes(2, 3), np.float32)
-        return columns.reshape(self.groups, self.depth, -1)
+        # Taps before positions, so that what is taken need not be turned round.
+        taken = np.take(flat, index.T.reshape(-1), axis=1)
+        outside = ~inside.T.reshape(-1)
+        if outside.any():
+            taken[:, outside] = 0
+        return np.asarray(taken.reshape(self.groups, self.depth, len(at)), np.float32)
 
     def _read(self, axis: int, at: Positions) -> tuple[Positions, NDArray[np.bool_]]:
         """Return which positions of one axis the window reads, and whether it does."""
@@ -183,13 +183,21 @@ class ConvLayer(LinearLayer):
 
     def patch_sums(self, x: FloatArray, shape: Sequence[int]) -> FloatArray:
         """Sum over what each tap of the window sees of the input, axis by axis."""
-        sums = x.sum(axis=0)
+        sums = x[0] if len(x) == 1 else x.sum(axis=0)
+        if self.sees_once:
+            ones = np.ones(math.prod(sums.shape[1:]), np.float32)
+            return np.asarray(sums.reshape(len(sums), -1) @ ones).reshape(self.groups, self.depth)
         for axis in reversed(range(len(self.window))):
             # The last axis but those of taps done before goes, its taps come first of these.
             seen = self._seen(axis, x.shape[axis + 2], shape[axis + 2])
             done = len(self.window) - 1 - axis
             sums = np.moveaxis(np.moveaxis(sums, -1 - done, -1) @ seen, -1, -1 - done)
         return np.ascontiguousarray(sums).reshape(self.groups, self.depth)
+
+    @property
+    def sees_once(self) -> bool:
+        """Whether every position of the input is read once: one tap, no stride, no padding."""
+        return self.taps == 1 and set(self.strides) <= {1} and not any(self.pads)
 
     def _seen(self, axis: int, size: int, out: int) -> FloatArray:
         """Return positions x taps of one axis: how often the tap meets the position."""

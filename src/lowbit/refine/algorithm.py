@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
 
 from lowbit.graph.session import Feed
 from lowbit.refine.layers import LayerResult, RefinedLayer
@@ -13,7 +13,15 @@ from lowbit.refine.samples import LayerSample
 from lowbit.state import Quantized
 
 Feeds = Callable[[], Iterable[Feed]]
-Solve = Callable[[RefinedLayer, Sequence[LayerSample]], LayerResult]
+Solve = Callable[[RefinedLayer, Any], LayerResult]
+"""Solves a layer from its samples, or from the collector that took them in."""
+
+
+class Collector(Protocol):
+    """Takes in the samples of a layer, so that none need be kept."""
+
+    def add(self, samples: Sequence[tuple[int, LayerSample]]) -> None:
+        """Add some samples, with their numbers; they come in order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +39,7 @@ class LoopSettings:
         on_disk: Whether samples are kept in files, in ``cache_dir`` if that is given.
         independent: Whether each layer is solved as if no other were, several at a time.
         batch_size: How many samples onnxruntime runs at once.
+        held_out: The share of the samples that a collector is told not to solve on.
         selected_output: The output of the model by whose error each layer is kept or not.
     """
 
@@ -44,6 +53,7 @@ class LoopSettings:
     cache_dir: str | None = None
     independent: bool = False
     batch_size: int = 1
+    held_out: float = 0.0
     selected_output: int | None = None
 
 
@@ -54,6 +64,8 @@ class Algorithm:
     Attributes:
         settings: Returns how the loop goes.
         solver: Returns what solves one layer of a quantized model; the event asks it to end early.
+        collector: Returns what takes in the samples of one layer, given the numbers of those held out.
+            The solver then gets that; without one it gets all samples.
         check: Raises for what cannot be had here, such as a device.
         integers_only: Whether it can refine only weights that are stored as integers.
         needs_data: Whether it has no use for random data.
@@ -61,6 +73,7 @@ class Algorithm:
 
     settings: Callable[[Any], LoopSettings]
     solver: Callable[[Quantized, Any, threading.Event], Solve]
+    collector: Callable[[Quantized, RefinedLayer, Collection[int]], Collector] | None = None
     check: Callable[[Any], object] = lambda config: None
     integers_only: bool = True
     needs_data: bool = False

@@ -40,17 +40,6 @@ class Moments:
         )
 
 
-def moments_of(patches: Array, targets: Array, *, centred: bool) -> Moments:
-    """Return the second moments of groups x depth x n inputs and groups x outputs x n outputs."""
-    xp = array_namespace(patches)
-    if centred:
-        patches = patches - xp.mean(patches, axis=2, keepdims=True)
-        targets = targets - xp.mean(targets, axis=2, keepdims=True)
-    across = xp.matrix_transpose(patches)
-    count = patches.shape[2]
-    return Moments(xp.matmul(patches, across) / count, xp.matmul(targets, across) / count)
-
-
 def descend(
     moments: Moments, start: Array, scale: Array, bounds: tuple[Array, Array], sweeps: int
 ) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,30 +17,20 @@ from lowbit.config.refinement import Gptq
 from lowbit.errors import CalibrationError
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.algorithm import Algorithm, LoopSettings, Solve
+from lowbit.refine.descent import Moments
 from lowbit.refine.layers import LayerResult, RefinedLayer
-from lowbit.refine.reconstruct import Grid, LayerData, better_rounding
-from lowbit.refine.samples import LayerSample
+from lowbit.refine.moments import LayerMoments
+from lowbit.refine.reconstruct import Grid, better_rounding, layer_moments
 from lowbit.state import Quantized
 
 
-def gptq(
-    state: Quantized, config: Gptq, layer: RefinedLayer, samples: Sequence[LayerSample]
-) -> LayerResult:
+def gptq(state: Quantized, config: Gptq, layer: RefinedLayer, seen: LayerMoments) -> LayerResult:
     """Return GPTQ's rounding of one layer, or the nearest where it is no better."""
 
-    def rounded(data: LayerData, grid: Grid, *, centred: bool) -> FloatArray:
-        patches, _ = data.weighted(centred=centred)
-        centred = centred and data.importance is None
-        return round_in_turn(second_moments(patches, centred=centred), grid, config)
+    def rounded(moments: Moments, grid: Grid) -> FloatArray:
+        return round_in_turn(np.asarray(moments.inputs, np.float64), grid, config)
 
-    return better_rounding(state, config.held_out, rounded, layer, samples)
-
-
-def second_moments(patches: FloatArray, *, centred: bool) -> DoubleArray:
-    """Return groups x depth x depth from groups x depth x n inputs."""
-    inputs = patches - patches.mean(axis=2, keepdims=True) if centred else patches
-    products = np.matmul(inputs, inputs.swapaxes(1, 2)).astype(np.float64)
-    return np.asarray(products / inputs.shape[2])
+    return better_rounding(state, rounded, layer, seen)
 
 
 def round_in_turn(moments: DoubleArray, grid: Grid, config: Gptq) -> FloatArray:
@@ -114,7 +103,10 @@ def _solver(state: Quantized, config: Gptq, stop: threading.Event) -> Solve:
 
 
 GPTQ = Algorithm(
-    settings=lambda config: LoopSettings(positions=config.positions, moments=True),
+    settings=lambda config: LoopSettings(
+        positions=config.positions, moments=True, held_out=config.held_out
+    ),
     solver=_solver,
+    collector=layer_moments,
     needs_data=True,
 )

@@ -8,29 +8,42 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 import onnx_ir as ir
+from threadpoolctl import threadpool_limits
 
 from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.memory import release_memory
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
 from lowbit.graph.store import Store
+from lowbit.ops.geometry import Positions
 from lowbit.parallel import cpu_count, ordered_map
-from lowbit.refine.algorithm import Feeds, LoopSettings, Solve
+from lowbit.refine.algorithm import Collector, Feeds, LoopSettings, Solve
+from lowbit.refine.gathering import Gathered, known_sizes, with_gathering
 from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
 from lowbit.refine.samples import (
     LayerSample,
     LayerTarget,
+    SampleInMemory,
     SampleOnDisk,
+    draw_positions,
     enough_positions,
     take_sample,
     take_target,
 )
 from lowbit.state import Quantized
+
+_T = TypeVar("_T")
+
+# Targets of layers that the float model is run through at once, in bytes.
+_ROOM = 32 << 20
+# Samples that are taken in together.
+_TOGETHER = 4
 
 
 class LayerTargets:
@@ -47,7 +60,7 @@ class LayerTargets:
         device: str,
     ) -> None:
         """Plan the float run; ``samples`` is about how many there will be."""
-        self._layers, self._seed, self._at_once = layers, settings.seed, settings.at_once
+        self._layers, self._seed = layers, settings.seed
         self._positions = {
             layer.node: enough_positions(layer.geometry, settings.positions, samples)
             if settings.moments
@@ -55,40 +68,90 @@ class LayerTargets:
             for layer in layers
         }
         self._inputs = _inputs(model, layers) if settings.float_inputs else {}
+        self._gathered: dict[str, Gathered] = {}
+        if settings.moments and not settings.float_inputs:
+            model, self._gathered = with_gathering(model, layers)
+        self._model = model
+        self._drawn: dict[tuple[str, int], tuple[Positions, tuple[int, ...]]] = {}
         self._kept: dict[tuple[int, int], LayerTarget] = {}
-        wanted = [
-            [name for name in (layer.output, self._inputs.get(layer.node)) if name]
-            for layer in layers
-        ]
-        if self._at_once:
-            wanted = [list(dict.fromkeys(name for names in wanted for name in names))]
-        self._run = LayerwiseRun(model, wanted, store, device=device, name="the float model")
+        self._parts = [range(len(layers))] if settings.at_once else self._divided(samples)
+        self._run = LayerwiseRun(
+            model,
+            [list(dict.fromkeys(n for i in part for n in self._wanted(i))) for part in self._parts],
+            store,
+            # What is gathered is all that is looked at: onnxruntime may compute it as it likes.
+            optimize="all" if self._gathered else "none",
+            device=device,
+            name="the float model",
+        )
+
+    def _divided(self, samples: int) -> list[range]:
+        """Return the layers in parts that are run at once, as far as their targets may be kept."""
+        parts, start, size = [], 0, 0
+        for index, layer in enumerate(self._layers):
+            columns = self._positions[layer.node] * samples
+            size += 4 * layer.geometry.channels * columns
+            following = self._layers[index + 1].node if index + 1 < len(self._layers) else ""
+            if layer.node not in self._gathered or following not in self._gathered or size > _ROOM:
+                parts.append(range(start, index + 1))
+                start, size = index + 1, 0
+        return parts
+
+    def _wanted(self, index: int) -> list[str]:
+        """Return the values of the float model that a layer's target is made of."""
+        layer = self._layers[index]
+        gathered = self._gathered.get(layer.node)
+        if gathered is not None:
+            return [gathered.values, gathered.total]
+        return [name for name in (layer.output, self._inputs.get(layer.node)) if name]
 
     def begin(self, step: int) -> None:
         """Make a step ready."""
-        if step == 0 or not self._at_once:
-            self._run.begin(step, {})
+        for number, part in enumerate(self._parts):
+            if part.start == step:
+                self._run.begin(number, {})
 
     def of(self, step: int, sample: int, feed: Feed | None) -> LayerTarget:
         """Return one sample's target."""
-        if not self._at_once:
-            return self._target(self._layers[step], sample, self._run.run(sample, feed))
-        if step == 0:
-            found = self._run.run(sample, feed)
-            for index, layer in enumerate(self._layers):
-                self._kept[index, sample] = self._target(layer, sample, found)
+        for part in self._parts:
+            if part.start == step:
+                found = self._run.run(sample, self._fed(sample, feed))
+                for index in part:
+                    self._kept[index, sample] = self._target(self._layers[index], sample, found)
         return self._kept.pop((step, sample))
 
-    def _target(self, layer: RefinedLayer, sample: int, found: Mapping[str, Array]) -> LayerTarget:
+    def _fed(self, sample: int, feed: Feed | None) -> Feed | None:
+        """Return a feed with the positions that the float model gathers."""
+        if feed is None:
+            return None
+        known = known_sizes(self._model, feed)
+        fed = dict(feed)
+        for layer in self._layers:
+            gathered = self._gathered.get(layer.node)
+            if gathered is not None:
+                shape, random = gathered.shape(known), self._random(layer, sample)
+                wanted = self._positions[layer.node]
+                at = draw_positions(layer.geometry.count(shape), wanted, random)
+                self._drawn[layer.node, sample] = at, shape
+                fed[gathered.at] = gathered.fed(at, shape)
+        return fed
+
+    def _random(self, layer: RefinedLayer, sample: int) -> np.random.Generator:
         # Drawn by name, so that a run that continues another draws the same.
-        random = np.random.default_rng((self._seed, sample, *layer.node.encode()))
+        return np.random.default_rng((self._seed, sample, *layer.node.encode()))
+
+    def _target(self, layer: RefinedLayer, sample: int, found: Mapping[str, Array]) -> LayerTarget:
+        gathered = self._gathered.get(layer.node)
+        if gathered is not None:
+            at, shape = self._drawn.pop((layer.node, sample))
+            return gathered.target(at, shape, found[gathered.values], found[gathered.total])
         x = self._inputs.get(layer.node)
         return take_target(
             layer.geometry,
             found[layer.output],
             None if x is None else found[x],
             self._positions[layer.node],
-            random,
+            self._random(layer, sample),
         )
 
 
@@ -115,7 +178,8 @@ class LayerLoop:
     """One loop over all layers of a quantized model, for all samples of the data.
 
     ``done`` are the results of the first layers, known from before. ``disk`` keeps samples in files.
-    ``independent``: each layer is solved as if no other were, several at a time.
+    ``independent``: each layer is solved as if no other were, several at a time. ``collect`` gives
+    what takes in the samples of a layer, if the solver wants that instead of samples.
     """
 
     state: Quantized
@@ -126,6 +190,7 @@ class LayerLoop:
     done: Sequence[LayerResult] = ()
     disk: Store | None = None
     independent: bool = False
+    collect: Callable[[RefinedLayer], Collector] | None = None
     _count: int = 0
 
     def run(self, solve: Solve, listener: Listener) -> Iterator[LayerResult]:
@@ -138,9 +203,11 @@ class LayerLoop:
             yield from self._run_independently(rest, solve, listener)
             return
         for step, (index, layer) in enumerate(rest):
-            samples = self._take_samples(step, layer, constants)
-            result = listener.solved(index, layer, self._solved(solve, layer, samples))
-            del samples  # before the next are taken, which can then use this memory
+            if self.collect is None:
+                solved = self._solved(solve, layer, self._take_samples(step, layer, constants))
+            else:
+                solved = self._solved_collected(solve, layer, self.collect(layer), step, constants)
+            result = listener.solved(index, layer, solved)
             release_memory()
             constants |= replaced_constants(self.state, layer, result)
             yield result
@@ -167,14 +234,11 @@ class LayerLoop:
     def _take_samples(
         self, step: int, layer: RefinedLayer, constants: Mapping[str, Array]
     ) -> list[LayerSample]:
-        self.quantized.begin(step, constants)
-        self.targets.begin(step)
+        self._begin(step, constants)
 
         def take(item: tuple[int, Feed | None]) -> LayerSample:
             index, feed = item
-            target = self.targets.of(step, index, feed)
-            x = self.quantized.run(index, feed)[layer.input.name]
-            sample = take_sample(layer.geometry, layer.input.floats(x), target)
+            sample = self._sample(step, layer, index, feed)
             if self.disk is None:
                 return sample
             return SampleOnDisk(self.disk, layer.node, index, sample)
@@ -182,6 +246,38 @@ class LayerLoop:
         found = list(ordered_map(take, self._indexed_feeds(step), cpu_count()))
         # A sample of batch 0, or an empty cache, shows nothing of a layer.
         return [sample for sample in found if sample.count]
+
+    def _begin(self, step: int, constants: Mapping[str, Array]) -> None:
+        self.quantized.begin(step, constants)
+        self.targets.begin(step)
+
+    def _sample(
+        self, step: int, layer: RefinedLayer, index: int, feed: Feed | None
+    ) -> SampleInMemory:
+        target = self.targets.of(step, index, feed)
+        x = self.quantized.run(index, feed)[layer.input.name]
+        return take_sample(layer.geometry, layer.input.floats(x), target)
+
+    def _solved_collected(
+        self,
+        solve: Solve,
+        layer: RefinedLayer,
+        collector: Collector,
+        step: int,
+        constants: Mapping[str, Array],
+    ) -> LayerResult:
+        """Return a layer solved from what took in its samples, a few at a time."""
+        self._begin(step, constants)
+
+        def take(items: Sequence[tuple[int, Feed | None]]) -> list[tuple[int, LayerSample]]:
+            return [(index, self._sample(step, layer, index, feed)) for index, feed in items]
+
+        # Samples are shared out among threads: threads of the matrix product would be in their way.
+        with threadpool_limits(1, user_api="blas"):
+            some = _grouped(self._indexed_feeds(step), _TOGETHER)
+            for samples in ordered_map(take, some, cpu_count()):
+                collector.add([(index, sample) for index, sample in samples if sample.count])
+            return solve(layer, collector)
 
     def _solved(
         self, solve: Solve, layer: RefinedLayer, samples: Sequence[LayerSample]
@@ -202,6 +298,11 @@ class LayerLoop:
         for index, feed in enumerate(self.feeds()):
             self._count = index + 1
             yield index, feed
+
+
+def _grouped(items: Iterator[_T], size: int) -> Iterator[list[_T]]:
+    while group := list(itertools.islice(items, size)):
+        yield group
 
 
 def batched(feeds: Feeds, size: int) -> Iterator[Feed]:

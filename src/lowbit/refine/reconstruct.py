@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -14,69 +13,17 @@ from lowbit.config.refinement import LayerReconstruction
 from lowbit.graph.session import Array
 from lowbit.numerics.formats import FloatArray
 from lowbit.refine.algorithm import Algorithm, LoopSettings, Solve
-from lowbit.refine.descent import descend, moments_of
+from lowbit.refine.descent import Moments, descend
 from lowbit.refine.devices import Device
-from lowbit.refine.layers import LayerResult, RefinedLayer, float_bias, float_weights
-from lowbit.refine.samples import LayerSample, held_out_split, means_of
+from lowbit.refine.layers import (
+    LayerResult,
+    RefinedLayer,
+    float_bias,
+    float_weights,
+    unrefined,
+)
+from lowbit.refine.moments import LayerMoments
 from lowbit.state import Quantized
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayerData:
-    """All samples' patches and targets of a layer, and the means over all positions."""
-
-    patches: FloatArray
-    targets: FloatArray
-    patch_mean: FloatArray
-    target_mean: FloatArray
-    importance: FloatArray | None = None
-    """What the error at each position is multiplied by; ``None``: all count alike."""
-
-    @classmethod
-    def of(
-        cls,
-        samples: Sequence[LayerSample],
-        bias: FloatArray | None = None,
-        *,
-        relative: bool = False,
-    ) -> LayerData:
-        """Put the samples together, a bias that stays taken off the targets."""
-        patch_mean, target_mean = means_of(samples)
-        offset = np.zeros_like(target_mean) if bias is None else bias.reshape(target_mean.shape)
-        targets = np.concatenate([s.targets for s in samples], axis=2)
-        return cls(
-            np.concatenate([s.patches for s in samples], axis=2),
-            targets - offset[:, :, None],
-            patch_mean,
-            target_mean - offset,
-            _inverse_sizes(targets) if relative else None,
-        )
-
-    def weighted(self, *, centred: bool) -> tuple[FloatArray, FloatArray]:
-        """Return patches and targets, about their means if asked for, as far as positions count."""
-        patches, targets = self.patches, self.targets
-        if self.importance is None:
-            return patches, targets
-        if centred:
-            patches = patches - patches.mean(axis=2, keepdims=True)
-            targets = targets - targets.mean(axis=2, keepdims=True)
-        return patches * self.importance, targets * self.importance
-
-    def part(self, columns: slice) -> LayerData:
-        """Return some of the columns, with the means of all."""
-        return dataclasses.replace(
-            self,
-            patches=self.patches[:, :, columns],
-            targets=self.targets[:, :, columns],
-            importance=None if self.importance is None else self.importance[columns],
-        )
-
-
-def _inverse_sizes(targets: FloatArray) -> FloatArray:
-    """Return one over the size of the output at each position; one on average."""
-    sizes = np.sqrt(np.square(targets, dtype=np.float64).mean(axis=(0, 1)))
-    inverse = 1 / np.maximum(sizes, 1e-3 * sizes.mean() + 1e-30)
-    return np.asarray(inverse / inverse.mean(), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,11 +61,8 @@ class Grid:
         return cls(w, s, np.clip(np.rint(exact), low, high), low, high, lowest, highest)
 
 
-class RoundWeights(Protocol):
-    """A way to round weights, given what samples show."""
-
-    def __call__(self, data: LayerData, grid: Grid, *, centred: bool) -> FloatArray:
-        """Return codes; ``centred``: a bias takes off any mean error."""
+RoundWeights = Callable[[Moments, Grid], FloatArray]
+"""A way to round weights, given the moments of what samples show: returns codes."""
 
 
 def stored_integers(layer: RefinedLayer, codes: FloatArray) -> Array:
@@ -134,17 +78,15 @@ def reconstruct(
     config: LayerReconstruction,
     device: Device,
     layer: RefinedLayer,
-    samples: Sequence[LayerSample],
+    seen: LayerMoments,
 ) -> LayerResult:
     """Return the best rounding of one layer, or the nearest where nothing better was found."""
 
-    def rounded(data: LayerData, grid: Grid, *, centred: bool) -> FloatArray:
+    def rounded(moments: Moments, grid: Grid) -> FloatArray:
         put = device.put
-        patches, targets = data.weighted(centred=centred)
-        centred = centred and data.importance is None
-        moments = moments_of(put(patches), put(targets), centred=centred)
+        moments = moments.held_to(grid.weight, config.ridge)
         codes = descend(
-            moments.held_to(put(grid.weight), config.ridge),
+            Moments(put(moments.inputs), put(moments.outputs)),
             put(grid.nearest),
             put(grid.scale),
             (put(grid.low), put(grid.high)),
@@ -152,38 +94,28 @@ def reconstruct(
         )
         return np.asarray(device.get(codes), np.float32)
 
-    return better_rounding(state, config.held_out, rounded, layer, samples)
+    return better_rounding(state, rounded, layer, seen)
 
 
 def better_rounding(
-    state: Quantized,
-    held_out: float,
-    rounded: RoundWeights,
-    layer: RefinedLayer,
-    samples: Sequence[LayerSample],
+    state: Quantized, rounded: RoundWeights, layer: RefinedLayer, seen: LayerMoments
 ) -> LayerResult:
     """Return what ``rounded`` makes of one layer, with the bias that suits it, if that is better.
 
-    A share of the samples is ``held_out`` to decide; nearest integers with a better bias, and
-    what the quantized model has, are the other candidates.
+    Nearest integers with a better bias, and what the quantized model has, are the other candidates.
     """
-    train, held = held_out_split(samples, held_out)
-    everything = LayerData.of([*train, *held], layer.fixed_bias, relative=layer.relative)
-    columns = sum(s.patches.shape[2] for s in train)
-    data = everything.part(slice(columns))
-    check = everything.part(slice(columns, None)) if held else data
+    if seen.is_empty:
+        return unrefined(state, layer, 0.0)
     grid = Grid.of(layer, float_weights(state, layer))
-    bias = float_bias(state, layer)
-    found = rounded(data, grid, centred=bias is not None)
-    means = everything.patch_mean, everything.target_mean
+    bias = seen.bias
+    found = rounded(seen.moments, grid)
     candidates = {
-        "rounding": (found, exact_bias(found * grid.scale, means, bias)),
-        "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, means, bias)),
+        "rounding": (found, exact_bias(found * grid.scale, seen.means, bias)),
+        "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, seen.means, bias)),
         "nothing": (grid.nearest, bias),
     }
     errors = {
-        name: error_of(codes * grid.scale, offset, check)
-        for name, (codes, offset) in candidates.items()
+        name: seen.error(codes * grid.scale, offset) for name, (codes, offset) in candidates.items()
     }
     best = min(errors, key=lambda name: errors[name])
     codes, offset = candidates[best]
@@ -197,8 +129,22 @@ def better_rounding(
     )
 
 
+def layer_moments(
+    state: Quantized, layer: RefinedLayer, held_out: Collection[int] = ()
+) -> LayerMoments:
+    """Return what takes in the samples of one layer; those ``held_out`` decide what is kept."""
+    return LayerMoments(
+        layer.geometry,
+        np.asarray(layer.geometry.matrix(float_weights(state, layer)), np.float32),
+        float_bias(state, layer),
+        fixed_bias=layer.fixed_bias,
+        relative=layer.relative,
+        held_out=held_out,
+    )
+
+
 def exact_bias(
-    weight: FloatArray, means: tuple[FloatArray, FloatArray], bias: FloatArray | None
+    weight: FloatArray, means: tuple[Array, Array], bias: FloatArray | None
 ) -> FloatArray | None:
     """Return the bias under which the mean output is the float one's, over all positions.
 
@@ -210,23 +156,17 @@ def exact_bias(
     return np.asarray(mean.reshape(bias.shape), np.float32)
 
 
-def error_of(weight: FloatArray, bias: FloatArray | None, data: LayerData) -> float:
-    """Return the mean squared error of a layer's output before its activation."""
-    offset = 0.0 if bias is None else bias.reshape(*weight.shape[:2], 1)
-    difference = np.matmul(weight, data.patches) + offset - data.targets
-    if data.importance is not None:
-        difference *= data.importance
-    return float(np.square(difference, dtype=np.float64).mean())
-
-
 def _solver(state: Quantized, config: LayerReconstruction, stop: threading.Event) -> Solve:
     del stop  # a layer takes a moment
     return functools.partial(reconstruct, state, config, Device(config.optim_device))
 
 
 RECONSTRUCTION = Algorithm(
-    settings=lambda config: LoopSettings(positions=config.positions, moments=True),
+    settings=lambda config: LoopSettings(
+        positions=config.positions, moments=True, held_out=config.held_out
+    ),
     solver=_solver,
+    collector=layer_moments,
     check=lambda config: Device(config.optim_device),
     needs_data=True,
 )

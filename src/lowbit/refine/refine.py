@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -21,13 +21,14 @@ from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.session import Array, Feed, providers_of
 from lowbit.graph.store import ROOM, open_store
 from lowbit.numerics.formats import FloatArray
-from lowbit.refine.algorithm import Algorithm, Feeds, LoopSettings
+from lowbit.refine.algorithm import Algorithm, Collector, Feeds, LoopSettings
 from lowbit.refine.checkpoint import Checkpoint
 from lowbit.refine.finetune import ADAQUANT, ADAROUND
 from lowbit.refine.gptq import GPTQ
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers
 from lowbit.refine.loop import LayerLoop, LayerTargets, batched
 from lowbit.refine.reconstruct import RECONSTRUCTION
+from lowbit.refine.samples import held_out_numbers
 from lowbit.refine.selection import Selection
 from lowbit.state import Quantized, extended
 
@@ -135,6 +136,9 @@ def refine(
         used = min(samples, config.data_size or samples)
         stop = threading.Event()
         with _loop(state, layers, settings, limited, done, device, used) as loop:
+            if algorithm.collector is not None:
+                held_out = held_out_numbers(used, settings.held_out)
+                loop.collect = functools.partial(_collector, algorithm.collector, state, held_out)
             solve = algorithm.solver(state, config, stop)
             try:
                 results.extend(loop.run(solve, listener))
@@ -206,6 +210,15 @@ class _Listener:
             self.checkpoint.save(result)
         self.progress(index + 1, self.total, result)
         return result
+
+
+def _collector(
+    made: Callable[[Quantized, RefinedLayer, Collection[int]], Collector],
+    state: Quantized,
+    held_out: Collection[int],
+    layer: RefinedLayer,
+) -> Collector:
+    return made(state, layer, held_out)
 
 
 def _first(feeds: Callable[[], Iterable[Feed]], count: int | None) -> Iterable[Feed]:

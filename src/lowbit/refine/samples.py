@@ -104,6 +104,11 @@ def enough_positions(layer: LinearLayer, usual: int, samples: int) -> int:
     return math.ceil(enough * min(1.0, _MANY_SAMPLES / max(samples, 1)))
 
 
+def draw_positions(count: int, wanted: int, random: np.random.Generator) -> Positions:
+    """Return random positions, in no order, so that some that follow each other are from anywhere."""
+    return random.choice(count, min(wanted, count), replace=False)
+
+
 def take_target(
     layer: LinearLayer,
     y: FloatArray,
@@ -112,8 +117,7 @@ def take_target(
     random: np.random.Generator,
 ) -> LayerTarget:
     """Return what one sample of the float model shows of a layer at random positions."""
-    # In no order, so that some that follow each other are from anywhere.
-    at = random.permutation(layer.count(y.shape))[:positions]
+    at = draw_positions(layer.count(y.shape), positions, random)
     total = np.asarray(layer.flat(y).sum(axis=1)).reshape(layer.groups, layer.outputs)
     other = None if x is None else layer.patches(x, at, y.shape)
     return LayerTarget(layer.values(y, at), total, at, tuple(y.shape), other)
@@ -138,14 +142,19 @@ def held_out_split(
 
     Of few samples none can be held out: a layer may show only one position of each.
     """
-    if share == 0 or len(samples) < _ENOUGH_TO_HOLD_OUT:
-        return list(samples), []
-    held = round(len(samples) * share)
-    out = {int(i) for i in np.linspace(0, len(samples) - 1, held + 2)[1:-1].round()}
+    out = held_out_numbers(len(samples), share)
     return (
         [s for i, s in enumerate(samples) if i not in out],
         [s for i, s in enumerate(samples) if i in out],
     )
+
+
+def held_out_numbers(count: int, share: float) -> frozenset[int]:
+    """Return which of so many samples are held out, spread evenly; of few none."""
+    if share == 0 or count < _ENOUGH_TO_HOLD_OUT:
+        return frozenset()
+    held = round(count * share)
+    return frozenset(int(i) for i in np.linspace(0, count - 1, held + 2)[1:-1].round())
 
 
 def means_of(samples: Sequence[LayerSample]) -> tuple[FloatArray, FloatArray]:

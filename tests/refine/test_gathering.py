@@ -1,0 +1,70 @@
+"""Targets that the float model gathers, against whole outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from helpers.chain_models import chain, smooth
+from helpers.matrix_models import matrices, rows
+from helpers.staged import quantized
+
+from lowbit.config.presets import find_preset
+from lowbit.graph.session import session
+from lowbit.refine.gathering import known_sizes, with_gathering
+from lowbit.refine.layers import find_layers
+from lowbit.refine.samples import draw_positions, take_target
+
+_CONFIG = find_preset("A8W8")
+
+
+def _with_batch(model: onnx.ModelProto, size: int | str) -> onnx.ModelProto:
+    dim = model.graph.input[0].type.tensor_type.shape.dim[0]
+    dim.Clear()
+    setattr(dim, "dim_value" if isinstance(size, int) else "dim_param", size)
+    return model
+
+
+def _joined(feeds: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+
+
+@pytest.mark.parametrize(
+    ("model", "feed"),
+    [
+        (chain(2), smooth(1)[0]),
+        (_with_batch(chain(2), "N"), smooth(1)[0]),
+        (_with_batch(chain(2), "N"), _joined(smooth(3))),
+        (matrices(), rows(1)[0]),
+    ],
+    ids=["convolutions", "one of a free batch", "a batch of three", "matrices"],
+)
+def test_what_is_gathered_is_what_the_output_holds(model, feed) -> None:
+    state = quantized(model, _CONFIG, [feed])
+    layers, _ = find_layers(state, ())
+    gathering, found = with_gathering(state.calibrated_model, layers)
+    assert found.keys() == {layer.node for layer in layers}
+    for layer in layers:
+        gathered = found[layer.node]
+        shape = gathered.shape(known_sizes(gathering, feed))
+        count = layer.geometry.count(shape)
+        at = draw_positions(count, 11, np.random.default_rng(0))
+        fed = {**feed, **{other.at: np.zeros(1, np.int64) for other in found.values()}}
+        fed[gathered.at] = gathered.fed(at, shape)
+        with session(gathering, [layer.output, gathered.values, gathered.total]) as running:
+            y, values, total = running.run([layer.output, gathered.values, gathered.total], fed)
+        target = gathered.target(at, shape, values, total)
+        expected = take_target(layer.geometry, y, None, 11, np.random.default_rng(0))
+        assert shape == y.shape
+        np.testing.assert_array_equal(target.at, expected.at)
+        np.testing.assert_array_equal(target.targets, expected.targets)
+        np.testing.assert_allclose(target.target_sum, expected.target_sum, rtol=1e-4, atol=1e-3)
+
+
+def test_outputs_of_unknown_size_are_left_out() -> None:
+    model = chain(2)
+    for axis in (2, 3):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].Clear()
+    state = quantized(model, _CONFIG, smooth(1))
+    layers, _ = find_layers(state, ())
+    assert with_gathering(state.calibrated_model, layers)[1] == {}

@@ -1,0 +1,107 @@
+"""Sums of columns against the columns themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.column_moments import moments_of
+
+from lowbit.ops.geometry import MatrixLayer
+from lowbit.refine.column_sums import ColumnSums
+from lowbit.refine.moments import LayerMoments
+from lowbit.refine.samples import SampleInMemory
+
+_RANDOM = np.random.default_rng(0)
+
+
+def _columns(groups: int = 2, outputs: int = 3, depth: int = 5, count: int = 90):
+    patches = _RANDOM.normal(2, 1, size=(groups, depth, count)).astype(np.float32)
+    weight = _RANDOM.normal(size=(groups, outputs, depth)).astype(np.float32)
+    noise = _RANDOM.normal(0, 0.1, size=(groups, outputs, count))
+    return weight, patches, (weight @ patches + noise).astype(np.float32)
+
+
+def _samples(patches: np.ndarray, targets: np.ndarray, parts: int = 3) -> list[SampleInMemory]:
+    pairs = zip(np.split(patches, parts, axis=2), np.split(targets, parts, axis=2), strict=True)
+    return [SampleInMemory(p, t, p.sum(axis=2), t.sum(axis=2), p.shape[2]) for p, t in pairs]
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_moments_are_those_of_all_columns(centred: bool) -> None:
+    _, patches, targets = _columns()
+    sums = ColumnSums(2, 3, 5)
+    for part in (slice(40), slice(40, 90)):
+        sums.add(patches[:, :, part], targets[:, :, part])
+    found, expected = sums.moments(centred=centred), moments_of(patches, targets, centred=centred)
+    np.testing.assert_allclose(found.inputs, expected.inputs, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found.outputs, expected.outputs, rtol=1e-3, atol=1e-4)
+
+
+def test_columns_of_importance_are_centred_about_the_means_of_all() -> None:
+    _, patches, targets = _columns()
+    importance = _RANDOM.uniform(0.5, 2, size=90).astype(np.float32)
+    sums = ColumnSums(2, 3, 5, relative=True)
+    sums.add(patches, targets, importance)
+    x, y = ((a - a.mean(axis=2, keepdims=True)) * importance for a in (patches, targets))
+    expected = moments_of(x, y, centred=False)
+    found = sums.moments(centred=True)
+    np.testing.assert_allclose(found.inputs, expected.inputs, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(found.outputs, expected.outputs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_the_error_is_that_of_the_columns(relative: bool) -> None:
+    weight, patches, targets = _columns()
+    offset = _RANDOM.normal(size=(2, 3))
+    importance = _RANDOM.uniform(0.5, 2, size=90).astype(np.float32) if relative else None
+    sums = ColumnSums(2, 3, 5, relative=relative)
+    sums.add(patches, targets, importance)
+    rest = (weight @ patches + offset[:, :, None] - targets) * (
+        1.0 if importance is None else importance
+    )
+    found = sums.error(weight, offset)
+    assert found == pytest.approx(float(np.square(rest).mean()), rel=1e-3)
+
+
+@pytest.mark.parametrize("held_out", [(), (1,)])
+def test_small_errors_beside_large_outputs_are_told_apart(held_out: tuple[int, ...]) -> None:
+    """Outputs of about a thousand, weights that differ in the sixth figure."""
+    weight, patches, _ = _columns(groups=1)
+    weight, bias = 1000 * weight, np.float32([5.0, -3.0, 0.0])
+    targets = np.asarray(weight @ patches + bias.reshape(1, -1, 1), np.float32)
+    seen = LayerMoments(_MATRIX, weight, bias, held_out=held_out)
+    samples = _samples(patches, targets)
+    seen.add(list(enumerate(samples)))
+    decide = samples if not held_out else [samples[i] for i in held_out]
+    columns = np.concatenate([s.patches for s in decide], axis=2).astype(np.float64)
+    for step in (1e-2, 2e-2):
+        change = np.full_like(weight, step)
+        expected = np.square(change.astype(np.float64) @ columns + 0.5).mean()
+        assert seen.error(weight + change, bias + np.float32(0.5)) == pytest.approx(
+            expected, rel=0.02
+        )
+
+
+def test_a_bias_that_stays_is_taken_off_the_targets() -> None:
+    weight, patches, targets = _columns(groups=1)
+    fixed = np.arange(3, dtype=np.float32)
+    seen = LayerMoments(_MATRIX, weight, None, fixed_bias=fixed)
+    seen.add(list(enumerate(_samples(patches, targets))))
+    expected = moments_of(patches, targets - fixed.reshape(1, -1, 1), centred=False)
+    np.testing.assert_allclose(seen.moments.outputs, expected.outputs, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(seen.means[1], targets.mean(axis=2) - fixed, atol=1e-4)
+    rest = weight @ patches + fixed.reshape(1, -1, 1) - targets
+    assert seen.error(weight, None) == pytest.approx(float(np.square(rest).mean()), rel=1e-3)
+
+
+def test_relative_errors_count_a_position_by_its_own_size() -> None:
+    weight, patches, _ = _columns(groups=1)
+    patches[:, :, 0] *= 1000
+    seen, plain = (LayerMoments(_MATRIX, weight, None, relative=r) for r in (True, False))
+    for moments in (seen, plain):
+        moments.add(list(enumerate(_samples(patches, weight @ patches))))
+    off = weight * np.float32(1.01)
+    assert plain.error(off, None) > 1000 * seen.error(off, None)
+
+
+_MATRIX = MatrixLayer(groups=1, outputs=3, inputs=5, transposed=False)
