@@ -8,39 +8,30 @@ import numpy as np
 import onnx_ir as ir
 from helpers.chains import chain, node
 
-from lowbit.ops.channels import ChannelLayout
-from lowbit.transforms.channel_statistics import channel_maxima, reduce_channels
+from lowbit.transforms.channel_statistics import channel_sizes, reduce_channels
 
 
-def test_maxima_are_over_all_samples_and_positions() -> None:
+def test_sizes_are_over_all_samples_and_positions() -> None:
     model = chain(node("Neg", "x", "a"), node("Relu", "a", "y"))
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(5)]
     told = []
 
-    value = next(iter(model.graph)).outputs[0]
-    found = channel_maxima(model, [(value, ChannelLayout(1, 4))], iter(feeds), told.append)
+    found = channel_sizes(model, {"a": 1, "y": -1}, iter(feeds), told.append)
 
-    everything = np.concatenate([feed["x"] for feed in feeds])
-    np.testing.assert_array_equal(found["a"], (-everything).max(axis=(0, 2, 3)))
+    everything = -np.concatenate([feed["x"] for feed in feeds])
+    np.testing.assert_array_equal(found["a"].maximum, everything.max(axis=(0, 2, 3)))
+    np.testing.assert_array_equal(found["a"].largest, np.abs(everything).max(axis=(0, 2, 3)))
+    power = np.square(everything).mean(axis=(0, 2, 3))
+    np.testing.assert_allclose(found["a"].power, power, rtol=1e-5)
+    assert found["y"].maximum.shape == (8,)
     assert told == [1, 2, 3, 4, 5]
 
 
-def test_no_data_gives_no_maxima() -> None:
+def test_no_data_gives_no_sizes() -> None:
     model = chain(node("Neg", "x", "a"), node("Relu", "a", "y"))
-    value = next(iter(model.graph)).outputs[0]
 
-    assert channel_maxima(model, [(value, ChannelLayout(1, 4))], []) == {}
-
-
-def test_neighbours_of_one_channel_are_one() -> None:
-    model = chain(node("Flatten", "x", "f"), node("Neg", "f", "y"))
-    feeds = [{"x": np.arange(192, dtype=np.float32).reshape(1, 3, 8, 8)}]
-    value = next(iter(model.graph)).outputs[0]
-
-    found = channel_maxima(model, [(value, ChannelLayout(1, 2, repeat=64))], feeds)
-
-    np.testing.assert_array_equal(found["f"], [63, 127, 191])
+    assert channel_sizes(model, {"a": 1}, []) == {}
 
 
 def test_arrays_of_several_tensors_are_reduced_and_joined() -> None:

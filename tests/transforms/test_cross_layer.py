@@ -463,7 +463,7 @@ def _clipped() -> onnx.ModelProto:
 
 
 def test_the_report_says_what_was_equalized() -> None:
-    config = msgspec.structs.replace(find_preset("A8W8"), equalization=CrossLayerEqualization())
+    config = msgspec.structs.replace(find_preset("A8W8"), keep_only_if_better=False)
 
     result = lowbit.quantize(_clipped(), data=samples(8), config=config)
 
@@ -487,3 +487,50 @@ def test_presets_equalize_only_where_they_try_whether_it_helps(name: str) -> Non
     assert config.keep_only_if_better or (
         config.equalization is None and config.smooth_quant is None
     )
+
+
+def _uneven() -> ir.Model:
+    """A depthwise layer between two others, whose channels differ a hundredfold in reach."""
+    rng = np.random.default_rng(3)
+    reach = np.geomspace(0.02, 2, 16).astype(np.float32)
+    first = rng.normal(size=(16, 3, 1, 1)).astype(np.float32) * reach.reshape(-1, 1, 1, 1)
+    last = rng.normal(size=(4, 16, 1, 1)).astype(np.float32) / reach.reshape(1, -1, 1, 1)
+    return chain(
+        node("Conv", "x w1 b1", "a"), node("Relu", "a", "ar"),
+        node("Conv", "ar w2 b2", "d", group=16, pads=[1, 1, 1, 1]), node("Relu", "d", "dr"),
+        node("Conv", "dr w3", "y"),
+        w1=first, b1=0.1 * reach, w2=(16, 1, 3, 3), b2=0.1 * reach, w3=last,
+    )  # fmt: skip
+
+
+def _error(model: ir.Model, equalization: CrossLayerEqualization | None) -> float:
+    """Return the error relative to the outputs of a model with 8-bit activations."""
+    spec = lowbit.IntegerSpec(format=lowbit.IntegerFormat.INT8)
+    weight = lowbit.IntegerSpec(format=lowbit.IntegerFormat.INT8, per_channel=True)
+    config = QuantConfig(activation=spec, weight=weight, equalization=equalization)
+    result = lowbit.quantize(io.to_proto(model), data=samples(64), config=config, verify=0)
+    wrong = size = 0.0
+    with session(model) as before, session(result.quantized) as after:
+        for feed in samples(80)[64:]:
+            want, got = before.run(["y"], feed)[0], after.run(["y"], feed)[0]
+            wrong, size = wrong + np.square(got - want).sum(), size + np.square(want).sum()
+    return float(wrong / size)
+
+
+def test_channels_are_scaled_for_the_noise_of_activations() -> None:
+    """With a scale for each output of weights, activations are all that equalization can help."""
+    model = _uneven()
+
+    noise, none = _error(model, CrossLayerEqualization()), _error(model, None)
+
+    assert noise < 0.2 * none
+    assert noise < _error(model, CrossLayerEqualization(objective="ranges"))
+
+
+def test_equalization_for_noise_keeps_the_function() -> None:
+    model = _uneven()
+
+    result = equalize(model, samples())
+
+    assert [group.channels for group in result.groups] == [16, 16]
+    check_same(model, result)

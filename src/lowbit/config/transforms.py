@@ -8,7 +8,7 @@ work.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -52,12 +52,16 @@ class CrossLayerEqualization(
             the upper bound; 1 is exact on the data, more is safer on other data.
         absorb: Whether what a channel never falls below before its Relu moves from the bias
             before it into the biases after it; ``headroom`` then divides the least value seen.
+        objective: What factors are chosen for: that rounding activations and weights adds the least
+            ``noise`` to the outputs of the layers that consume a channel, or that the largest weights
+            on both sides have equal ``ranges``, which is all that can be done without data.
     """
 
     rounds: int = 4
     largest: float = 16.0
     headroom: float = 1.0
     absorb: bool = False
+    objective: Literal["noise", "ranges"] = "noise"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:

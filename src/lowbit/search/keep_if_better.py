@@ -2,7 +2,8 @@
 
 Part of the calibration samples is held out. The model is built without any of the steps, then with
 one more at a time; a step stays if the outputs come nearer to the float model's on the held-out
-samples, by more than the difference varies from sample to sample. What was measured is what is
+samples, by more than the difference varies from sample to sample. If the model is refined later, the
+error is that expected afterwards. What was measured is what is
 kept: built again from all samples, a power-of-two scale may fall the other way.
 """
 
@@ -22,9 +23,9 @@ from lowbit.evaluate.validation import Gain, Validation
 from lowbit.numerics.formats import DoubleArray
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
-from lowbit.pipeline.verify import quantized_names
 from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
+from lowbit.search.expected_error import expected_sqnr
 from lowbit.state import Normalized, Quantized, extended
 from lowbit.transforms import implementation_of
 
@@ -80,7 +81,7 @@ def keep_what_helps(
     best = pipeline.build(plain, samples.fitting, plan=plan)
     with clock.stage("validate"):
         validation = Validation(state.loaded, samples.validation())
-        before = validation.sqnr(best.emitted.model, quantized_names(best))
+        before = expected_sqnr(validation, best)
     if not len(before):  # no output is a float: there is nothing to measure
         return pipeline.build(state, samples.calibration, plan=plan), ()
     steps = []
@@ -90,7 +91,7 @@ def keep_what_helps(
             continue
         candidate = _with_step(pipeline, best, option.field, wanted, plan)
         with clock.stage("validate"):
-            after = validation.sqnr(candidate.emitted.model, quantized_names(candidate))
+            after = expected_sqnr(validation, candidate)
         step = _step(option.name, before, after)
         steps.append(step)
         if step.kept:

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, session
 from lowbit.numerics.formats import DoubleArray
-from lowbit.ops.channels import ChannelLayout
 from lowbit.parallel import ordered_map
 
 
-def channel_maxima(
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChannelSizes:
+    """Of each channel: the greatest number, the largest without its sign, and the mean square."""
+
+    maximum: DoubleArray
+    largest: DoubleArray
+    power: DoubleArray
+
+
+def channel_sizes(
     model: ir.Model,
-    wanted: Sequence[tuple[ir.Value, ChannelLayout]],
+    wanted: Mapping[str, int],
     data: Iterable[Feed],
     progress: Callable[[int], None] = lambda _: None,
-) -> dict[str, DoubleArray]:
-    """Return the maxima by tensor name; none at all if there is no data."""
-    layouts = {tensor_name(value): layout for value, layout in wanted}
+) -> dict[str, ChannelSizes]:
+    """Return the sizes along an axis of each tensor, by name; none at all if there is no data."""
 
     def of(name: str, array: Array) -> DoubleArray:
-        return _maxima(array, layouts[name])
+        return _sizes(array, wanted[name])
 
-    return reduce_channels(model, list(layouts), data, of, np.maximum, progress)
+    found = reduce_channels(model, list(wanted), data, of, _join_sizes, progress)
+    return {
+        name: ChannelSizes(greatest, largest, squares / count)
+        for name, (greatest, largest, squares, count) in found.items()
+    }
+
+
+def _sizes(array: Array, axis: int) -> DoubleArray:
+    """Return rows by channel: greatest, largest without sign, mean square, and one sample."""
+    rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    greatest, least = rows.max(axis=1, initial=-np.inf), rows.min(axis=1, initial=np.inf)
+    squares = np.einsum("ij,ij->i", rows, rows) / max(rows.shape[1], 1)
+    largest = np.maximum(np.maximum(greatest, -least), 0)
+    return np.asarray([greatest, largest, squares, np.ones(len(rows))], np.float64)
+
+
+def _join_sizes(one: DoubleArray, other: DoubleArray) -> DoubleArray:
+    return np.concatenate([np.maximum(one[:2], other[:2]), one[2:] + other[2:]])
 
 
 def reduce_channels(
@@ -58,10 +82,3 @@ def reduce_channels(
                 joined[name] = join(joined[name], new) if name in joined else new
             progress(count)
     return joined
-
-
-def _maxima(array: Array, layout: ChannelLayout) -> DoubleArray:
-    """Return the maximum of each channel; not a number where one is."""
-    others = tuple(axis for axis in range(array.ndim) if axis != layout.axis)
-    found = array.max(axis=others, initial=-np.inf)
-    return np.asarray(found.reshape(-1, layout.repeat).max(axis=1), np.float64)

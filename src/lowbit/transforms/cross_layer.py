@@ -11,6 +11,7 @@ channels against their bounds. Kernels are arrays ``[group, out, in, rest]``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -23,10 +24,12 @@ from lowbit.graph.editing import constant, replace_constant
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.transforms.bias_absorption import absorb
-from lowbit.transforms.channel_groups import Group, Offset, find_groups
-from lowbit.transforms.channel_statistics import channel_maxima
+from lowbit.transforms.channel_groups import Group, Limit, Offset, find_groups
+from lowbit.transforms.channel_statistics import ChannelSizes, channel_sizes
+from lowbit.transforms.group_noise import NoiseOfGroups, read_axes
 from lowbit.transforms.implementation import Context, TransformedModel
 from lowbit.transforms.layers import WeightedLayer, input_ranges, output_ranges
+from lowbit.transforms.noise_model import least_noise
 
 # A round in which no factor changes by more than this (in octaves) is the last.
 _SETTLED = 1e-3
@@ -180,10 +183,14 @@ def equalize_groups(
     model = model.clone()
     groups = find_groups(model.graph)
     usable = [group for group in groups if not group.obstacles]
-    maxima = _measure(model, usable, context)
-    states = [_start(group, config, maxima) for group in usable]
+    reads = read_axes(usable) if config.objective == "noise" else {}
+    sizes = _measure(model, usable, reads, context)
+    states = [_start(group, config, sizes) for group in usable]
+    balance = _balance
+    if sizes and sizes.keys() >= reads.keys() > set():
+        balance = functools.partial(_quieten, NoiseOfGroups(usable, sizes, context.levels))
     for _ in range(config.rounds):
-        settled = [_balance(state) for state in states]
+        settled = [balance(state) for state in states]
         if all(settled):
             break
     layers = {id(layer): layer for group in usable for layer in _layers(group)}
@@ -199,34 +206,61 @@ def equalize_groups(
     return EqualizedGroups(model, tuple(_result(state) for state in states), skipped)
 
 
-def _measure(model: ir.Model, groups: list[Group], context: Context) -> Mapping[str, DoubleArray]:
-    limits = [limit for group in groups for limit in group.limits]
-    if not limits or context.data is None:
+def _measure(
+    model: ir.Model, groups: list[Group], reads: Mapping[str, int], context: Context
+) -> Mapping[str, ChannelSizes]:
+    """Return the sizes of what layers read and of what stands before Clips, from one pass."""
+    if context.data is None:
         return {}
-    wanted = [(limit.value, limit.layout) for limit in limits]
-    return channel_maxima(model, wanted, context.data, context.progress)
+    limits = {
+        tensor_name(limit.value): limit.layout.axis for group in groups for limit in group.limits
+    }
+    return channel_sizes(model, {**reads, **limits}, context.data, context.progress)
 
 
 def _start(
-    group: Group, config: CrossLayerEqualization, maxima: Mapping[str, DoubleArray]
+    group: Group, config: CrossLayerEqualization, sizes: Mapping[str, ChannelSizes]
 ) -> _State:
-    unknown = np.full(group.channels, np.inf)
-    limits = [
-        (limit.bound, maxima.get(tensor_name(limit.value), unknown)) for limit in group.limits
-    ]
+    limits = [(limit.bound, _maxima(group, limit, sizes)) for limit in group.limits]
     bounds = make_bounds(group.channels, limits, largest=config.largest, headroom=config.headroom)
     return _State(group, bounds, np.ones(group.channels))
+
+
+def _maxima(group: Group, limit: Limit, sizes: Mapping[str, ChannelSizes]) -> DoubleArray:
+    known = sizes.get(tensor_name(limit.value))
+    if known is None:
+        return np.full(group.channels, np.inf)
+    return known.maximum.reshape(-1, limit.layout.repeat).max(axis=1)
 
 
 def _balance(state: _State) -> bool:
     """Scale one group once; return whether that changed next to nothing. Changes its layers."""
     group, before = state.group, state.total
     state.total = next_factors(*_ranges(group), before, state.bounds)
-    step = (state.total / before).astype(np.float32)
+    scale_group(group, state.total / before)
+    return is_settled(before, state.total)
+
+
+def scale_group(group: Group, factors: DoubleArray) -> None:
+    """Multiply each channel in its producers and divide it in its consumers. Changes its layers."""
+    step = factors.astype(np.float32)
     for producer in group.producers:
         producer.scale_outputs(step)
     for consumer in group.consumers:
         consumer.layer.scale_inputs(np.repeat(np.reciprocal(step), consumer.repeat))
+
+
+def _quieten(noise: NoiseOfGroups, state: _State) -> bool:
+    """Scale one group once so that rounding adds least; return whether that changed next to nothing."""
+    before, bounds = state.total, state.bounds
+    frozen = bounds.frozen
+    step = least_noise(
+        noise.of(state.group, before),
+        np.where(frozen, 1.0, np.minimum(bounds.lowest / before, 1.0)),
+        np.where(frozen, 1.0, np.maximum(bounds.highest / before, 1.0)),
+    )
+    state.total = before * step
+    scale_group(state.group, step)
     return is_settled(before, state.total)
 
 

@@ -1,0 +1,135 @@
+"""The noise of rounding around groups of channels, from weights and from what samples show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lowbit.numerics.formats import DoubleArray
+from lowbit.transforms.channel_groups import Consumer, Group
+from lowbit.transforms.channel_statistics import ChannelSizes
+from lowbit.transforms.implementation import Levels
+from lowbit.transforms.layers import WeightedLayer
+from lowbit.transforms.noise_model import GroupNoise, Rounded, joined
+
+_SWEEPS = 3
+_REFINED = 0.3
+"""How much of the noise of weights is left after better rounding and with corrected biases."""
+
+
+def read_axes(groups: Sequence[Group]) -> dict[str, int]:
+    """Return the tensors that the layers of groups read, each with the axis of its channels."""
+    layers = [m for g in groups for m in (*g.producers, *(c.layer for c in g.consumers))]
+    return {layer.source: -1 if layer.operator.is_matrix else 1 for layer in layers}
+
+
+class NoiseOfGroups:
+    """Gives the noise around each group as its layers stand; they may change in between."""
+
+    def __init__(
+        self, groups: Sequence[Group], sizes: Mapping[str, ChannelSizes], levels: Levels
+    ) -> None:
+        self._sizes, self._levels = sizes, levels
+        self._scaled: dict[str, tuple[Group, int]] = {}
+        self._totals: dict[int, DoubleArray] = {id(g): np.ones(g.channels) for g in groups}
+        for group in groups:
+            for consumer in group.consumers:
+                self._scaled[consumer.layer.source] = (group, consumer.repeat)
+        self._importance: dict[int, DoubleArray] = {}
+        for _ in range(_SWEEPS):
+            for group in reversed(groups):
+                self._update(group)
+
+    def of(self, group: Group, total: DoubleArray) -> GroupNoise:
+        """Return the noise around a group that has been scaled by ``total`` so far."""
+        self._totals[id(group)] = total
+        importance = self._update(group)
+        activation, weight = (
+            0.0 if level <= 0 else 1 / level**2
+            for level in (self._levels.activation, self._levels.weight)
+        )
+        weight *= _REFINED
+        tensors: dict[str, DoubleArray] = {}
+        for consumer in group.consumers:
+            name = consumer.layer.source
+            tensors[name] = tensors.get(name, 0.0) + self._columns(consumer)
+        activations = [
+            Rounded(self._read(n)[0].reshape(group.channels, -1).max(axis=1), e * activation)
+            for n, e in tensors.items()
+        ]
+        return GroupNoise(
+            joined(activations),
+            joined([self._produced(m, importance, weight) for m in group.producers]),
+            joined([self._consumed(c, weight) for c in group.consumers]),
+        )
+
+    def _read(self, name: str) -> tuple[DoubleArray, DoubleArray]:
+        """Return the largest number and the power of each channel of a tensor as it stands."""
+        known = self._sizes[name]
+        if name not in self._scaled:
+            return known.largest, known.power
+        group, repeat = self._scaled[name]
+        factors = np.repeat(self._totals[id(group)], repeat)
+        return known.largest * factors, known.power * np.square(factors)
+
+    def _update(self, group: Group) -> DoubleArray:
+        """Return how much noise in each channel matters, and keep it for the layers before it."""
+        found = np.sum([self._columns(c) for c in group.consumers], axis=0)
+        mean = found.mean()
+        found = found / mean if mean > 0 else np.ones(group.channels)
+        for layer in group.producers:
+            self._importance[id(layer)] = found
+        return found
+
+    def _gains(self, layer: WeightedLayer) -> DoubleArray:
+        """Return how much noise in each output of a layer matters, as groups x outputs."""
+        shape = layer.kernel.shape[:2]
+        known = self._importance.get(id(layer))
+        gains = np.ones(shape) if known is None else known.reshape(shape)
+        return gains / max(self._power(layer, gains), 1e-30)
+
+    def _power(self, layer: WeightedLayer, gains: DoubleArray) -> float:
+        """Return the power of a layer's outputs, each counted by its gain."""
+        energy = np.square(layer.kernel, dtype=np.float64).sum(axis=3)
+        _, power = self._read(layer.source)
+        return float(np.einsum("go,goi,gi->", gains, energy, power.reshape(len(energy), -1)))
+
+    def _columns(self, consumer: Consumer) -> DoubleArray:
+        """Return what noise in each channel does to a consumer's outputs."""
+        layer = consumer.layer
+        energy = np.square(layer.kernel, dtype=np.float64).sum(axis=3)
+        found = np.einsum("go,goi->gi", self._gains(layer), energy)
+        return np.asarray(found.reshape(-1, consumer.repeat).sum(axis=1))
+
+    def _rows(self, layer: WeightedLayer) -> DoubleArray:
+        """Return what the weights of each output are divided by: with a scale each, the largest."""
+        if not self._levels.per_channel:
+            return np.ones(layer.kernel.shape[:2])
+        largest = np.abs(layer.kernel).max(axis=(2, 3), initial=0).astype(np.float64)
+        return np.where(largest > 0, largest, 1.0)
+
+    def _consumed(self, consumer: Consumer, level: float) -> Rounded:
+        layer = consumer.layer
+        if self._levels.per_channel and layer.kernel.shape[2] == 1:
+            # A depthwise layer's own scale takes the factor.
+            return _nothing(layer.inputs // consumer.repeat)
+        rows, taps = self._rows(layer), layer.kernel.shape[3]
+        relative = np.abs(layer.kernel) / rows[:, :, None, None]
+        largest = relative.max(axis=(1, 3), initial=0).reshape(-1, consumer.repeat).max(axis=1)
+        weight = (self._gains(layer) * np.square(rows)).sum(axis=1, keepdims=True) * taps
+        power = self._read(layer.source)[1].reshape(len(weight), -1) * weight
+        noise = power.reshape(-1, consumer.repeat).sum(axis=1) * level
+        return Rounded(np.asarray(largest, np.float64), noise)
+
+    def _produced(self, layer: WeightedLayer, importance: DoubleArray, level: float) -> Rounded:
+        if self._levels.per_channel:  # each channel's own scale takes the factor
+            return _nothing(layer.outputs)
+        largest = np.abs(layer.kernel).max(axis=(2, 3), initial=0).reshape(-1)
+        power = self._read(layer.source)[1].reshape(len(layer.kernel), -1).sum(axis=1)
+        each = np.repeat(power * layer.kernel.shape[3], layer.kernel.shape[1])
+        return Rounded(np.asarray(largest, np.float64), each * importance * level)
+
+
+def _nothing(channels: int) -> Rounded:
+    return Rounded(np.zeros(channels), np.zeros(channels))
