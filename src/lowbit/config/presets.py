@@ -262,7 +262,7 @@ PURPOSES = (
     ),
     Purpose(
         title="onnxruntime, and every runtime that reads standard Q/DQ",
-        targets=("onnxruntime", "onnxruntime-weights", "onnxruntime-nbits"),
+        targets=("onnxruntime", "openvino", "onnxruntime-weights", "onnxruntime-nbits"),
         advice="Start with U8S8_PERCHANNEL, the fastest measured on x86; "
         "take U16S8_PERCHANNEL where 8 bits lose too much. Without data: DYNAMIC8, W8, W4.",
     ),

@@ -22,6 +22,7 @@ from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement
 from lowbit.planning.block_axes import block_axes
 from lowbit.planning.head import Head, find_head
+from lowbit.planning.outputs import drop_final
 from lowbit.planning.placement import drop_fused, place
 from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
 from lowbit.planning.poles import drop_before_poles
@@ -48,6 +49,8 @@ def make_plan(
     placement = place(graph, schemes, target, operators)
     drop_fused(graph, placement, target)
     drop_before_poles(graph, placement, operators)
+    if target.float_outputs:
+        drop_final(graph, placement, target, operators, {o.tensor for o in config.tensors})
     _override(placement, graph, config.tensors)
     axes = block_axes(graph, placement, target.block_axes)
     weights = within_pairs(_weights(placement), placement, graph, target)

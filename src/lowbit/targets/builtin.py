@@ -81,8 +81,21 @@ ONNXRUNTIME = Target(
     blocks=True,
     dequantizes=True,
     shares=DATA_MOVEMENT,
+    # A convolution without a quantizer after it would run in float.
+    float_outputs=("Gemm", "MatMul", "GlobalAveragePool", "ReduceMean"),
     fuse=(FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS), PADDED_POOLS),
     saturation=X86_PAIRS,
+)
+
+OPENVINO = msgspec.structs.replace(
+    ONNXRUNTIME,
+    name="openvino",
+    description="OpenVINO on CPUs: int8 kernels that write floats where the output is final",
+    activation_formats=INTEGERS8,
+    weight_formats=INTEGERS8,
+    float_formats=(),
+    blocks=False,
+    float_outputs=tuple(OPERATORS),
 )
 
 ONNXRUNTIME_WEIGHTS = Target(
@@ -176,6 +189,7 @@ BUILTIN: Mapping[str, Target] = MappingProxyType(
         target.name: target
         for target in (
             ONNXRUNTIME,
+            OPENVINO,
             ONNXRUNTIME_WEIGHTS,
             MATMUL_NBITS,
             RYZEN_AI,

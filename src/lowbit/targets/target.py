@@ -120,6 +120,7 @@ class Target(_Data, frozen=True, kw_only=True):
         float_parts: What is left in float wherever it is found: ``masks``, all that lies between an
             attention mask and its Softmax; ``blocks``, what attention networks compute between
             their linear layers, and normalizations and GELUs that are written out.
+        float_outputs: Operators that compute in integers and write floats where that is a final output.
         align: Further operators whose tensors must agree, in the order they are applied.
         fuse: Pairs with no Q/DQ between.
         limits: Bounds of a fixed-point datapath, if it has one.
@@ -150,6 +151,7 @@ class Target(_Data, frozen=True, kw_only=True):
     shares: tuple[str, ...] = ()
     data_movement: DataMovement = "beside_quantized"
     float_parts: tuple[FloatPart, ...] = ("masks", "blocks")
+    float_outputs: tuple[str, ...] = ()
     align: tuple[Alignment, ...] = ()
     fuse: tuple[FusedPair, ...] = ()
     limits: ShiftLimits | None = None
