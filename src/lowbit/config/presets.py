@@ -272,9 +272,10 @@ PURPOSES = (
         advice="Start with BF16, which is nearly exact; block formats take fewer bits.",
     ),
     Purpose(
-        title="Other fixed-point devices",
-        targets=("vint8",),
-        advice="VINT8 quantizes every tensor and assumes nothing about the device.",
+        title="Other devices",
+        targets=("vint8", "qnn", "tensorrt", "coreml", "vitis-ai"),
+        advice="VINT8 quantizes every tensor and assumes nothing about the device. "
+        "`lowbit targets` says which preset goes with --target qnn, tensorrt, coreml and vitis-ai.",
     ),
 )
 """The presets by purpose; every built-in target is in one of them."""

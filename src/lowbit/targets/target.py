@@ -113,6 +113,8 @@ class Target(_Data, frozen=True, kw_only=True):
         formats: Operators that take other formats; of two entries for one operator the last holds.
         power_of_two: Whether every scale must be a power of two.
         per_channel: Whether weights may have a scale per channel.
+        symmetric: Whether every zero point must be zero.
+        integer_bias: Whether biases are integers; otherwise they stay in float.
         shares: Operators whose output uses the very parameters of its input.
         block_axes: How the axis of blocks is chosen (``lowbit.planning.block_axes``).
         data_movement: Where data movement is quantized: ``beside_quantized`` next to something
@@ -148,6 +150,8 @@ class Target(_Data, frozen=True, kw_only=True):
     block_axes: BlockAxes = "contracted"
     power_of_two: bool = False
     per_channel: bool = True
+    symmetric: bool = False
+    integer_bias: bool = True
     shares: tuple[str, ...] = ()
     data_movement: DataMovement = "beside_quantized"
     float_parts: tuple[FloatPart, ...] = ("masks", "blocks")
