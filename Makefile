@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-oldest corpus clients check docs bench bench-regress clean
+.PHONY: demo test test-oldest corpus runtimes clients check docs bench bench-regress clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,10 @@ CORPUS ?= A16W8,BF16,XINT8,A8W8,U8S8_PERCHANNEL
 
 corpus: $(VENV)/.test  ## quantize every model of the onnx package's tests, with the presets of CORPUS
 	LOWBIT_CORPUS=$(CORPUS) $(BIN)/python -m pytest tests/corpus -n auto
+
+runtimes: $(VENV)/.test  ## every preset in OpenVINO too
+	$(BIN)/pip install --quiet -e '.[openvino]'
+	$(BIN)/python -m pytest tests/graph/test_openvino.py tests/api/test_runtimes.py
 
 CLIENTS := .venv-clients
 OLIVE := $(CLIENTS)/olive/bin/python

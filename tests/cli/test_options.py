@@ -13,6 +13,7 @@ from lowbit.cli import option_groups, options
 from lowbit.cli.completion import SHELLS
 from lowbit.config import config, methods
 from lowbit.data import PREPROCESSINGS, preprocessing
+from lowbit.graph import openvino
 from lowbit.search.goal_strategies import STRATEGIES
 from lowbit.targets.builtin import BUILTIN
 from lowbit.transforms.rewrites import REWRITES
@@ -21,6 +22,7 @@ from lowbit.transforms.rewrites import REWRITES
 def test_choices_are_those_of_the_library() -> None:
     assert set(option_groups.METHODS) == set(methods.BY_NAME)
     assert set(option_groups.WEIGHT_METHODS) == set(methods.FOR_WEIGHTS)
+    assert option_groups.RUNTIMES == openvino.RUNTIMES
     assert get_args(config.Head) == option_groups.HEADS
     assert get_args(config.Domain) == options.DOMAINS
     assert tuple(PREPROCESSINGS) == option_groups.PREPROCESSINGS

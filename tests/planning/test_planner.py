@@ -168,7 +168,7 @@ def test_softmax_has_a_fixed_range_where_the_target_says_so(
     )
 
     assert plan_of(model, "vint8").by_name()["y"].range == (0.0, 1.0)
-    assert plan_of(model, "onnxruntime").by_name()["y"].range is None
+    assert plan_of(model, "ryzen-ai").by_name()["y"].range is None
 
 
 def test_constants_beside_16_bit_activations_follow_them(

@@ -145,7 +145,7 @@ def test_timings_are_told_beside_the_first(console) -> None:
     first = Timing(model="a", median_ms=4.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0, **plain)
     other = Timing(model="b", median_ms=2.0, ratio=2.0, ratio_low=1.5, ratio_high=2.5, **plain)
 
-    show_timings(screen, [first, other], threads=2, provider=None)
+    show_timings(screen, [first, other], threads=2, where="CPUExecutionProvider")
 
     text = screen.file.getvalue()
     assert rows_of(text, "a") == "a 4 1 to 9".split()

@@ -75,7 +75,7 @@ def test_unknown_names_get_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(
         ConfigError,
-        match=r"unknown target 'onnxruntim'; did you mean 'onnxruntime'.*\? \(built in: .*vint8; "
+        match=r"unknown target 'onnxruntim'; did you mean 'onnxruntime'.*\? \(built in: .*vint8.*; "
         r"installed: toybox; or give the path of a \.json file\)",
     ):
         find_target("onnxruntim")

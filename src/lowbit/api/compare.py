@@ -37,6 +37,7 @@ from lowbit.evaluate.compare_models import (
 from lowbit.evaluate.latency import Latency, measure_latency
 from lowbit.evaluate.runner import Outputs
 from lowbit.graph import io
+from lowbit.graph.openvino import Runtime, check_runtime
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.session import model_inputs
 from lowbit.normalize.inputs import settle_like
@@ -75,6 +76,7 @@ def compare(
     metric: str | Metric | None = None,
     tolerance: float = 1.0,
     timed: bool = False,
+    runtime: Runtime = "onnxruntime",
     calibration: Any = None,
     floats: ir.Model | None = None,
     progress: Progress = ignore_progress,
@@ -94,10 +96,13 @@ def compare(
         metric: ``metric(outputs, label)`` or its ``module:function``, instead of top-1.
         tolerance: For how wide a gap of accuracy the number of samples needed is told.
         timed: Measure how long both models take here.
+        runtime: Whose kernels the quantized model runs through as well, beside exact arithmetic:
+            ``onnxruntime`` on at most 16 samples, ``openvino`` on all of them.
         calibration: Data to quantize again on, with the worst tensors promoted to 16 bits.
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
     """
+    check_runtime(runtime)
     clock = Clock(progress)
     float_model, other = _load_both(reference, quantized)
     samples = open_data(data, model_inputs(float_model), preprocessing=preprocessing, limit=limit)
@@ -105,7 +110,7 @@ def compare(
     fused = bool(find_quantizers(other))
     with clock.stage("compare"):
         found = _compare_outputs(
-            float_model, other, samples, scorer, known, budget, clock, fused=fused
+            float_model, other, samples, scorer, known, budget, clock, fused=fused, runtime=runtime
         )
     analysis = None
     if fused and found.samples and found.slices:
@@ -120,7 +125,7 @@ def compare(
     if timed and found.samples:
         with clock.stage("time"):
             latency = measure_latency(float_model, other, found.samples[0].feed)
-    report = _report(float_model, other, samples.description, found, analysis, latency)
+    report = _report(float_model, other, samples.description, found, analysis, latency, runtime)
     accuracy = scorer.figures(tolerance) if scorer is not None else ()
     return msgspec.structs.replace(report, accuracy=accuracy, seconds=clock.seconds)
 
@@ -142,8 +147,10 @@ def _compare_outputs(
     clock: Clock,
     *,
     fused: bool,
+    runtime: Runtime,
 ) -> Comparison:
     total, done = len(samples), 0
+    everywhere = scorer is not None or runtime != "onnxruntime"
 
     def listener(*runs: Outputs | None) -> None:
         nonlocal done
@@ -156,9 +163,10 @@ def _compare_outputs(
         other,
         list(output_reference(float_model, other).pairs),
         samples,
-        fused=spread(total, total if scorer else _FUSED) if fused else frozenset(),
+        fused=spread(total, total if everywhere else _FUSED) if fused else frozenset(),
         keep=spread(total, _analyzed_on(total, budget)),
         listener=listener,
+        runtime=runtime,
     )
 
 
@@ -240,6 +248,7 @@ def _report(
     found: Comparison,
     analysis: TensorAnalysis | None,
     latency: Latency | None,
+    runtime: Runtime,
 ) -> Report:
     return Report(
         preset=other.metadata_props.get("lowbit.preset", "unknown"),
@@ -252,18 +261,23 @@ def _report(
         outputs=scores(found.outputs),
         slices=scores(found.sliced),
         fused=scores(found.fused),
+        runtime=runtime,
         layers=scores(analysis.layers) if analysis else (),
         budget=analysis.budget if analysis else None,
         tensors=analysis.views if analysis else (),
         network=draw_network(other, find_quantizers(other)),
-        notes=(*_notes(found), *(analysis.notes if analysis else ()), *_refined(other, analysis)),
+        notes=(
+            *_notes(found, runtime),
+            *(analysis.notes if analysis else ()),
+            *_refined(other, analysis),
+        ),
         size_before=constants_size(float_model),
         size_after=constants_size(other),
         latency=latency,
     )
 
 
-def _notes(found: Comparison) -> tuple[str, ...]:
+def _notes(found: Comparison, runtime: Runtime) -> tuple[str, ...]:
     mixed = dict.fromkeys(s.output for s in found.slices if s.axis is not None)
     notes = [
         f"output {name} holds values of different magnitudes; its ratio is that of the largest: look at "
@@ -276,7 +290,7 @@ def _notes(found: Comparison) -> tuple[str, ...]:
             "this processor's int8 kernels saturate in 16 bits: figures taken through them "
             "understate the model, and so would a deployment on it"
             if saturates_int8()
-            else "onnxruntime's fused kernels compute something else than the model says"
+            else f"{runtime}'s fused kernels compute something else than the model says"
         )
         notes.append(f"through fused kernels the outputs are {gap:.1f} dB worse; {why}")
     elif found.fused and saturates_int8():

@@ -73,6 +73,7 @@ def _compared(args: argparse.Namespace, quantized: str, progress: Tell) -> Repor
         metric=args.metric,
         tolerance=args.tolerance,
         timed=args.time,
+        runtime=args.runtime,
         calibration=args.retry,
         progress=progress,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowbit.cli import parser as types
-from lowbit.cli.option_groups import add_data, add_engine, add_images
+from lowbit.cli.option_groups import add_data, add_engine, add_images, add_runtime
 from lowbit.cli.parser import Parser
 
 
@@ -41,6 +41,7 @@ def add_bench(parser: Parser) -> None:
         metavar="NAME",
         help="an execution provider of onnxruntime (default CPUExecutionProvider)",
     )
+    add_runtime(parser, "what runs the models")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 

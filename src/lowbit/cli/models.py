@@ -43,12 +43,16 @@ def bench(args: argparse.Namespace) -> None:
             runs=args.runs,
             threads=args.threads,
             provider=args.provider,
+            runtime=args.runtime,
             progress=lambda done: progress("bench", done, args.runs),
         )
     if args.json:
         print_json(timings)
     else:
-        show_timings(stdout(), timings, threads=args.threads, provider=args.provider)
+        where = args.provider or (
+            "CPUExecutionProvider" if args.runtime == "onnxruntime" else args.runtime
+        )
+        show_timings(stdout(), timings, threads=args.threads, where=where)
 
 
 def print_json(value: object) -> None:

@@ -18,7 +18,19 @@ PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
 LAYOUTS = ("auto", "NCHW", "NHWC")
 CHANNEL_ORDERS = ("RGB", "BGR")
 STRATEGIES = ("calibration", "reconstruction", "accurate", "promotion", "mixed-precision")
+RUNTIMES = ("onnxruntime", "openvino")
 DEFAULT_PRESET = "A8W8"
+
+
+def add_runtime(parser: Parser, what: str) -> None:
+    """Add the choice of the runtime."""
+    parser.add_argument(
+        "--runtime",
+        type=one_of(RUNTIMES),
+        default="onnxruntime",
+        metavar="NAME",
+        help=f"{what}: {' or '.join(RUNTIMES)} (default onnxruntime)",
+    )
 
 
 def add_data(parser: Parser, verb: str, *, required: bool = True) -> None:

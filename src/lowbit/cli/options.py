@@ -10,7 +10,14 @@ from collections.abc import Callable
 
 from lowbit.cli import parser as types
 from lowbit.cli.model_options import add_bench, add_inspect, add_sweep
-from lowbit.cli.option_groups import add_data, add_engine, add_goal, add_images, add_scheme
+from lowbit.cli.option_groups import (
+    add_data,
+    add_engine,
+    add_goal,
+    add_images,
+    add_runtime,
+    add_scheme,
+)
 from lowbit.cli.parser import Parser, one_of
 from lowbit.version import __version__
 
@@ -207,6 +214,7 @@ def _compare(parser: Parser) -> None:
         help="how well the gap should be known, for the number of samples needed (default 1)",
     )
     parser.add_argument("--time", action="store_true", help="measure how long both models take")
+    add_runtime(parser, "whose kernels the quantized model runs through, beside exact arithmetic")
     gates = parser.add_argument_group("gates", "A gate that fails gives exit code 3.")
     gates.add_argument(
         "--fail-if",

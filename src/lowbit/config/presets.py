@@ -264,7 +264,7 @@ PURPOSES = (
     ),
     Purpose(
         title="onnxruntime, and every runtime that reads standard Q/DQ",
-        targets=("onnxruntime", "onnxruntime-weights", "onnxruntime-nbits"),
+        targets=("onnxruntime", "openvino", "onnxruntime-weights", "onnxruntime-nbits"),
         advice="Start with U8S8_PERCHANNEL, the fastest measured on x86; "
         "take U16S8_PERCHANNEL where 8 bits lose too much. Without data: DYNAMIC8, W8, W4.",
     ),
@@ -274,9 +274,10 @@ PURPOSES = (
         advice="Start with BF16, which is nearly exact; block formats take fewer bits.",
     ),
     Purpose(
-        title="Other fixed-point devices",
-        targets=("vint8",),
-        advice="VINT8 quantizes every tensor and assumes nothing about the device.",
+        title="Other devices",
+        targets=("vint8", "qnn", "tensorrt", "coreml", "vitis-ai"),
+        advice="VINT8 quantizes every tensor and assumes nothing about the device. "
+        "`lowbit targets` says which preset goes with --target qnn, tensorrt, coreml and vitis-ai.",
     ),
 )
 """The presets by purpose; every built-in target is in one of them."""

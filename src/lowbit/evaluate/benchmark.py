@@ -14,6 +14,7 @@ import onnx_ir as ir
 from lowbit.errors import ConfigError
 from lowbit.files import temporary_folder
 from lowbit.graph import io
+from lowbit.graph.openvino import Runtime, openvino_session
 from lowbit.graph.profiling import DeployedSession
 from lowbit.graph.session import Feed, model_inputs
 
@@ -45,6 +46,7 @@ def benchmark(
     runs: int = 50,
     threads: int = 0,
     provider: str | None = None,
+    runtime: Runtime = "onnxruntime",
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Timing, ...]:
     """Run the models in turn, so that whatever else the machine does meets all of them alike.
@@ -53,31 +55,40 @@ def benchmark(
         models: The models by name; ratios are to the first.
         feed: One sample, for all of them.
         runs: How often each is run, less often where that takes over half a minute.
-        threads: Threads of onnxruntime; 0 lets it choose.
+        threads: Threads of the runtime; 0 lets it choose.
         provider: An execution provider of onnxruntime, the CPU's if not given.
+        runtime: What runs them.
         progress: Told how many rounds are done.
     """
     if not models:
         raise ConfigError("no model to run: give at least one")
+    if runtime != "onnxruntime" and provider is not None:
+        raise ConfigError(f"provider {provider!r} is onnxruntime's, but the runtime is {runtime}")
     _check_inputs(models, feed)
     times: list[list[float]] = [[] for _ in models]
     with ExitStack() as stack:
-        folder = str(stack.enter_context(temporary_folder()))
-        sessions = [
-            DeployedSession(stack.enter_context(io.as_file(model)), folder, threads, provider)
-            for model in models.values()
-        ]
-        for session in sessions:
+        runs_of = [_opened(stack, model, threads, provider, runtime) for model in models.values()]
+        for run in runs_of:
             for _ in range(_WARM_UP):
-                session.run(feed)
+                run(feed)
         start = time.perf_counter()
         for done in range(1, runs + 1):
-            for own, session in zip(times, sessions, strict=True):
-                own.append(session.run(feed))
+            for own, run in zip(times, runs_of, strict=True):
+                own.append(run(feed))
             progress(done)
             if done >= min(_LEAST, runs) and time.perf_counter() - start > _LONGEST:
                 break
     return tuple(_timing(name, own, times[0]) for name, own in zip(models, times, strict=True))
+
+
+def _opened(
+    stack: ExitStack, model: ir.Model, threads: int, provider: str | None, runtime: Runtime
+) -> Callable[[Feed], float]:
+    """Return what runs a model once and tells how many seconds that took."""
+    if runtime == "openvino":
+        return stack.enter_context(openvino_session(model, threads=threads)).timed
+    folder = str(stack.enter_context(temporary_folder()))
+    return DeployedSession(stack.enter_context(io.as_file(model)), folder, threads, provider).run
 
 
 def _check_inputs(models: Mapping[str, ir.Model], feed: Feed) -> None:

@@ -25,6 +25,7 @@ from lowbit.evaluate.same_outputs import (
     is_number,
     outputs_sized_by_data,
 )
+from lowbit.graph.openvino import Runtime
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
 
@@ -142,17 +143,20 @@ def compare_outputs(
     fused: frozenset[int],
     keep: frozenset[int],
     listener: Listener,
+    runtime: Runtime = "onnxruntime",
 ) -> Comparison:
     """Run every sample through both models.
 
     ``fused`` are the numbers of the samples to run through the fused kernels as well, ``keep`` of
-    those to return.
+    those to return. ``runtime``: whose kernels these are.
     """
     exact = Run.quantized_model(quantized, names)
     runs = [Run.float_model(reference, names), exact]
     if fused:
         name = "the quantized model, fused"
-        runs.append(dataclasses.replace(exact, optimize="all", samples=fused, name=name))
+        runs.append(
+            dataclasses.replace(exact, optimize="all", samples=fused, name=name, runtime=runtime)
+        )
     sums = _Sums(frozenset(names), outputs_sized_by_data(reference))
     for feed, (want, got, *quick) in run_models(runs, feeds):
         if want is None or got is None:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from lowbit.evaluate.same_outputs import arrays_of
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.openvino import OpenVinoSession, Runtime, openvino_session
 from lowbit.graph.parts import is_large, run_in_parts
 from lowbit.graph.session import Array, Feed, Optimize, Session, session
 from lowbit.parallel import ordered_map
@@ -36,6 +37,7 @@ class Run:
         names: The tensors wanted, outputs or not.
         name: What errors call the model.
         optimize: Quantized models run unoptimized: fused int8 kernels saturate on some processors.
+        runtime: What runs it; only onnxruntime runs large models, and exactly.
         samples: The numbers of the samples to run it on; all if ``None``.
         keep: Returns what is kept of a tensor.
     """
@@ -44,6 +46,7 @@ class Run:
     names: Sequence[str]
     name: str
     optimize: Optimize = "none"
+    runtime: Runtime = "onnxruntime"
     samples: frozenset[int] | None = None
     keep: Keep = lambda _, array: array
 
@@ -62,7 +65,7 @@ class Run:
     @property
     def is_large(self) -> bool:
         """Whether the model is run in parts."""
-        return is_large(self.model)
+        return self.runtime == "onnxruntime" and is_large(self.model)
 
     def in_parts(self, items: Sequence[_Item]) -> list[Outputs | None]:
         """Return what a large model gives for some samples."""
@@ -78,11 +81,13 @@ class Run:
         by_index = {index: outputs for (index, _), outputs in zip(mine, found, strict=True)}
         return [by_index.get(index) for index, _ in items]
 
-    def opened(self) -> contextlib.AbstractContextManager[Session]:
+    def opened(self) -> contextlib.AbstractContextManager[Session | OpenVinoSession]:
         """Return a context that yields a session of one thread."""
+        if self.runtime == "openvino":
+            return openvino_session(self.model, self.names, threads=1, name=self.name)
         return session(self.model, self.names, threads=1, optimize=self.optimize, name=self.name)
 
-    def on(self, running: Session, index: int, feed: Feed) -> Outputs | None:
+    def on(self, running: Session | OpenVinoSession, index: int, feed: Feed) -> Outputs | None:
         """Return what the model gives for one sample, or ``None`` if it is not run on it.
 
         The arrays of a sequence are ``name[0]``, ``name[1]`` and so on.

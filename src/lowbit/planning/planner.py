@@ -22,6 +22,7 @@ from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement
 from lowbit.planning.block_axes import block_axes
 from lowbit.planning.head import Head, find_head
+from lowbit.planning.outputs import drop_final
 from lowbit.planning.placement import drop_fused, place
 from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
 from lowbit.planning.poles import drop_before_poles
@@ -48,6 +49,8 @@ def make_plan(
     placement = place(graph, schemes, target, operators)
     drop_fused(graph, placement, target)
     drop_before_poles(graph, placement, operators)
+    if target.float_outputs:
+        drop_final(graph, placement, target, operators, {o.tensor for o in config.tensors})
     _override(placement, graph, config.tensors)
     axes = block_axes(graph, placement, target.block_axes)
     weights = within_pairs(_weights(placement), placement, graph, target)
@@ -57,7 +60,7 @@ def make_plan(
         preset=config.name,
         target=target.name,
         tensors=tensors,
-        biases=_biases(placement, schemes),
+        biases=_biases(placement, schemes) if target.integer_bias else (),
         groups=find_groups(placement, graph, target),
         float_nodes=tuple(
             FloatNode(node=node.name or "", op_type=node.op_type, why=why)
@@ -129,6 +132,11 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
         integer = spec if isinstance(spec, IntegerSpec) else None
         if target.power_of_two and not (integer and integer.power_of_two):
             raise ConfigError(f"target {target.name} needs power-of-two scales for {role}s")
+        if target.symmetric and integer and not integer.symmetric:
+            raise ConfigError(
+                f"target {target.name} needs zero points of zero for {role}s: take symmetric "
+                "integers, as in A8W8 (XINT8 where scales are powers of two)"
+            )
         fine = integer and (integer.per_channel or integer.group_size is not None)
         if fine and not target.per_channel:
             raise ConfigError(f"target {target.name} has no per-channel scales")

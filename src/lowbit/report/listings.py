@@ -216,12 +216,9 @@ def _shown(figure: str, value: float) -> str:
     return number(value) if figure == "l2" else cosine(value)
 
 
-def show_timings(
-    console: Console, timings: Sequence[Timing], *, threads: int, provider: str | None
-) -> None:
+def show_timings(console: Console, timings: Sequence[Timing], *, threads: int, where: str) -> None:
     """Print how long each model takes, the first being what the others are compared with."""
-    where = f"{provider or 'CPUExecutionProvider'}, {threads or 'default'} threads"
-    title = f"milliseconds a run on {where}"
+    title = f"milliseconds a run on {where}, {threads or 'default'} threads"
     table = make_table(
         title, "model", "median", "95 % interval", "times as fast", "95 % interval", figures=4
     )

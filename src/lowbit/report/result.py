@@ -268,7 +268,7 @@ def show_models(console: Console, reports: Mapping[str, Report]) -> None:
 def _show_scores(console: Console, report: Report) -> None:
     show(console, _scores("outputs, against the float model", report.outputs))
     show(console, _scores("slices of outputs", report.slices))
-    show(console, _scores("outputs through fused kernels", report.fused))
+    show(console, _scores(f"outputs through fused kernels of {report.runtime}", report.fused))
     show(console, _drops(report))
     show(console, _scores("worst layers", report.worst_layers(_FEW)))
 

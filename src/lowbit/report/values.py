@@ -283,7 +283,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run; ``outputs`` are against the model as it was loaded.
 
     ``slices`` are runs of channels of outputs that hold values of different magnitudes; ``fused`` are the
-    outputs through onnxruntime's int8 kernels, where all else is exact.
+    outputs through the int8 kernels of ``runtime``, where all else is exact.
     """
 
     preset: str
@@ -309,6 +309,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float] = {}
     slices: tuple[Score, ...] = ()
     fused: tuple[Score, ...] = ()
+    runtime: str = "onnxruntime"
     accuracy: tuple[Accuracy, ...] = ()
     budget: Budget | None = None
     latency: Latency | None = None

@@ -24,6 +24,7 @@ from lowbit.evaluate.cost import NodeCost, node_costs
 from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
 from lowbit.evaluate.runner import ReferenceSample, Run, compared, reference_samples
 from lowbit.evaluate.verdict import OutputErrors
+from lowbit.graph.openvino import OpenVinoSession
 from lowbit.graph.session import Array, Session
 from lowbit.parallel import ordered_map
 from lowbit.pipeline import stages
@@ -265,7 +266,7 @@ class Promoter:
 
     def _with_switches(
         self,
-        running: Session,
+        running: Session | OpenVinoSession,
         switched: Switched,
         off: set[str],
         measured: Sequence[MeasuredOutput],

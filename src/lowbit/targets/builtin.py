@@ -11,10 +11,19 @@ from types import MappingProxyType
 import msgspec
 
 from lowbit.errors import ConfigError, did_you_mean
-from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.activations import FUSED_ACTIVATIONS
 from lowbit.ops.linear import LINEAR
 from lowbit.ops.traits import DATA_MOVEMENT, OPERATORS
+from lowbit.targets.common import (
+    COMPUTING,
+    FLOATS,
+    INTEGERS,
+    INTEGERS8,
+    PADDED_POOLS,
+    POOLS,
+    WITH_ACTIVATION,
+)
 from lowbit.targets.target import (
     Alignment,
     FusedPair,
@@ -23,17 +32,9 @@ from lowbit.targets.target import (
     Target,
     read_target,
 )
-
-INTEGERS8 = (IntegerFormat.INT8, IntegerFormat.UINT8)
-INTEGERS = (*INTEGERS8, IntegerFormat.INT16, IntegerFormat.UINT16)
-FLOATS = tuple(FloatFormat)
-
-POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
-COMPUTING = (*LINEAR, "Add", *POOLS)
-"""What targets compute together with the activation after it."""
+from lowbit.targets.vendors import VENDORS
 
 _RELU6 = ((0.0, 6.0), (0.0, 1.0))
-PADDED_POOLS = FusedPair(producers=("Pad",), consumers=("AveragePool", "GlobalAveragePool"))
 NPU_FUSED = (
     FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS, clips=_RELU6),
     PADDED_POOLS,
@@ -81,8 +82,21 @@ ONNXRUNTIME = Target(
     blocks=True,
     dequantizes=True,
     shares=DATA_MOVEMENT,
-    fuse=(FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS), PADDED_POOLS),
+    # A convolution without a quantizer after it would run in float.
+    float_outputs=("Gemm", "MatMul", "GlobalAveragePool", "ReduceMean"),
+    fuse=(WITH_ACTIVATION, PADDED_POOLS),
     saturation=X86_PAIRS,
+)
+
+OPENVINO = msgspec.structs.replace(
+    ONNXRUNTIME,
+    name="openvino",
+    description="OpenVINO on CPUs: int8 kernels that write floats where the output is final",
+    activation_formats=INTEGERS8,
+    weight_formats=INTEGERS8,
+    float_formats=(),
+    blocks=False,
+    float_outputs=tuple(OPERATORS),
 )
 
 ONNXRUNTIME_WEIGHTS = Target(
@@ -176,12 +190,14 @@ BUILTIN: Mapping[str, Target] = MappingProxyType(
         target.name: target
         for target in (
             ONNXRUNTIME,
+            OPENVINO,
             ONNXRUNTIME_WEIGHTS,
             MATMUL_NBITS,
             RYZEN_AI,
             RYZEN_AI_FLOAT,
             RYZEN_AI_CNN,
             VINT8,
+            *VENDORS,
         )
     }
 )

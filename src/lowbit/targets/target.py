@@ -113,6 +113,8 @@ class Target(_Data, frozen=True, kw_only=True):
         formats: Operators that take other formats; of two entries for one operator the last holds.
         power_of_two: Whether every scale must be a power of two.
         per_channel: Whether weights may have a scale per channel.
+        symmetric: Whether every zero point must be zero.
+        integer_bias: Whether biases are integers; otherwise they stay in float.
         shares: Operators whose output uses the very parameters of its input.
         block_axes: How the axis of blocks is chosen (``lowbit.planning.block_axes``).
         data_movement: Where data movement is quantized: ``beside_quantized`` next to something
@@ -120,6 +122,7 @@ class Target(_Data, frozen=True, kw_only=True):
         float_parts: What is left in float wherever it is found: ``masks``, all that lies between an
             attention mask and its Softmax; ``blocks``, what attention networks compute between
             their linear layers, and normalizations and GELUs that are written out.
+        float_outputs: Operators that compute in integers and write floats where that is a final output.
         align: Further operators whose tensors must agree, in the order they are applied.
         fuse: Pairs with no Q/DQ between.
         limits: Bounds of a fixed-point datapath, if it has one.
@@ -147,9 +150,12 @@ class Target(_Data, frozen=True, kw_only=True):
     block_axes: BlockAxes = "contracted"
     power_of_two: bool = False
     per_channel: bool = True
+    symmetric: bool = False
+    integer_bias: bool = True
     shares: tuple[str, ...] = ()
     data_movement: DataMovement = "beside_quantized"
     float_parts: tuple[FloatPart, ...] = ("masks", "blocks")
+    float_outputs: tuple[str, ...] = ()
     align: tuple[Alignment, ...] = ()
     fuse: tuple[FusedPair, ...] = ()
     limits: ShiftLimits | None = None

@@ -7,17 +7,12 @@ import msgspec
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.traits import OPERATORS
 from lowbit.targets.builtin import (
-    COMPUTING,
-    FLOATS,
-    INTEGERS,
-    INTEGERS8,
     NPU_ARITHMETIC,
     NPU_FUSED,
     NPU_OPERATORS,
     NPU_REWRITES,
-    PADDED_POOLS,
-    POOLS,
 )
+from lowbit.targets.common import COMPUTING, FLOATS, INTEGERS, INTEGERS8, PADDED_POOLS, POOLS
 from lowbit.targets.target import Alignment, FusedPair, ShiftLimits, Target
 
 _NPU_ONLY = frozenset(

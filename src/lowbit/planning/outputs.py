@@ -1,0 +1,65 @@
+"""Final outputs: nothing that is quantized reads them, so they stay in float where the target can do so.
+
+A scale for all logits has steps as large as the differences that decide between classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import only_consumer
+from lowbit.graph.naming import operator_name, tensor_name
+from lowbit.ops.traits import Operators, is_data_movement
+from lowbit.planning.requests import Placement
+from lowbit.targets.target import Target
+
+# They turn scores into probabilities, number by number or along one axis.
+_SCORES = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
+_WHY = "nothing but outputs of the model follows from it, which stay in float"
+
+
+def drop_final(
+    graph: ir.Graph,
+    placement: Placement,
+    target: Target,
+    operators: Operators,
+    named: Collection[str],
+) -> None:
+    """Take back the requests for final outputs, except for tensors that are named or have a rule.
+
+    So it is with the scores that a final Softmax or Sigmoid reads. Changes ``placement``.
+    """
+    for node in graph:
+        if node not in placement.active or operator_name(node) not in target.float_outputs:
+            continue
+        tail = _tail(node, operators)
+        values = [each.outputs[0] for each in (node, *(tail or ()))]
+        requests = [placement.activations.get(str(v.name)) for v in values]
+        fixed = any(r is not None and r.priority > 0 for r in requests)
+        if tail is None or fixed or any(v.name in named for v in values):
+            continue
+        for value in values:
+            placement.activations.pop(tensor_name(value), None)
+        for each in tail:
+            if placement.active.pop(each, None) is not None:
+                placement.float_why[each] = _WHY
+
+
+def _tail(node: ir.Node, operators: Operators) -> list[ir.Node] | None:
+    """Return the nodes that make one output of the graph of what a node writes; ``None``: more follows."""
+    found: list[ir.Node] = []
+    value = node.outputs[0]
+    while not (value.is_graph_output() and not value.uses()):
+        consumer = only_consumer(value)
+        if consumer is None or not _passes(consumer, operators):
+            return None
+        found.append(consumer)
+        value = consumer.outputs[0]
+    return found
+
+
+def _passes(node: ir.Node, operators: Operators) -> bool:
+    scores = node.op_type in _SCORES and node.domain == ""
+    return len(node.outputs) == 1 and (scores or is_data_movement(node, operators))

@@ -1,0 +1,19 @@
+"""Formats and operators that several built-in targets share."""
+
+from __future__ import annotations
+
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.ops.activations import FUSED_ACTIVATIONS
+from lowbit.ops.linear import LINEAR
+from lowbit.targets.target import FusedPair
+
+INTEGERS8 = (IntegerFormat.INT8, IntegerFormat.UINT8)
+INTEGERS = (*INTEGERS8, IntegerFormat.INT16, IntegerFormat.UINT16)
+FLOATS = tuple(FloatFormat)
+
+POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+COMPUTING = (*LINEAR, "Add", *POOLS)
+"""What targets compute together with the activation after it."""
+
+PADDED_POOLS = FusedPair(producers=("Pad",), consumers=("AveragePool", "GlobalAveragePool"))
+WITH_ACTIVATION = FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS)

@@ -1,0 +1,97 @@
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import lowbit
+from lowbit.config.presets import find_preset
+from lowbit.config.specs import TensorOverride
+
+_RANDOM = np.random.default_rng(0)
+
+
+def _model(tail: list[onnx.NodeProto], *, outputs: tuple[str, ...] = ("y",)) -> onnx.ModelProto:
+    """Return a convolution, a pool and a Gemm that writes ``g``, and a tail after it."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c"], name="conv", kernel_shape=[3, 3]),
+        helper.make_node("Relu", ["c"], ["r"], name="relu"),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
+        helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
+        helper.make_node("Gemm", ["f", "w2", "b2"], ["g"], name="gemm"),
+        *tail,
+    ]
+    constants = [
+        numpy_helper.from_array(_RANDOM.normal(size=s).astype(np.float32), n)
+        for n, s in (("w1", (8, 3, 3, 3)), ("w2", (8, 8)), ("b2", (8,)), ("w3", (8, 8)))
+    ] + [numpy_helper.from_array(np.array([1, 2, 4]), "shape")]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        constants,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+_SOFTMAX = helper.make_node("Softmax", ["g"], ["y"], name="softmax")
+_MOVED = [
+    helper.make_node("Reshape", ["g", "shape"], ["m"], name="reshape"),
+    helper.make_node("Sigmoid", ["m"], ["y"], name="sigmoid"),
+]
+_READ = [helper.make_node("MatMul", ["g", "w3"], ["y"], name="product")]
+
+
+def _activations(model: onnx.ModelProto, preset: str = "U8S8") -> set[str]:
+    return {t.name for t in lowbit.plan(model, preset=preset).activations()}
+
+
+@pytest.mark.parametrize(
+    ("tail", "outputs", "kept"),
+    [
+        ([], ("g",), {"x", "r", "p", "f"}),
+        ([_SOFTMAX], ("y",), {"x", "r", "p", "f"}),
+        (_MOVED, ("y",), {"x", "r", "p", "f"}),
+        (_READ, ("y",), {"x", "r", "p", "f", "g"}),
+        ([_SOFTMAX], ("y", "g"), {"x", "r", "p", "f", "g", "y"}),
+    ],
+    ids=["logits", "softmax", "sigmoid", "read by a layer", "read twice"],
+)
+def test_final_outputs_stay_in_float(
+    tail: list[onnx.NodeProto], outputs: tuple[str, ...], kept: set[str]
+) -> None:
+    assert _activations(_model(tail, outputs=outputs)) == kept
+
+
+def test_a_convolution_keeps_the_quantizer_without_which_it_would_run_in_float() -> None:
+    model = _model([helper.make_node("Relu", ["c2"], ["y"], name="last")], outputs=("y", "g"))
+    second = helper.make_node("Conv", ["r", "w4"], ["c2"], name="head", kernel_shape=[1, 1])
+    model.graph.node.insert(2, second)
+    weight = _RANDOM.normal(size=(4, 8, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w4"))
+
+    assert "y" in _activations(model)
+
+
+def test_a_target_that_needs_integers_gets_them() -> None:
+    assert "g" in _activations(_model([], outputs=("g",)), "A8W8")
+
+
+def test_an_output_that_is_named_is_quantized() -> None:
+    config = find_preset("U8S8")
+    named = TensorOverride(tensor="g", spec=config.activation)
+
+    plan = lowbit.plan(
+        _model([], outputs=("g",)), config=msgspec.structs.replace(config, tensors=(named,))
+    )
+
+    assert "g" in plan.by_name()
+
+
+def test_the_plan_says_why() -> None:
+    plan = lowbit.plan(_model([_SOFTMAX]), preset="U8S8")
+
+    assert {row.node: row.why for row in plan.float_nodes}["softmax"].startswith(
+        "nothing but outputs"
+    )
