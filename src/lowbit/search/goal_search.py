@@ -122,24 +122,25 @@ class GoalSearch:
         make: Callable[[], Candidate | None],
         *,
         expected: float = 0.0,
-    ) -> None:
-        """Make a candidate and measure it, unless the time will be up before it is done."""
+    ) -> bool:
+        """Make a candidate and measure it; false if there is no time for it, or nothing is to be done."""
         if self.end or not self._has_time(strategy, what, expected):
-            return
+            return False
         start = time.monotonic()
         try:
             candidate = make()
         except LowbitError as error:
             self._record(_Row(strategy, what, start, note=str(error)))
-            return
+            return True
         if candidate is None:
             self._record(_Row(strategy, what, start, note="changes nothing in this model"))
-            return
+            return True
         measured = self.evaluator.searched(candidate.state)
         if measured.margin_db > self.measured.margin_db + BETTER_DB:
             self._keep(strategy, what, candidate, measured, start)
         else:
             self._record(_Row(strategy, what, start, measured, "dropped", candidate.note))
+        return True
 
     def screened(self, strategy: str, what: str, config: QuantConfig) -> Screened | None:
         """Build a candidate without its refinement, and measure it; nothing if it cannot be."""

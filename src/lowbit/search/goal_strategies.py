@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -119,14 +120,19 @@ def try_promotion(search: GoalSearch) -> None:
     """Promote regions to 16 bits or to float, the least that is enough, then more."""
     for attempt in range(_PROMOTIONS):
         required = _requirement(search, attempt)
-        search.attempt(
+        step = f"regions promoted for {required.wanted_db:.0f} dB less noise"
+        if not search.evaluator.goal.is_of_accuracy:
+            step = (
+                f"regions promoted until noise is {required.wanted_db:.1f} dB below what is allowed"
+            )
+        made = search.attempt(
             "promotion",
-            f"regions promoted until noise is {required.wanted_db:.1f} dB below what is allowed"
-            if not search.evaluator.goal.is_of_accuracy
-            else f"regions promoted for {_STEPS_DB[attempt]:.0f} dB less noise",
-            lambda required=required: _promoted(search, required),  # type: ignore[misc]
+            step,
+            functools.partial(_promoted, search, required),
             expected=_PROMOTION_COST * _refinement_seconds(search),
         )
+        if not made:
+            return
 
 
 def _requirement(search: GoalSearch, attempt: int) -> Requirement:
@@ -163,14 +169,15 @@ def try_mixed_precision(search: GoalSearch) -> None:
         return
     with temporary_folder() as folder:
         for share in _SHARES:
-            search.attempt(
+            wide = _named(option)
+            made = search.attempt(
                 "mixed precision",
-                f"one layer in {share} in {_named(option)}"
-                if share > 1
-                else f"all in {_named(option)}",
-                lambda share=share: _mixed(search, base, option, share, folder),  # type: ignore[misc]
+                f"one layer in {share} in {wide}" if share > 1 else f"all in {wide}",
+                functools.partial(_mixed, search, base, option, share, folder),
                 expected=_PROMOTION_COST * _refinement_seconds(search),
             )
+            if not made:
+                return
 
 
 def _wider(state: Quantized) -> LayerOption | None:
