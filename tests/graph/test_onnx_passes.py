@@ -413,3 +413,23 @@ def test_a_scan_that_meant_something_else_is_refused(parse) -> None:
 
     with pytest.raises(ModelError, match="has a Scan, which meant something else before 9"):
         require_opset(model, 13)
+
+
+def test_operators_that_onnxruntime_put_into_the_domain_of_onnx_survive_conversion(
+    parse, floats, assert_same
+) -> None:
+    original = parse(
+        """g (float[2,4] x) => (float[2,2] y) {
+          n = SimplifiedLayerNormalization<axis=-1, epsilon=1e-5>(x, s)
+          a, b = Split<axis=1>(n)
+          y = Add(a, b)
+        }""",
+        {"s": floats(4)},
+    )
+
+    converted = require_opset(io.load(original), 21)
+
+    assert [node.domain for node in converted.graph] == [""] * 3
+    assert converted.opset_imports[""] == 21
+    assert set(converted.opset_imports) <= {"", "com.microsoft"}
+    assert_same(original, converted, {"x": floats(2, 4)})

@@ -174,9 +174,15 @@ def _convert(model: ir.Model, version: int) -> ir.Model:
     import onnx.version_converter
 
     with light_proto(model) as (proto, heavy):
+        foreign = _set_foreign_apart(proto)
         tensors = {name: value.const_value for name, value in heavy.items()}
         message = onnx.version_converter.convert_version(proto, version)
     converted: ir.Model = ir.from_proto(message)
+    for node in converted.graph.all_nodes():
+        if node.domain == _APART:
+            node.domain = ""
+    if foreign:
+        converted.opset_imports.pop(_APART, None)
     _put_back(converted.graph, tensors)
     # What a message has no field for: the names nodes answer to.
     before = {node.name: node.meta for node in model.graph.all_nodes()}
@@ -184,6 +190,30 @@ def _convert(model: ir.Model, version: int) -> ir.Model:
         if node.name:
             node.meta.update(before.get(node.name, {}))
     return converted
+
+
+# Stands for ONNX's own domain where an operator is in it that ONNX does not have.
+_APART = "lowbit.not-of-onnx"
+
+
+def _set_foreign_apart(proto: onnx.ModelProto) -> bool:
+    """Move what is not ONNX's to a domain of its own, which the converter leaves alone; whether any is.
+
+    onnxruntime's fusions write operators of its own, such as SimplifiedLayerNormalization, into
+    ONNX's domain. Changes ``proto``.
+    """
+    import onnx.defs
+
+    foreign = [
+        node
+        for node in proto.graph.node
+        if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type)
+    ]
+    for node in foreign:
+        node.domain = _APART
+    if foreign:
+        proto.opset_import.add(domain=_APART, version=1)
+    return bool(foreign)
 
 
 def _put_back(graph: ir.Graph, tensors: dict[str, ir.TensorProtocol | None]) -> None:

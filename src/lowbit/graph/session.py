@@ -143,6 +143,19 @@ class Session:
         """Names of the outputs the session was made with."""
         return [output.name for output in self._session.get_outputs()]
 
+    @property
+    def output_types(self) -> dict[str, tuple[ir.TensorType, ir.Shape | None]]:
+        """Type and shape of each output that is a tensor of numbers, as onnxruntime infers them."""
+        return {
+            output.name: (
+                ir.TensorType(ir.DataType.from_numpy(_NUMPY_TYPES[output.type])),
+                # Of an unknown rank it says the same as of a scalar.
+                ir.Shape(output.shape) if output.shape else None,
+            )
+            for output in self._session.get_outputs()
+            if output.type in _NUMPY_TYPES
+        }
+
 
 class _Repeated:
     """Runs of one thread into the same buffers, as long as inputs keep their shapes."""

@@ -19,6 +19,7 @@ from lowbit.graph.session import Feed, session
 from lowbit.graph.soundness import check_calls
 from lowbit.normalize.conditions import fold_conditions
 from lowbit.normalize.fold_affine import fold_affine
+from lowbit.normalize.fused_attention import separate_projections
 from lowbit.normalize.precision import single_precision
 from lowbit.normalize.simplify import (
     decompose_hardswish,
@@ -72,7 +73,7 @@ _QUANTIZED = frozenset(
 def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     """Return the normal form of ``model``.
 
-    ``sample`` is run once when element types cannot be inferred from the graph alone.
+    ``sample`` is run once when ranks cannot be inferred from the graph alone.
     """
     refuse_quantized(model)
     model = model.clone()
@@ -96,6 +97,8 @@ def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     explicit_attributes(model)
     infer_anew(model)
     _know_types(model, sample)
+    if separate_projections(model):
+        infer_types(model)
     return model
 
 
@@ -110,14 +113,24 @@ def refuse_quantized(model: ir.Model) -> None:
 
 
 def _know_types(model: ir.Model, sample: Feed | None) -> None:
-    """Learn missing element types from one run. Changes ``model``."""
+    """Learn from onnxruntime what operators write that onnx does not know. Changes ``model``."""
     unknown = [v for node in model.graph for v in node.outputs if v.name and v.dtype is None]
-    if not unknown or sample is None:
+    if not unknown:
         return
     names = [tensor_name(v) for v in unknown]
-    with session(model, names, name="the normalized model") as running:
-        for value, array in zip(unknown, running.run(names, sample), strict=True):
-            if hasattr(array, "dtype"):
-                value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-                value.shape = value.shape or ir.Shape([None] * array.ndim)
+    try:
+        with session(model, names, name="the normalized model") as running:
+            types = running.output_types
+            arrays = [] if sample is None else running.run(names, sample)
+    except ModelError:
+        if sample is not None:
+            raise
+        return  # it cannot be run here, and need not: it is only planned
+    for value in unknown:
+        if value.name in types:
+            value.type, value.shape = types[value.name]
+    for value, array in zip(unknown, arrays, strict=bool(arrays)):
+        if hasattr(array, "dtype"):
+            value.type = value.type or ir.TensorType(ir.DataType.from_numpy(array.dtype))
+            value.shape = value.shape or ir.Shape([None] * array.ndim)
     infer_types(model)
