@@ -230,7 +230,7 @@ def _maxima(group: Group, limit: Limit, sizes: Mapping[str, ChannelSizes]) -> Do
     known = sizes.get(tensor_name(limit.value))
     if known is None:
         return np.full(group.channels, np.inf)
-    return known.maximum.reshape(-1, limit.layout.repeat).max(axis=1)
+    return np.asarray(known.maximum.reshape(-1, limit.layout.repeat).max(axis=1))
 
 
 def _balance(state: _State) -> bool:

@@ -101,7 +101,7 @@ def _at_caps(
         wanted = np.maximum(wanted, part.largest / (part.largest.max() * down + _TINY))
     for part, cap in growing:
         wanted = np.minimum(wanted, part.largest.max() * cap / (part.largest + _TINY))
-    return np.clip(wanted, lowest, highest)
+    return np.asarray(np.clip(wanted, lowest, highest))
 
 
 def joined(parts: Sequence[Rounded]) -> tuple[Rounded, ...]:
