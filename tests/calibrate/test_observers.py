@@ -14,10 +14,10 @@ from lowbit.calibrate.observers import (
     ObserverSpec,
     OrderedObserver,
     observer_of,
-    thinned,
 )
 from lowbit.calibrate.pooled import Pools
 from lowbit.calibrate.statistics import TensorStats
+from lowbit.calibrate.thinning import thinned
 from lowbit.config.methods import (
     Distribution,
     Entropy,

@@ -6,8 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from lowbit.calibrate import log_histogram
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of
+from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of, thinnable
+from lowbit.calibrate.thinning import row_step, thinned
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
@@ -137,3 +139,37 @@ def test_the_pools_are_outputs_of_the_graph() -> None:
     add_pools(model.graph, {"r": 64})
 
     assert [value.name for value in model.graph.outputs] == ["y", *pools_of("r")]
+
+
+_LARGE = """
+<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[N,3,SIZE,SIZE] x) => (float[N,4,SIZE,SIZE] y)
+<float[4,3,1,1] w = {1.0, -2.0, 3.0, 0.5, 0.25, -1.0, 1.0, -2.0, 3.0, 0.5, 0.25, -1.0},
+ float[4] b = {0.5, -0.5, 0.0, 0.0},
+ float[4,4,1,1] v = {1.0, -1.0, 0.5, 2.0, 1.0, -1.0, 0.5, 2.0, 1.0, -1.0, 0.5, 2.0, 1.0, -1.0, 0.5, 2.0},
+ float[4] a = {0.1, -0.1, 0.0, 0.0}>
+{
+    c = Conv <kernel_shape = [1, 1]> (x, w, b)
+    r = Relu (c)
+    y = Conv <kernel_shape = [1, 1]> (r, v, a)
+}
+"""
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_histogram_of_a_large_map_is_that_of_its_thinned_rows(batch: int) -> None:
+    model = normalize(ir.from_onnx_text(_LARGE.replace("SIZE", "70")))
+    assert thinnable(model.graph)["r"] == row_step((1, 4, 70, 70)) == 2
+    rng = np.random.default_rng(1)
+    feeds = [{"x": rng.normal(size=(batch, 3, 70, 70)).astype(np.float32)} for _ in range(2)]
+
+    found = collect(model, _plan(model, MinMse()), feeds)["r"]
+
+    whole = _relu_of(model, feeds)
+    expected, _ = log_histogram.count(thinned(whole))
+    assert thinned(whole).size == whole.size // 2
+    assert (found.low, found.count) == (0.0, whole.size)
+    assert found.high == pytest.approx(float(whole.max()), rel=1e-6)
+    # onnxruntime's optimizations may move a value over the edge of a bin.
+    assert np.abs(found.counts - expected).sum() < 1e-3 * expected.sum()
+    np.testing.assert_allclose(found.channels, whole.mean(axis=(0, 2, 3)), rtol=1e-5)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from lowbit.analyze.quantizers import Quantizer
 from lowbit.calibrate import log_histogram
-from lowbit.calibrate.observers import thinned
+from lowbit.calibrate.thinning import thinned
 from lowbit.graph.session import Array
 from lowbit.report.values import Histogram
 

@@ -21,7 +21,7 @@ from lowbit.analyze.quantizers import (
 )
 from lowbit.analyze.sensitivity import Switch, Switched, add_switches, open_variant_runner
 from lowbit.analyze.suggestions import promote
-from lowbit.calibrate.observers import thinned
+from lowbit.calibrate.thinning import thinned
 from lowbit.config.specs import IntegerSpec, TensorOverride
 from lowbit.evaluate.outputs import OutputSlice, SliceErrors
 from lowbit.evaluate.runner import Outputs, ReferenceSample, Run, compared

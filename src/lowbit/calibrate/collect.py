@@ -15,7 +15,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
-from lowbit.calibrate.pooled import add_pools, poolable
+from lowbit.calibrate.pooled import add_pools, add_rows, poolable, thinnable
 from lowbit.calibrate.sampling import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
@@ -74,9 +74,16 @@ def collect(
     if is_large(model):
         return _collected_in_parts(model, specs, data, optimize, progress, ordered=ordered)
     positions = poolable(model.graph)
-    pooled = {n: positions[n] for n, spec in specs.items() if spec.pools and n in positions}
+    steps = thinnable(model.graph)
+    rows = {
+        n: steps[n] for n, s in specs.items() if s.histogram and s.pools_but_rows and n in steps
+    }
+    pooled = {
+        n: positions[n] for n, s in specs.items() if n in rows or (s.pools and n in positions)
+    }
     probe = with_outputs(model, [n for n in specs if n not in pooled])
     add_pools(probe.graph, pooled)
+    add_rows(probe.graph, rows)
     if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
         observed = Observed(specs, pooled, threads_per_sample, optimize)
         return collect_shards(probe, observed, data, store, progress)

@@ -23,7 +23,12 @@ BINS = _LAST - _FIRST
 """Bins for each sign."""
 
 Counts = NDArray[np.int64]
-_TOGETHER = 1 << 15
+_FEWEST_TOGETHER, _MOST_TOGETHER, _WAITING = 1 << 15, 1 << 18, 1 << 22
+
+
+def values_together(counters: int) -> int:
+    """Return how many values each of so many counters should gather: all may wait at once."""
+    return min(_MOST_TOGETHER, max(_FEWEST_TOGETHER, _WAITING // max(counters, 1)))
 
 
 def count(x: FloatArray) -> tuple[Counts, int]:
@@ -47,8 +52,9 @@ class Counter:
     Small arrays are gathered and counted together: the table of counts is longer than they are.
     """
 
-    def __init__(self) -> None:
-        """Start with nothing counted."""
+    def __init__(self, together: int = _FEWEST_TOGETHER) -> None:
+        """Start with nothing counted; ``together`` values are counted at a time."""
+        self._together = together
         self._waiting: list[NDArray[np.uint16]] = []
         self._size = 0
         self._counts: Counts | None = None
@@ -60,7 +66,7 @@ class Counter:
         with self._lock:
             self._waiting.append(halves)
             self._size += halves.size
-            if self._size >= _TOGETHER:
+            if self._size >= self._together:
                 self._count()
 
     def counts(self) -> Counts | None:

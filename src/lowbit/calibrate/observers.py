@@ -14,6 +14,7 @@ from lowbit.calibrate import log_histogram
 from lowbit.calibrate.channels import ChannelSums, ChannelTotals
 from lowbit.calibrate.pooled import Pools
 from lowbit.calibrate.statistics import CustomStatistics, TensorStats
+from lowbit.calibrate.thinning import thinned
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -64,7 +65,12 @@ class ObserverSpec:
     @property
     def pools(self) -> bool:
         """Whether the largest value and the mean of each channel tell all."""
-        more = self.histogram or self.ordered or self.variances
+        return self.pools_but_rows and not self.histogram
+
+    @property
+    def pools_but_rows(self) -> bool:
+        """Whether they tell all but the histogram, for which some rows will do."""
+        more = self.ordered or self.variances
         return self.floor is not None and not more and self.channel_axis in (None, 1)
 
     def __or__(self, other: ObserverSpec) -> ObserverSpec:
@@ -98,8 +104,6 @@ def observer_of(method: Method) -> ObserverSpec:
     return spec
 
 
-# Values of one sample a histogram is taken of, and the fewest rows of it.
-_ENOUGH, _LEAST_ROWS = 1 << 13, 4
 _NOTHING = TensorStats(0.0, 0.0, 0)
 
 
@@ -109,7 +113,9 @@ class Observer:
     def __init__(self, specs: Mapping[str, ObserverSpec]) -> None:
         self._specs = specs
         self._stats: dict[str, TensorStats] = {}
-        self._counters = {n: log_histogram.Counter() for n, spec in specs.items() if spec.histogram}
+        counted = [name for name, spec in specs.items() if spec.histogram]
+        together = log_histogram.values_together(len(counted))
+        self._counters = {name: log_histogram.Counter(together) for name in counted}
         self._channels: dict[str, ChannelTotals] = {}
         self._lock = threading.Lock()
 
@@ -128,6 +134,10 @@ class Observer:
     def add_pools(self, name: str, pools: Pools) -> None:
         """Take over what the graph measured of a tensor."""
         self._merge(name, pools.stats(self._specs[name].floor or 0.0))
+
+    def add_rows(self, name: str, rows: FloatArray) -> None:
+        """Count rows that the graph took of a tensor whose range it measured."""
+        self._counters[name].add(rows)
 
     def result(self) -> dict[str, TensorStats]:
         """Return the statistics of all samples so far."""
@@ -150,20 +160,6 @@ class Observer:
         if counts is None:
             return self._stats[name]
         return dataclasses.replace(self._stats[name], counts=counts)
-
-
-def thinned(x: FloatArray) -> FloatArray:
-    """Return ``x``, or evenly spaced rows of it when one sample has more values than needed.
-
-    Histograms and means of some ten thousand values a sample serve as well as those of a million
-    and much faster; the range is always that of all values. What is taken depends on the shape
-    of a single sample only, so the result does not depend on batching.
-    """
-    axis = {4: 2, 3: 1}.get(x.ndim)
-    if axis is None or x.size == 0:
-        return x
-    step = min(x[0].size // _ENOUGH, x.shape[axis] // _LEAST_ROWS)
-    return x if step < 2 else x[(slice(None),) * axis + (slice(step // 2, None, step),)]
 
 
 class OrderedObserver(Observer):

@@ -15,10 +15,12 @@ import onnx_ir as ir
 
 from lowbit.calibrate.channels import ChannelSums
 from lowbit.calibrate.statistics import TensorStats
+from lowbit.calibrate.thinning import row_step
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import FloatArray
 
-_HIGHEST, _MEAN = "lowbit/highest", "lowbit/mean"
+_HIGHEST, _MEAN, _ROWS = "lowbit/highest", "lowbit/mean", "lowbit/rows"
+_TO_THE_END = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +83,45 @@ def add_pools(graph: ir.Graph, names: Mapping[str, int]) -> None:
             node.outputs[0].dtype = ir.DataType.FLOAT
             graph.append(node)
             graph.outputs.append(node.outputs[0])
+
+
+def thinnable(graph: ir.Graph) -> dict[str, int]:
+    """Return how far apart the rows are that stand for a map, of those for which some will do."""
+    names = poolable(graph)
+    values = (value for node in graph for value in node.outputs if value.name in names)
+    steps = {tensor_name(value): row_step(_of_one(value)) for value in values}
+    return {name: step for name, step in steps.items() if step > 1}
+
+
+def _of_one(value: ir.Value) -> list[int]:
+    """Return the shape of a map for a batch of one; no size at all if channels are not known."""
+    sizes = [] if value.shape is None else [size for size in value.shape if isinstance(size, int)]
+    return [1, *sizes[-3:]] if len(sizes) >= 3 else []
+
+
+def add_rows(graph: ir.Graph, steps: Mapping[str, int]) -> None:
+    """Make some rows of the named maps outputs of a graph, which is changed."""
+    wanted = [v for node in graph for v in node.outputs if v.name in steps]
+    for value in wanted:
+        output, step = rows_of(tensor_name(value)), steps[tensor_name(value)]
+        numbers = {"start": step // 2, "end": _TO_THE_END, "axis": 2, "step": step}
+        constants = [_constant(graph, f"{output}/{k}", v) for k, v in numbers.items()]
+        node = ir.node("Slice", [value, *constants], name=output)
+        node.outputs[0].name = output
+        node.outputs[0].dtype = ir.DataType.FLOAT
+        graph.append(node)
+        graph.outputs.append(node.outputs[0])
+
+
+def _constant(graph: ir.Graph, name: str, number: int) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.tensor(np.array([number], np.int64), name=name))
+    graph.initializers[name] = value
+    return value
+
+
+def rows_of(name: str) -> str:
+    """Return what the rows of a value are called."""
+    return f"{name}/{_ROWS}"
 
 
 def pools_of(name: str) -> tuple[str, str]:

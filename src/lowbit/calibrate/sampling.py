@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from lowbit.calibrate.channels import channel_sums
-from lowbit.calibrate.observers import Observer, ObserverSpec, thinned
-from lowbit.calibrate.pooled import Pools, pools_of
+from lowbit.calibrate.observers import Observer, ObserverSpec
+from lowbit.calibrate.pooled import Pools, pools_of, rows_of
+from lowbit.calibrate.thinning import thinned
 from lowbit.graph.session import Array, Feed, Session
 from lowbit.numerics.formats import FloatArray
 
@@ -34,7 +35,9 @@ class SampleRunner:
         self._running, self._specs, self._pooled = running, specs, pooled
         self.observer = observer
         self._whole = [name for name in specs if name not in pooled]
-        self._outputs = [*self._whole, *(out for name in pooled for out in pools_of(name))]
+        self._rows = {name: rows_of(name) for name in pooled if specs[name].histogram}
+        pools = (out for name in pooled for out in pools_of(name))
+        self._outputs = [*self._whole, *pools, *self._rows.values()]
         # Each holds the tensors of a sample, so there are only as many as run at once.
         self._idle = collections.deque[Callable[[Feed], list[Array]]]()
 
@@ -55,6 +58,8 @@ class SampleRunner:
             pools = Pools(highest, mean, positions)
             self.observer.add_pools(name, pools)
             size += pools.nbytes
+            if name in self._rows:
+                self.observer.add_rows(name, sample.arrays[self._rows[name]])
             if self._specs[name].channel_axis is not None:
                 self.observer.add_channels(name, pools.sums())
         self._idle.append(sample.source)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.observers import thinned
+from lowbit.calibrate.thinning import thinned
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.evaluate.outputs import OutputSlice, SliceErrors, find_slices
 from lowbit.evaluate.runner import (
