@@ -23,6 +23,7 @@ from lowbit.graph.parts import check_parts, is_large
 from lowbit.graph.profiling import saturates_int8
 from lowbit.numerics.metrics import SignalNoise
 from lowbit.pipeline.saturation import find_saturating
+from lowbit.pipeline.speed import slow_kernels
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.planning.unquantized import layers_in_subgraphs
 from lowbit.report.values import Report, Step, count_formats, scores
@@ -125,6 +126,7 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
         outputs=scores(outputs),
         verdict=verdict,
         saturation=find_saturating(state),
+        speed=slow_kernels(plan),
         layers=scores(layers),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,

@@ -64,6 +64,8 @@ def _facts(report: Report, output: str) -> RenderableType:
     facts.add_row("in float", Name(_in_float(report)))
     if report.saturation is not None:
         facts.add_row("kernels", Name(report.saturation.describe()))
+    if report.speed:
+        facts.add_row("speed", Name(report.speed))
     if report.promoted:
         facts.add_row("promoted", Name("; ".join(r.describe() for r in report.promoted)))
     if report.goal is not None:

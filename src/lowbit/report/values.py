@@ -282,6 +282,7 @@ class GoalOutcome(_Value, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run; ``outputs`` are against the model as it was loaded.
 
+    ``speed`` says where the model is slow, if that is known beforehand.
     ``slices`` are runs of channels of outputs that hold values of different magnitudes; ``fused`` are the
     outputs through the int8 kernels of ``runtime``, where all else is exact.
     """
@@ -296,6 +297,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[Score, ...]
     verdict: Verdict | None = None
     saturation: Saturation | None = None
+    speed: str = ""
     layers: tuple[Score, ...] = ()
     quantized: dict[str, int] = {}
     float_nodes: tuple[FloatNode, ...] = ()

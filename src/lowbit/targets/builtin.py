@@ -86,6 +86,7 @@ ONNXRUNTIME = Target(
     float_outputs=("Gemm", "MatMul", "GlobalAveragePool", "ReduceMean"),
     fuse=(WITH_ACTIVATION, PADDED_POOLS),
     saturation=X86_PAIRS,
+    fast_formats=(IntegerFormat.UINT8,),
 )
 
 OPENVINO = msgspec.structs.replace(

@@ -132,6 +132,7 @@ class Target(_Data, frozen=True, kw_only=True):
         calibrate_arithmetic: Whether calibration sees the device's arithmetic or the float one.
         calibrate_optimized: Whether calibration runs the graph with onnxruntime's optimizations.
         softmax_range: Range given to Softmax outputs whatever the data says.
+        fast_formats: Formats of activations that its fast kernels read; none: it does not matter.
         fallback: Where a node it cannot run goes, for the report.
     """
 
@@ -165,6 +166,7 @@ class Target(_Data, frozen=True, kw_only=True):
     calibrate_arithmetic: bool = True
     calibrate_optimized: bool = True
     softmax_range: tuple[float, float] | None = None
+    fast_formats: tuple[IntegerFormat, ...] = ()
     fallback: str = "the CPU"
 
     def formats_of(
