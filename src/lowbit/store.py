@@ -88,6 +88,11 @@ def is_url(text: str) -> bool:
 
 def file_system(url: str) -> Any:
     """Return fsspec's file system of a URL."""
+    return located(url)[0]
+
+
+def located(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path there."""
     try:
         import fsspec
     except ImportError as error:
@@ -96,6 +101,7 @@ def file_system(url: str) -> Any:
             "package of its kind of storage (s3fs, gcsfs, ...)"
         ) from error
     try:
-        return fsspec.core.url_to_fs(url)[0]
+        system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"cannot open {url}: {error}") from error
+    return system, path

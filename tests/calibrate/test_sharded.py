@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import dask
@@ -164,16 +165,21 @@ def test_ray_gives_the_same_bits(folder, monkeypatch) -> None:
         ray.shutdown()
 
 
-@pytest.mark.parametrize("kind", ["list", "npz", "random", "reader"])
+@pytest.mark.parametrize("kind", ["list", "npz", "random", "reader", "tar", "made"])
 def test_every_kind_of_data_can_be_shared_out(folder, monkeypatch, tmp_path, kind) -> None:
     monkeypatch.setattr(sharded, "SHARD_SIZE", 7)
     samples = [np.load(path) for path in sorted((folder / "data").iterdir())][:20]
     if kind == "npz":
         np.savez(tmp_path / "d.npz", x=np.concatenate(samples))
+    if kind == "tar":
+        with tarfile.open(tmp_path / "d.tar", "w") as archive:
+            for path in sorted((folder / "data").iterdir())[:20]:
+                archive.add(path, path.name)
+    paths = {"npz": tmp_path / "d.npz", "tar": tmp_path / "d.tar", "random": "random"}
 
     def data() -> object:
-        made = {"list": list, "reader": iter}.get(kind)
-        return made(samples) if made else {"npz": tmp_path / "d.npz", "random": "random"}[kind]
+        makers = {"list": list, "reader": iter, "made": lambda made: lambda: iter(made)}
+        return makers[kind](samples) if kind in makers else paths[kind]
 
     want = _quantized(folder, data=data(), limit=16)
     with parallel.engine("loky", 2):

@@ -39,8 +39,8 @@ def add_data(parser: Parser, verb: str, *, required: bool = True) -> None:
         "--data",
         required=required,
         metavar="PATH",
-        help="a folder of images or .npy files, an .npz, an .npy, a .txt or .jsonl of texts, or the "
-        "word random",
+        help="a folder of images or .npy files, an .npz, an .npy, a .txt or .jsonl of texts, .tar "
+        "(WebDataset) or .parquet shards, a URL of these (s3://...), or the word random",
     )
     parser.add_argument(
         "--tokenizer", metavar="FILE", help="a tokenizer.json, which turns texts into inputs"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from lowbit.data.dataset import IndexedSource, Renumbered, Source
 from lowbit.data.inputs import InputInfo
+from lowbit.data.remote import local_path
 from lowbit.errors import DataError, OutputError, did_you_mean
 from lowbit.files import DAMAGED, TemporaryFolder
 
@@ -34,13 +35,13 @@ class Table:
         arrays: One array an input, in the order of the inputs.
         origin: Where they come from.
         folder: Must live as long as the arrays are used.
-        file: The file they are of, and the inputs they are for.
+        file: The file they are of, or its URL, and the inputs they are for.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     origin: str
     folder: TemporaryFolder | None = None
-    file: tuple[Path, tuple[InputInfo, ...], Mapping[str, Any]] | None = None
+    file: tuple[Path | str, tuple[InputInfo, ...], Mapping[str, Any]] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return how another process opens the file by itself; arrays of no file travel along."""
@@ -57,8 +58,9 @@ def _table(arrays: Mapping[str, NDArray[Any]], origin: str) -> Table:
 # A worker has many shards of one archive and unpacks it once.
 @functools.lru_cache(maxsize=1)
 def _reopened(
-    path: Path, inputs: tuple[InputInfo, ...], origin: str, *settings: tuple[str, Any]
+    name: Path | str, inputs: tuple[InputInfo, ...], origin: str, *settings: tuple[str, Any]
 ) -> Table:
+    path = local_path(str(name))
     read: Callable[..., Table] = read_npz if path.suffix.lower() == ".npz" else read_npy
     return dataclasses.replace(read(path, inputs, **dict(settings)), origin=origin)
 
@@ -175,6 +177,14 @@ def read_npy(path: Path, inputs: Sequence[InputInfo]) -> Table:
     _check_single(str(path), inputs)
     arrays = {inputs[0].name: _map(path, str(path))}
     return Table(arrays=arrays, origin=str(path), file=(path.absolute(), tuple(inputs), {}))
+
+
+def at_url(table: Table, url: str) -> Table:
+    """Return a table that other processes read from a URL by themselves."""
+    if table.file is None:
+        return table
+    _, inputs, settings = table.file
+    return dataclasses.replace(table, origin=url, file=(url, inputs, settings))
 
 
 def take_array(array: NDArray[Any], inputs: Sequence[InputInfo]) -> Table:

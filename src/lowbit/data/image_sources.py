@@ -11,16 +11,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.data.arrays import Table
 from lowbit.data.dataset import IndexedSource, Source
-from lowbit.data.images import ImagePlan, render_file, render_pixels
+from lowbit.data.images import ImagePlan, render_bytes, render_file, render_pixels
+from lowbit.data.records import Record
 from lowbit.errors import DataError
 from lowbit.parallel import cpu_count, ordered_map
+
+T = TypeVar("T")
 
 
 class Images(Protocol):
@@ -85,6 +88,63 @@ class ImageRows:
         if self.table.file is None:
             return None
         return ImageRows(self.table, self.plan, tuple(self.rows[index] for index in indices))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecords:
+    """Images that are fields of records in shards, or files at a URL."""
+
+    records: Sequence[Record]
+    plan: ImagePlan
+
+    def load(self, index: int) -> NDArray[Any]:
+        """Return an image as the values of the input."""
+        record = self.records[index]
+        return render_bytes(self._bytes(record), self.plan, f"image {record.name}")
+
+    def digest(self, index: int) -> bytes:
+        """Return a hash of the image's file and of what is done to it."""
+        content = self._bytes(self.records[index])
+        return hashlib.sha256(repr(self.plan).encode() + content).digest()
+
+    def some(self, indices: Sequence[int]) -> ImageRecords:
+        """Return where the images of these numbers are."""
+        return ImageRecords(tuple(self.records[index] for index in indices), self.plan)
+
+    def _bytes(self, record: Record) -> bytes:
+        field = image_field(record)
+        value = None if field is None else record.load(field)
+        if not isinstance(value, bytes):
+            raise DataError(f"record {record.name} has no image (its fields: {record.fields})")
+        return value
+
+
+_IMAGE_FIELDS = ("jpg", "jpeg", "png", "bmp", "webp", "image", "img")
+
+
+def image_field(record: Record) -> str | None:
+    """Return the field of a record that holds an image, if any does by its name."""
+    return next((f for f in record.fields if f.lower().split(".")[-1] in _IMAGE_FIELDS), None)
+
+
+def open_image_records(
+    records: Sequence[Record], plan: ImagePlan, limit: int | None, origin: str
+) -> ImageSource:
+    """Return the images of records; a limit takes them evenly spaced."""
+    chosen = _spaced(records, None if limit is None else limit * plan.batch)
+    return ImageSource(
+        plan=plan,
+        labels=[f"image {record.name}" for record in chosen],
+        names=[record.name for record in chosen],
+        images=ImageRecords(chosen, plan),
+        origin=f"images from {origin}",
+    )
+
+
+def _spaced(items: Sequence[T], wanted: int | None) -> Sequence[T]:
+    if wanted is None or wanted >= len(items):
+        return items
+    return [items[index * len(items) // wanted] for index in range(wanted)]
 
 
 AHEAD = 4
@@ -179,11 +239,9 @@ def open_image_folder(
 
     The names of class folders sort by class, so the first few would all be of one class.
     """
-    chosen = paths
     origin = f"images from folder {folder}"
-    if limit is not None and limit * plan.batch < len(paths):
-        wanted = limit * plan.batch
-        chosen = [paths[index * len(paths) // wanted] for index in range(wanted)]
+    chosen = _spaced(paths, None if limit is None else limit * plan.batch)
+    if len(chosen) < len(paths):
         origin += f" (evenly spaced over {len(paths)})"
     return ImageSource(
         plan=plan,

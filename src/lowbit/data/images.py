@@ -5,6 +5,7 @@ Imports Pillow, so that only those who have images wait for it.
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Sequence
@@ -165,8 +166,17 @@ PAD = 114
 
 def render_file(path: Path, plan: ImagePlan) -> NDArray[Any]:
     """Return the values of the image in a file, without a batch axis."""
+    return _rendered(path, plan, f"image {path}")
+
+
+def render_bytes(data: bytes, plan: ImagePlan, label: str) -> NDArray[Any]:
+    """Return the values of the image that a file's bytes hold, without a batch axis."""
+    return _rendered(io.BytesIO(data), plan, label)
+
+
+def _rendered(source: Path | io.BytesIO, plan: ImagePlan, label: str) -> NDArray[Any]:
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             decoded = _decoded(image, _mode(plan))
     # What Pillow's decoders raise on damaged files is not narrowed down to one class.
     except (
@@ -178,10 +188,8 @@ def render_file(path: Path, plan: ImagePlan) -> NDArray[Any]:
         zlib.error,
         Image.DecompressionBombError,
     ) as error:
-        raise DataError(
-            f"image {path} cannot be read ({error}): replace or delete the file"
-        ) from error
-    return _render(decoded, plan, f"image {path}")
+        raise DataError(f"{label} cannot be read ({error}): replace or delete the file") from error
+    return _render(decoded, plan, label)
 
 
 def _decoded(image: Image.Image, mode: str) -> Image.Image:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lowbit.data.arrays import RowSource, Table, read_npy, read_npz, take_array
+from lowbit.data.arrays import RowSource, Table, at_url, read_npy, read_npz, take_array
 from lowbit.data.dataset import Data, Source
 from lowbit.data.inputs import InputInfo, separated
 from lowbit.data.preprocessing import Preprocessing, find_preprocessing
 from lowbit.data.random_source import RandomSource
+from lowbit.data.records import SHARDS
+from lowbit.data.remote import list_files, local_path, relative_name
+from lowbit.data.shard_sources import FactorySource, UrlRecord, open_records, open_shards
 from lowbit.data.sources import (
     NpyFolderSource,
     RewindableReader,
@@ -24,6 +27,7 @@ from lowbit.data.sources import (
 )
 from lowbit.data.text import SUFFIXES, TextSource, Tokenization
 from lowbit.errors import ConfigError, DataError, did_you_mean
+from lowbit.store import is_url
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 
@@ -31,8 +35,8 @@ RANDOM = "random"
 """The word that asks for made-up data."""
 
 KINDS = (
-    "a folder of images or .npy files, a .npz, a .npy, a .txt or .jsonl of texts, 'random', an iterable of dicts or arrays, "
-    "or an object with get_next()"
+    "a folder of images or .npy files, a .npz, a .npy, a .txt or .jsonl of texts, .tar or .parquet shards, a URL of these, "
+    "'random', an iterable of dicts or arrays, a function that returns one, or an object with get_next()"
 )
 
 
@@ -57,7 +61,9 @@ def open_data(
 
     Args:
         source: A folder of images or ``.npy`` files, a ``.npz``, a ``.npy``, a ``.txt`` or ``.jsonl``
-            of texts, ``"random"``, an array of samples, an iterable of dicts or arrays, or an object with ``get_next()``.
+            of texts, WebDataset (``.tar``) or Parquet shards, a URL of any of these that fsspec knows, ``"random"``, an
+            array of samples, an iterable of dicts or arrays, a function without arguments that returns one, or an
+            object with ``get_next()``.
         inputs: What the model wants.
         preprocessing: What is done to images, or its name; how text becomes tokens.
         limit: Take at most so many feeds; of a folder of images, evenly spaced ones.
@@ -107,6 +113,8 @@ def _find_source(source: object, request: _Request) -> Source:
     if isinstance(source, str | os.PathLike):
         if not os.fspath(source):
             raise DataError(f"data is an empty name; expected {KINDS}")
+        if _is_shard(source) or is_url(os.fsdecode(source)):
+            return _find_described_source(os.fsdecode(source), request)
         path = Path(os.fsdecode(source)).expanduser()
         try:
             return _find_path_source(path, request)
@@ -115,6 +123,46 @@ def _find_source(source: object, request: _Request) -> Source:
     if isinstance(source, np.ndarray):
         return _find_row_source(take_array(source, request.inputs), request)
     return _find_python_source(source, request)
+
+
+def _is_shard(source: object) -> bool:
+    return isinstance(source, str | os.PathLike) and _suffix(os.fsdecode(source)) in SHARDS
+
+
+def _open_shards(names: Sequence[str], request: _Request) -> Source:
+    return open_shards(names, request.inputs, request.preprocessing, request.limit)
+
+
+def _find_described_source(name: str, request: _Request) -> Source:
+    """Return the samples of shards, or of what lies at a URL."""
+    if _is_shard(name):
+        return _open_shards([name], request)
+    files = list_files(name)
+    shards = [url for url in files if _suffix(url) in SHARDS]
+    if shards:
+        return _open_shards(shards, request)
+    if files == [name] or (len(files) == 1 and _suffix(files[0]) in (".npz", ".npy", *SUFFIXES)):
+        return _find_remote_file(files[0], request)
+    kept = [url for url in files if _suffix(url) in (*IMAGE_SUFFIXES, ".npy")]
+    if not kept:
+        raise DataError(f"{name} holds no data: found {len(files)} files; expected {KINDS}")
+    records = [UrlRecord(url, relative_name(url, name)) for url in kept]
+    return open_records(records, request.inputs, request.preprocessing, request.limit, name)
+
+
+def _find_remote_file(url: str, request: _Request) -> Source:
+    path = local_path(url)
+    if _suffix(url) == ".npz":
+        images = request.preprocessing is not None
+        table = read_npz(path, request.inputs, request.limit, images=images)
+        return _find_row_source(at_url(table, url), request)
+    if _suffix(url) == ".npy":
+        return _find_row_source(at_url(read_npy(path, request.inputs), url), request)
+    return _find_path_source(path, request)
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name.partition("::")[0])[1].lower()  # noqa: PTH122 - of a URL
 
 
 def _find_path_source(path: Path, request: _Request) -> Source:
@@ -171,6 +219,9 @@ def _find_folder_source(folder: Path, request: _Request) -> Source:
     if any(path.suffix == ".npy" for path in files):
         _refuse_preprocessing(request, ".npy files")
         return NpyFolderSource(folder, request.inputs, request.limit)
+    shards = [str(path) for path in files if _is_shard(path)]
+    if shards:
+        return _open_shards(shards, request)
     kinds = sorted({path.suffix or path.name for path in files})
     found = f"only {', '.join(kinds[:5])}" if kinds else "nothing"
     expected = ", ".join(sorted(IMAGE_SUFFIXES))
@@ -204,6 +255,10 @@ def _find_python_source(source: object, request: _Request) -> Source:
             f"data is one {type(source).__name__}: give a list of dicts, one a feed, or save the "
             "arrays with numpy.savez and give the path, which makes each row a sample"
         )
+    if isinstance(source, list | tuple) and source and all(map(_is_shard, source)):
+        return _open_shards([os.fsdecode(name) for name in source], request)
+    if callable(source) and (isinstance(source, type) or not can_iterate(source)):
+        return _find_made_source(source, request)
     if isinstance(source, bytes | bytearray) or not can_iterate(source):
         raise DataError(f"data is of type {type(source).__name__}; expected {KINDS}")
     _refuse_preprocessing(request, f"feeds from a Python {type(source).__name__}")
@@ -212,6 +267,20 @@ def _find_python_source(source: object, request: _Request) -> Source:
     if isinstance(source, RewindableReader):
         return RewindingSource(source, request.limit)
     return SpoolingSource(source, request.inputs, request.limit)
+
+
+def _find_made_source(factory: Callable[[], object], request: _Request) -> Source:
+    _refuse_preprocessing(request, "samples that a function makes")
+    try:
+        is_data = can_iterate(factory())
+    except TypeError:  # it takes arguments
+        is_data = False
+    if not is_data:
+        name = getattr(factory, "__name__", type(factory).__name__)
+        raise DataError(
+            f"data is of type {type(factory).__name__}, and {name}() gives no samples; expected {KINDS}"
+        )
+    return FactorySource(factory, request.inputs, request.limit)
 
 
 def _has_batches(source: Sequence[object], request: _Request) -> bool:

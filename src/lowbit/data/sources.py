@@ -144,7 +144,7 @@ class SpoolingSource(Source):
         """Take anything that can be iterated; nothing is read yet."""
         self._kind = _kind(source)
         self._empty_message = _empty_message(source)
-        each = (part for item in _iterate(source) for part in separated(item, inputs))
+        each = (part for item in iterated(source) for part in separated(item, inputs))
         self._items = islice(each, limit)
         self._inputs = tuple(inputs)
         self._spool = FeedSpool(inputs)
@@ -209,7 +209,8 @@ def can_iterate(source: object) -> bool:
     return isinstance(source, Reader) or hasattr(source, "__iter__") or is_dataset
 
 
-def _iterate(source: object) -> Iterator[object]:
+def iterated(source: object) -> Iterator[object]:
+    """Yield the items of a reader, an iterable or a dataset."""
     if isinstance(source, Reader):
         yield from _read(source)
     elif hasattr(source, "__iter__"):
