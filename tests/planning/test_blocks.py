@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from helpers.attention_models import Network, block, feeds
+from helpers.fused_models import fused_block
 from helpers.planned_models import plan_for
 
 import lowbit
@@ -122,3 +123,30 @@ def test_attention_between_convolutions_has_its_scores_in_float() -> None:
     assert by_type["Softmax"].output[0] not in plan
     assert by_type["Transpose"].output[0] in plan
     assert all(node.output[0] in plan for node in model.graph.node if node.op_type == "Conv")
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "standard"])
+@pytest.mark.parametrize("preset", ["A8W8", "DYNAMIC8", "W8"])
+def test_fused_blocks_are_planned_without_data_as_they_are_quantized(
+    kind: str, preset: str
+) -> None:
+    model = fused_block(kind)
+    inputs = _layer_inputs(model)
+
+    plan = lowbit.plan(model, preset=preset)
+
+    found = {row.name: set(row.consumers or ()) for row in plan.activations()}
+    assert found == ({} if preset == "W8" else inputs)
+    assert len(plan.weights()) == sum(map(len, inputs.values())) == {"bert": 4}.get(kind, 7)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "standard"])
+def test_fused_blocks_hold_in_integers(kind: str) -> None:
+    random = np.random.default_rng(3)
+    data = [{"x": random.normal(size=(1, n, 16)).astype(np.float32)} for n in (3, 5, 8, 4)]
+    model = fused_block(kind)
+
+    result = lowbit.quantize(model, data=data, preset="A8W8")
+
+    assert result.plan.weights() == lowbit.plan(model, preset="A8W8").weights()
+    assert result.report.sqnr_db > 30

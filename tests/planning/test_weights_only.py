@@ -140,3 +140,21 @@ def test_recurrent_layers_have_quantized_weights_and_float_states(
     assert not result.plan.activations()
     assert result.report.sqnr_db > lowest_db
     assert result.report.size_after < (0.2 if preset == "W4" else 0.3) * result.report.size_before
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "U8S8_PERCHANNEL"])
+def test_recurrent_layers_beside_static_scales_keep_their_states_in_float(preset: str) -> None:
+    model = _recurrent("LSTM", 1, 17)
+    model.graph.node[0].output[1] = "state"
+    model.graph.node.append(helper.make_node("Add", ["state", "offset"], ["h"], "next_state"))
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.ones((1, 1, 24), np.float32), "offset")
+    )
+    random = np.random.default_rng(1)
+    feeds = [{"x": random.normal(size=(9, 1, 40)).astype(np.float32)} for _ in range(4)]
+
+    result = lowbit.quantize(model, data=feeds, preset=preset)
+
+    assert [(t.name, t.axis) for t in result.plan.weights()] == [("w", 1), ("r", 1)]
+    assert not result.plan.activations()
+    assert result.report.sqnr_db > 30

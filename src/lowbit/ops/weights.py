@@ -30,11 +30,10 @@ class WeightInput:
 _RECURRENT = (WeightInput(1, 1, 2), WeightInput(2, 1, 2))
 # The three projections lie beside each other: inputs x 3 * hidden.
 _PROJECTIONS = (WeightInput(1, 1, 0),)
+RECURRENT = ("LSTM", "GRU", "RNN")
 IN_FLOAT: Mapping[str, tuple[WeightInput, ...]] = MappingProxyType(
     {
-        "LSTM": _RECURRENT,
-        "GRU": _RECURRENT,
-        "RNN": _RECURRENT,
+        **dict.fromkeys(RECURRENT, _RECURRENT),
         "com.microsoft::Attention": _PROJECTIONS,
     }
 )

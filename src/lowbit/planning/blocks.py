@@ -2,7 +2,7 @@
 
 Cut at its linear layers and at products of activations, a graph falls into parts that are connected
 by float tensors: residual stream with its normalizations, attention scores with mask and Softmax,
-rotary embeddings, activations. What a part is, its structure tells, whoever exported it and however
+rotary embeddings, activations, states of recurrent layers. What a part is, its structure tells, whoever exported it and however
 much of it is fused. Integers gain nothing in these parts, and lose most of the accuracy.
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import is_constant
+from lowbit.graph.editing import is_constant, node_inputs, subgraphs
 from lowbit.ops.composites import Composite, find_composites
 from lowbit.ops.linear import has_constant_weight, linear_operator
+from lowbit.ops.weights import RECURRENT
 from lowbit.planning.masks import find_masks
 from lowbit.targets.target import FloatPart
 
@@ -53,12 +54,18 @@ class _Part:
     has_norm: bool = False
     has_softmax: bool = False
     has_attention: bool = False
+    has_recurrence: bool = False
     beside_conv: bool = False
     after_product: bool = False
     before_product: bool = False
 
     @property
     def why(self) -> str | None:
+        """What says by itself that this computes in float."""
+        return self.attention or ("beside a recurrent layer" if self.has_recurrence else None)
+
+    @property
+    def attention(self) -> str | None:
         """What says by itself that this is part of an attention network."""
         if self.has_attention or (self.has_softmax and self.after_product and self.before_product):
             return "attention"
@@ -84,7 +91,7 @@ def _find_blocks(graph: ir.Graph) -> FloatParts:
     inner = {node: c for c in composites for node in c.nodes}
     parts = _parts(graph, inner)
     reasons = {id(part): part.why for part in parts}
-    if any(reasons.values()):
+    if any(part.attention for part in parts):
         for part in parts:
             if not part.beside_conv and reasons[id(part)] is None:
                 reasons[id(part)] = "between matrix layers of an attention network"
@@ -107,19 +114,19 @@ def _parts(graph: ir.Graph, inner: Mapping[ir.Node, Composite]) -> list[_Part]:
     cut = set(cuts)
     kept = [node for node in graph if node not in cut]
     for node in kept:
-        values = list(_floats((*node.inputs, *node.outputs)))
+        values = _touched(node)
         for value in values[1:]:
             sets.join(values[0], value)
     parts: dict[ir.Value, _Part] = {}
     for node in kept:
-        for value in _floats((*node.inputs, *node.outputs)):
+        values = _touched(node)
+        for value in values:
             part = parts.setdefault(sets.root(value), _Part())
             part.tensors.add(value)
-        first = next(iter(_floats((*node.inputs, *node.outputs))), None)
-        if first is not None:
-            _enter(parts[sets.root(first)], node, inner)
+        if values:
+            _enter(parts[sets.root(values[0])], node, inner)
     for node in cuts:
-        for value in _floats((*node.inputs, *node.outputs)):
+        for value in _touched(node):
             part = parts.setdefault(sets.root(value), _Part())
             part.tensors.add(value)
             _enter_cut(part, node, is_output=value in node.outputs)
@@ -134,6 +141,14 @@ def _enter(part: _Part, node: ir.Node, inner: Mapping[ir.Node, Composite]) -> No
         composite is not None and composite.name == "Softmax"
     )
     part.has_attention |= node.op_type in _ATTENTION
+    part.has_recurrence |= _recurs(node)
+
+
+def _recurs(node: ir.Node) -> bool:
+    """Whether a node is a recurrent layer, or has one in a branch."""
+    if node.op_type in RECURRENT:
+        return True
+    return any(_recurs(inner) for graph in subgraphs(node) for inner in graph)
 
 
 def _enter_cut(part: _Part, node: ir.Node, *, is_output: bool) -> None:
@@ -148,6 +163,11 @@ def _is_cut(node: ir.Node) -> bool:
     if has_constant_weight(node):
         return True
     return node.op_type in _PRODUCTS and sum(1 for _ in _floats(node.inputs)) > 1
+
+
+def _touched(node: ir.Node) -> list[ir.Value]:
+    """Return the float tensors that a node reads, in its branches too, and writes."""
+    return list(_floats((*node_inputs(node), *node.outputs)))
 
 
 def _floats(values: Iterable[ir.Value | None]) -> Iterable[ir.Value]:

@@ -19,6 +19,7 @@ from lowbit.graph.editing import (
     constant_shape,
     is_constant,
     is_float_tensor,
+    node_inputs,
     only_consumer,
 )
 from lowbit.graph.naming import operator_name, tensor_name
@@ -36,7 +37,7 @@ from lowbit.ops.weights import weight_inputs
 from lowbit.planning.blocks import find_float_parts
 from lowbit.planning.requests import Placement, Request, is_lone
 from lowbit.planning.rules import Scheme
-from lowbit.planning.weights_only import is_weight_only, place_weights
+from lowbit.planning.weights_only import is_weight_only, place_dequantized, place_weights
 from lowbit.targets.target import FusedPair, Target
 
 # They read what tensors look like, not their numbers.
@@ -61,18 +62,21 @@ def place(
             placement.request(node.outputs[0], schemes[node], node, "output")
         if node.meta.get(ARITHMETIC) or node.meta.get(REQUANTIZED):
             continue
-        # The types between fused operators are not known without a sample, those of weights are.
-        weights = weight_inputs(node, operators) if is_weight_only(schemes[node]) else ()
+        alone = is_weight_only(schemes[node])
+        # The types between custom operators are not known without a sample, those of weights are.
+        weights = weight_inputs(node, operators) if alone else ()
         if not weights and not _touches_floats(node):
             continue
-        if is_weight_only(schemes[node]) and schemes[node].excluded is None:
+        if alone and schemes[node].excluded is None:
             place_weights(placement, node, schemes[node], target, weights)
             continue
         traits = _traits(node, target, operators)
         reason = _stays_float(node, traits, schemes[node], target, shapes)
         if schemes[node].priority == 0:  # where a rule speaks of the node, that holds
             reason = reason or placement.parts.nodes.get(node)
-        if reason is not None or traits is None:
+        if place_dequantized(placement, node, schemes[node], target):
+            placement.float_why[node] = "it computes in float, with weights in integers"
+        elif reason is not None or traits is None:
             placement.float_why[node] = reason or "no rule for this operator"
         elif _is_conditional(traits, target):
             waiting.append((node, traits))
@@ -310,7 +314,7 @@ def _shape_values(graph: ir.Graph) -> set[ir.Value]:
         if node.op_type in ("Shape", "Size"):
             found.update(node.outputs)
             continue
-        moving = [v for v in node.inputs if v is not None and not is_constant(v)]
+        moving = [v for v in node_inputs(node) if not is_constant(v)]
         if moving and all(v in found for v in moving):
             found.update(node.outputs)
     return found

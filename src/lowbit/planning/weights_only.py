@@ -6,6 +6,7 @@ normalizations, biases and single numbers stay in float.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from lowbit.config.specs import DynamicSpec, IntegerSpec, Spec
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.traits import OpTraits, traits_of
-from lowbit.ops.weights import IN_FLOAT, WeightInput, is_embedding
+from lowbit.ops.weights import IN_FLOAT, WeightInput, is_embedding, weight_inputs
 from lowbit.planning.requests import Placement, Request
 from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
@@ -53,6 +54,24 @@ def place_weights(
         _place_weight(placement, node, weight, scheme)
     if is_dynamic:
         _place_input(placement, node, scheme)
+
+
+def place_dequantized(placement: Placement, node: ir.Node, scheme: Scheme, target: Target) -> bool:
+    """Request the weights of a node that computes in float beside quantized ones; whether it has any.
+
+    What is dequantized may have a scale for each channel at no cost.
+    """
+    spec = scheme.weight
+    if operator_name(node) not in IN_FLOAT or not target.dequantizes or scheme.excluded is not None:
+        return False
+    if not isinstance(spec, IntegerSpec):
+        return False
+    if target.per_channel and scheme.priority == 0:
+        spec = msgspec.structs.replace(spec, per_channel=True)
+    weights = weight_inputs(node)
+    for weight in weights:
+        _place_weight(placement, node, weight, dataclasses.replace(scheme, weight=spec))
+    return bool(weights)
 
 
 def _takes(node: ir.Node, target: Target) -> bool:

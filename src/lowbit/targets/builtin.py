@@ -126,6 +126,7 @@ RYZEN_AI = Target(
     operators=tuple(OPERATORS),
     activation_formats=INTEGERS,
     weight_formats=INTEGERS8,
+    dequantizes=True,
     shares=DATA_MOVEMENT,
     align=(Alignment(operators=("Concat",), rule="merged"),),
     fuse=NPU_FUSED,
