@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 
+import msgspec
 import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.analyze.network import _Folding
 from lowbit.api import compare
+from lowbit.evaluate.boxes import Box
+from lowbit.evaluate.shown_samples import ShownSample
 from lowbit.report.html import write_report
 from lowbit.report.values import Network, NetworkNode, Report, Score
 
@@ -302,3 +305,24 @@ def test_several_models_can_be_chosen(browser, tmp_path) -> None:
     assert is_drawn(browser, "#layers .plot")
     current = browser.find_element("css selector", "#models button[aria-current]")
     assert current.text == "second"
+
+
+def test_boxes_of_both_models_lie_on_the_image(browser, tmp_path) -> None:
+    box = Box(0.25, 0.5, 0.75, 1.0, 0.9, 7)
+    pixel = "data:image/gif;base64,R0lGODlhAQABAIAAAP///wAAACwAAAAAAQABAAACAkQBADs="
+    sample = ShownSample(image=pixel, float_boxes=(box,), quantized_boxes=())
+    report = msgspec.structs.replace(
+        compare(small_cnn(), small_cnn(), small_feeds(2)), samples=(sample,)
+    )
+    write_report(report, tmp_path / "boxes.html")
+
+    browser.get((tmp_path / "boxes.html").as_uri())
+
+    place, image = (
+        browser.find_element("css selector", f"#samples .picture {word}").rect
+        for word in ("i", "img")
+    )
+    assert place["x"] - image["x"] == pytest.approx(image["width"] / 4, abs=1)
+    assert place["width"] == pytest.approx(image["width"] / 2, abs=1)
+    assert place["y"] - image["y"] == pytest.approx(image["height"] / 2, abs=1)
+    assert "quantized, 0 boxes" in browser.find_element("id", "samples").text

@@ -35,7 +35,9 @@ from lowbit.evaluate.compare_models import (
     spread,
 )
 from lowbit.evaluate.latency import Latency, measure_latency
+from lowbit.evaluate.output_kinds import find_measured
 from lowbit.evaluate.runner import Outputs
+from lowbit.evaluate.shown_samples import show_samples
 from lowbit.graph import io
 from lowbit.graph.openvino import Runtime, check_runtime
 from lowbit.graph.profiling import saturates_int8
@@ -58,6 +60,8 @@ _MOST, _ONE_IN = 8, 10
 """Samples to analyze tensors on: one in ten, at most eight."""
 
 _FUSED = 16
+# Samples whose outputs are shown beside each other.
+_SHOWN = 4
 _PER_SAMPLE, _LEAST_EFFORT = 0.4, 3.0
 """Pairs of plain passes that measuring the sensitivity of every tensor may take."""
 
@@ -167,6 +171,7 @@ def _compare_outputs(
         keep=spread(total, _analyzed_on(total, budget)),
         listener=listener,
         runtime=runtime,
+        show=0 if budget == "none" else _SHOWN,
     )
 
 
@@ -236,6 +241,7 @@ def examine(
         budget=found.budget,
         tensors=found.tensors,
         network=found.network,
+        samples=found.samples,
         notes=(*known.notes, *found.notes),
         seconds={**known.seconds, **found.seconds},
     )
@@ -274,7 +280,17 @@ def _report(
         size_before=constants_size(float_model),
         size_after=constants_size(other),
         latency=latency,
+        samples=show_samples(found.shown, _class_outputs(float_model, found)),
     )
+
+
+def _class_outputs(float_model: ir.Model, found: Comparison) -> frozenset[str]:
+    """Return the outputs that hold classes, judged by the first sample."""
+    if not found.shown:
+        return frozenset()
+    first = found.shown[0].outputs
+    measured = find_measured(float_model, first, {name: name for name in first})
+    return frozenset(m.output for m in measured if m.kind == "classes")
 
 
 def _notes(found: Comparison, runtime: Runtime) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from lowbit.calibrate.thinning import thinned
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.evaluate.outputs import OutputSlice, SliceErrors, find_slices
 from lowbit.evaluate.runner import (
+    ComparedSample,
     Outputs,
     ReferenceSample,
     Run,
@@ -122,6 +123,7 @@ class Comparison:
         slices: The slices of outputs; ``sliced`` are their figures, where there are any.
         fused: Of each output through fused kernels; ``exact`` over the same samples without.
         samples: Some samples with the float outputs.
+        shown: The first samples with what both models give.
         count: How many samples there were.
     """
 
@@ -132,6 +134,7 @@ class Comparison:
     exact: Mapping[str, SignalNoise]
     samples: tuple[ReferenceSample, ...]
     count: int
+    shown: tuple[ComparedSample, ...] = ()
 
 
 def compare_outputs(
@@ -144,11 +147,13 @@ def compare_outputs(
     keep: frozenset[int],
     listener: Listener,
     runtime: Runtime = "onnxruntime",
+    show: int = 0,
 ) -> Comparison:
     """Run every sample through both models.
 
     ``fused`` are the numbers of the samples to run through the fused kernels as well, ``keep`` of
-    those to return. ``runtime``: whose kernels these are.
+    those to return; ``show`` is how many to return with what both models give. ``runtime``: whose kernels
+    these are.
     """
     exact = Run.quantized_model(quantized, names)
     runs = [Run.float_model(reference, names), exact]
@@ -165,6 +170,8 @@ def compare_outputs(
         sums.add(want, got, last)
         if sums.count - 1 in keep:
             sums.samples.append(ReferenceSample(feed, want))
+        if sums.count <= show:
+            sums.shown.append(ComparedSample(feed, want, got))
         listener(want, got, last)
     return sums.result()
 
@@ -176,6 +183,7 @@ class _Sums:
         self._names, self._sized_by_data = names, sized_by_data
         self.count = 0
         self.samples: list[ReferenceSample] = []
+        self.shown: list[ComparedSample] = []
         self._slices: tuple[OutputSlice, ...] = ()
         self._whole: list[SliceErrors] = []
         self._sliced: SliceErrors | None = None
@@ -216,6 +224,7 @@ class _Sums:
             exact=whole[2] if self._any_fused else {},
             samples=tuple(self.samples),
             count=self.count,
+            shown=tuple(self.shown),
         )
 
 

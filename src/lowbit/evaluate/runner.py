@@ -198,6 +198,15 @@ class ReferenceSample:
     outputs: Outputs
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ComparedSample:
+    """One sample: what is fed, and what the float and the quantized model give for it."""
+
+    feed: Feed
+    outputs: Outputs
+    quantized: Outputs
+
+
 def reference_samples(
     run: Run, feeds: Iterable[Feed], room: int | None = None
 ) -> list[ReferenceSample]:

@@ -10,6 +10,7 @@ import msgspec
 
 from lowbit.evaluate.accuracy import Accuracy
 from lowbit.evaluate.latency import Latency
+from lowbit.evaluate.shown_samples import ShownSample
 from lowbit.evaluate.verdict import Verdict
 from lowbit.numerics.metrics import SignalNoise
 from lowbit.planning.plan import FloatNode
@@ -317,6 +318,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     latency: Latency | None = None
     tensors: tuple[TensorView, ...] = ()
     network: Network | None = None
+    samples: tuple[ShownSample, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line: all of it is in ``to_json``."""

@@ -300,6 +300,42 @@
   }
   plain("again", ["what", "version"], Object.entries(page.versions));
 
+  // ---- samples: classes, boxes or images of both models
+  const pictured = (address, boxes, alt) => {
+    const frame = make("div", { className: "picture" }, make("img", { src: address, alt }));
+    for (const [left, top, right, bottom, score, label] of boxes ?? []) {
+      const box = make("i", { title: "class " + label + ", " + percent(score, 0) }, make("span", { textContent: label + " · " + score.toFixed(2) }));
+      const part = (value) => 100 * Math.max(0, Math.min(1, value));
+      Object.assign(box.style, { left: part(left) + "%", top: part(top) + "%", width: part(right) - part(left) + "%", height: part(bottom) - part(top) + "%" });
+      frame.append(box);
+    }
+    return frame;
+  };
+  const bars = (classes, others) => make("ol", {}, ...classes.map(([label, chance], at) => {
+    const bar = make("i"); bar.style.width = 100 * chance + "%";
+    const row = make("li", {}, make("span", { textContent: "class " + label }), make("span", { className: "track" }, bar), make("span", { className: "number", textContent: percent(chance) }));
+    if (others && at === 0 && others[0] && others[0][0] !== label) row.className = "loss";
+    return row;
+  }));
+  const column = (title, ...inside) => make("figure", {}, make("figcaption", { textContent: title }), ...inside);
+  report.samples.forEach((sample, index) => {
+    const card = make("div", { className: "sample" });
+    if (sample.float_boxes) {
+      card.append(column("float, " + sample.float_boxes.length + " boxes", pictured(sample.image, sample.float_boxes, "sample " + (index + 1) + " with the boxes of the float model")),
+        column("quantized, " + sample.quantized_boxes.length + " boxes", pictured(sample.image, sample.quantized_boxes, "the same with the boxes of the quantized model")));
+    } else {
+      if (sample.image) card.append(column("sample " + (index + 1), pictured(sample.image, null, "sample " + (index + 1))));
+      for (const one of sample.outputs) card.append(
+        column("float: " + one.name, one.float_image ? pictured(one.float_image, null, "output of the float model") : bars(one.float_classes)),
+        column("quantized: " + one.name, one.quantized_image ? pictured(one.quantized_image, null, "output of the quantized model") : bars(one.quantized_classes, one.float_classes)));
+    }
+    by("samples").querySelector(".samples").append(card);
+  });
+  if (report.samples.length) {
+    by("samples").hidden = false;
+    by("samples").querySelector(".how").textContent = report.samples[0].float_boxes ? "Boxes of a score over 25 %, overlapping ones of a class removed. Numbers are classes and scores." : "What both models give for the first samples.";
+  }
+
   // ---- the budget
   if (report.budget) {
     const budget = report.budget;
