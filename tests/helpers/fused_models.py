@@ -31,18 +31,18 @@ def fused_block(kind: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=9 if opset < 23 else 11)
 
 
-def _node(op: str, inputs: str, outputs: str, *, fused: bool = True, **attributes: object):  # noqa: ANN202
+def _node(op: str, inputs: str, outputs: str, *, fused: bool = True, **attributes: object):
     return helper.make_node(
         op,
         inputs.replace("-", "").split(","),
         outputs.split(","),
-        outputs.split(",")[0],
+        outputs.split(",", maxsplit=1)[0],
         domain=_MICROSOFT if fused else "",
         **attributes,
     )
 
 
-def _plain(op: str, inputs: str, output: str, **attributes: object):  # noqa: ANN202
+def _plain(op: str, inputs: str, output: str, **attributes: object):
     return _node(op, inputs, output, fused=False, **attributes)
 
 
@@ -79,7 +79,9 @@ def _gated(source: str) -> list[onnx.NodeProto]:
 
 _SHAPES: dict[str, tuple[int, ...]] = {
     **{f"{name}_w": (WIDTH, WIDTH) for name in ("query", "key", "value", "out")},
-    **{"gate_w": (WIDTH, HIDDEN), "up_w": (WIDTH, HIDDEN), "down_w": (HIDDEN, WIDTH)},
+    "gate_w": (WIDTH, HIDDEN),
+    "up_w": (WIDTH, HIDDEN),
+    "down_w": (HIDDEN, WIDTH),
     "scale": (WIDTH,),
 }
 
