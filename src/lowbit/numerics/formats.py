@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -26,12 +27,12 @@ class IntegerFormat(enum.Enum):
     INT32 = "int32"
     UINT32 = "uint32"
 
-    @property
+    @functools.cached_property
     def bits(self) -> int:
         """How many bits a value takes."""
         return int(self.value.lstrip("uint"))
 
-    @property
+    @functools.cached_property
     def signed(self) -> bool:
         """Whether negative integers exist."""
         return not self.value.startswith("u")
@@ -46,7 +47,7 @@ class IntegerFormat(enum.Enum):
         """The largest representable integer."""
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
-    @property
+    @functools.cached_property
     def dtype(self) -> np.dtype[np.integer]:
         """The NumPy type that holds it (4-bit values are packed only when written)."""
         return np.dtype(f"{'int' if self.signed else 'uint'}{max(self.bits, 8)}")

@@ -27,7 +27,7 @@ from lowbit.numerics.affine import (
     quantize,
     range_qparams,
 )
-from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.formats import FloatArray, IntArray
 from lowbit.ops.geometry import TransposedConvLayer
 from lowbit.ops.linear import layer_of, linear_operator
 from lowbit.planning.plan import Plan
@@ -122,6 +122,8 @@ def _importance(node: ir.Node, stats: TensorStats) -> Importance | None:
 
 # Below this many values the error is taken on the values, above it on their histogram.
 _DIRECT = 1 << 12
+# Numbers that are rounded at once while ratios are tried.
+_AT_ONCE = 1 << 16
 _RATIOS = np.linspace(0.4, 1.0, 31)
 # How far errors cancel in an output changes from one scale to the next: more to choose from.
 _FINER = np.linspace(0.4, 1.0, 61)
@@ -293,30 +295,35 @@ def _per_row(
 ) -> QParams:
     """Return, for each row, the parameters of the shrunken range with the least squared error."""
     low, high = rows.min(axis=1, initial=0.0), rows.max(axis=1, initial=0.0)
-    qmin, qmax = spec.limits
-    best: QParams | None = None
-    least = np.full(len(rows), np.inf)
-    for ratio in ratios[::-1]:
-        params = _range_params(low * ratio, high * ratio, spec)
-        if best is None:
-            best = params
-            if len(ratios) == 1:
-                break
-        scale, zero = params.scale[:, None], params.zero_point[:, None].astype(np.float32)
-        codes = np.clip(np.rint(rows / scale) + zero, qmin, qmax)
-        difference = rows - (codes - zero) * scale
-        with np.errstate(over="ignore"):  # of numbers beyond 1e19, the whole range is kept
-            error = np.square(difference).sum(axis=1) if known is None else known.error(difference)
-        better = error < least
-        least = np.where(better, error, least)
-        best = QParams(
-            np.where(better, params.scale, best.scale),
-            np.where(better, params.zero_point, best.zero_point).astype(spec.format.dtype),
-            spec.format,
-        )
-    if best is None:
-        raise ValueError("no ratio to try")
-    return best
+    shrunken = ratios[::-1, None]
+    tried = _range_params(low * shrunken, high * shrunken, spec)
+    errors = np.full(tried.scale.shape, np.inf)
+    # Of small weights, several ratios at once: a call takes longer than what it computes.
+    step = 1 if known is not None else max(1, _AT_ONCE // max(rows.size, 1))
+    for start in range(0, len(ratios) if len(ratios) > 1 else 0, step):
+        part = slice(start, start + step)
+        errors[part] = _row_errors(rows, tried.scale[part], tried.zero_point[part], spec, known)
+    # Of errors that are no numbers, as of numbers beyond 1e19, the whole range is kept.
+    best = np.argmin(np.where(errors < np.inf, errors, np.inf), axis=0)
+    each = np.arange(len(rows))
+    return QParams(tried.scale[best, each], tried.zero_point[best, each], spec.format)
+
+
+def _row_errors(
+    rows: FloatArray,
+    scales: FloatArray,
+    zero_points: IntArray,
+    spec: IntegerSpec,
+    known: Importance | None,
+) -> FloatArray:
+    """Return the squared error of each row with each of some parameters."""
+    scale, zero = scales[:, :, None], zero_points[:, :, None].astype(np.float32)
+    codes = np.clip(np.rint(rows / scale) + zero, *spec.limits)
+    difference = rows - (codes - zero) * scale
+    with np.errstate(over="ignore"):
+        if known is None:
+            return np.asarray(np.square(difference).sum(axis=2))
+        return np.asarray([known.error(part) for part in difference])
 
 
 def _revive(scale: FloatArray, rows: FloatArray) -> FloatArray:
