@@ -86,7 +86,7 @@ def test_a_preset_of_an_installed_package_is_found(monkeypatch: pytest.MonkeyPat
         find_preset("yours")
 
 
-@pytest.mark.parametrize("name", ["A8W8", "A16W8", "XINT8", "BF16"])
+@pytest.mark.parametrize("name", ["A8W8", "A16W8", "XINT8", "U8S8_PERCHANNEL", "BF16"])
 def test_an_accurate_variant_differs_by_its_refinement_only(name: str) -> None:
     plain, accurate = find_preset(name), find_preset(f"{name}_ACCURATE")
 

@@ -225,6 +225,7 @@ _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
         "A8W8": MORE_POSITIONS,
         "A16W8": MORE_POSITIONS,
         "XINT8": MORE_POSITIONS,
+        "U8S8_PERCHANNEL": MORE_POSITIONS,
         "BF16": AdaQuant(),
     }
 )
