@@ -6,7 +6,9 @@ import csv
 import io
 import pathlib
 
+import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from helpers.small_models import small_cnn, small_feeds
 
@@ -79,3 +81,42 @@ def test_presets_are_checked_before_any_work(models) -> None:
         sweep(models, presets=["A9W9"], data="random")
     with pytest.raises(ConfigError, match="at least one preset"):
         sweep(models, presets=[], data="random")
+
+
+def test_accuracy_is_measured_on_samples_that_were_not_calibrated_on(models, tmp_path) -> None:
+    feeds = small_feeds(20)
+    np.savez(tmp_path / "d.npz", input=np.concatenate([feed["input"] for feed in feeds]))
+    np.save(tmp_path / "labels.npy", np.arange(20) % 5)
+
+    (row,) = sweep(
+        models[:1],
+        presets=["A8W8"],
+        data=str(tmp_path / "d.npz"),
+        limit=8,
+        labels=str(tmp_path / "labels.npy"),
+        timed=False,
+    )
+
+    (top,) = row.accuracy
+    assert top.samples == 12
+    calibrated = lowbit.quantize(models[0], data=str(tmp_path / "d.npz"), limit=8).samples
+    others = sorted(calibrated.held_out)
+    session = ort.InferenceSession(models[0])
+    hits = [session.run(None, feeds[i])[0].argmax() == i % 5 for i in others]
+    assert top.float_score == pytest.approx(100 * np.mean(hits))
+    line = next(csv.DictReader(io.StringIO(sweep_csv([row]))))
+    assert float(line["accuracy"]) == top.quantized_score
+    assert float(line["drop"]) == pytest.approx(top.gap)
+
+
+def test_another_sweep_reads_the_data_once(models, tmp_path, monkeypatch) -> None:
+    feeds = small_feeds(6)
+    np.savez(tmp_path / "d.npz", input=np.concatenate([feed["input"] for feed in feeds]))
+    options = {"data": str(tmp_path / "d.npz"), "state_dir": str(tmp_path / "s"), "timed": False}
+    want = sweep(models, presets=["A8W8", "BF16"], **options)
+    opened = []
+    real = module.open_data
+    monkeypatch.setattr(module, "open_data", lambda *a, **k: opened.append(1) or real(*a, **k))
+
+    assert sweep(models, presets=["A8W8", "BF16"], **options) == want
+    assert len(opened) <= len(models)

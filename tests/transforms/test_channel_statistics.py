@@ -6,8 +6,15 @@ import weakref
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 from helpers.chains import chain, node
+from joblib.externals.loky import get_reusable_executor
 
+from lowbit import parallel
+from lowbit.data import open_data
+from lowbit.data.shards import Selection
+from lowbit.graph.session import model_inputs
+from lowbit.transforms import channel_statistics
 from lowbit.transforms.channel_statistics import channel_sizes, reduce_channels
 
 
@@ -70,3 +77,38 @@ def test_of_no_tensors_nothing_is_run() -> None:
 
     # A sample that cannot be fed would raise if it were run.
     assert reduce_channels(empty, [], [{"x": np.zeros(1)}], max, max) == {}
+
+
+def _peak_and_sum(_: str, array: np.ndarray) -> np.ndarray:
+    return np.array([np.abs(array).max(), array.sum(dtype=np.float64)])
+
+
+def _joined(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.array([max(one[0], other[0]), one[1] + other[1]])
+
+
+@pytest.mark.parametrize("join", [_joined, np.maximum])
+def test_workers_give_the_same_bits_for_any_size_of_shards(join, monkeypatch) -> None:
+    """Sums of numbers of very different sizes show in which order they were added up."""
+    model = chain(node("Neg", "x", "a"), node("Abs", "a", "y"))
+    rng = np.random.default_rng(1)
+    feeds = [
+        {"x": (rng.normal(size=(1, 3, 8, 8)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)}
+        for _ in range(11)
+    ]
+    data = open_data(feeds, model_inputs(model))
+    told: list[int] = []
+
+    def found(told=lambda _: None):
+        every = Selection(data, range(11))
+        return reduce_channels(model, ["a", "y"], every, _peak_and_sum, join, told)
+
+    want = found()
+    for size in (1, 4, 64):
+        monkeypatch.setattr(channel_statistics, "_SHARD", size)
+        with parallel.engine("loky", 2):
+            got = found(told.append)
+        for name, array in want.items():
+            np.testing.assert_array_equal(got[name], array)
+        assert told[-1] == 11
+    get_reusable_executor().shutdown(wait=True, kill_workers=True)

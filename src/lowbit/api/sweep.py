@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import io as text_io
 import pathlib
 import time
+import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from lowbit.api.compare import compare
 from lowbit.api.quantize import Result, quantize
 from lowbit.config.files import config_json
 from lowbit.config.presets import find_preset
-from lowbit.data import Preprocessing, Tokenization, open_data
+from lowbit.data import Data, Preprocessing, Tokenization, open_data
+from lowbit.data.shards import Selection
+from lowbit.data.split import Split
 from lowbit.errors import ConfigError, LowbitError
-from lowbit.evaluate.accuracy import Accuracy
+from lowbit.evaluate.accuracy import Accuracy, TopScorer, read_labels
 from lowbit.evaluate.cost import node_costs
+from lowbit.evaluate.labelled import LabelledSamples
 from lowbit.evaluate.latency import measure_latency
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
@@ -53,6 +55,8 @@ class _Trial:
     labels: str | None
     timed: bool
     state_dir: str | None
+    run: str
+    """A word of this sweep: what a process keeps is of no use to the next, as files may change."""
 
     def __call__(self, task: _Task) -> SweepRow:
         store = None if self.state_dir is None else Store.open(self.state_dir)
@@ -66,12 +70,27 @@ class _Trial:
         return row
 
     def _key(self, task: _Task) -> str:
-        content = hashlib.sha256(pathlib.Path(task.model).read_bytes()).hexdigest()
-        inputs = model_inputs(io.load(task.model))
-        data = open_data(self.data, inputs, preprocessing=self.preprocessing, limit=self.limit)
-        rest = (str(self.limit), str(self.labels), str(self.timed), task.file, __version__)
         config = config_json(find_preset(task.preset))
-        return content_key("sweep", content, config, data.fingerprint(), *rest)
+        rest = (str(self.limit), str(self.timed), task.file, __version__)
+        return content_key("sweep", self._content(task.model), config, *rest)
+
+    def _content(self, model: str) -> str:
+        """Return a hash of the model, the data and the labels, once for all presets in a row."""
+        known = _CONTENTS.get((self, model)) if isinstance(self.data, str) else None
+        if known is None:
+            data = self._opened(model, None if self.labels else self.limit)
+            parts = [data.digest(index) for index in range(len(data))]
+            if self.labels is not None:
+                parts.append(repr(read_labels(self.labels, data)).encode())
+            files = [pathlib.Path(model), *io.weight_files(model)]
+            known = content_key(*(file.read_bytes() for file in files), *parts)
+            if isinstance(self.data, str):
+                _CONTENTS.put((self, model), known)
+        return known
+
+    def _opened(self, model: str, limit: int | None) -> Data:
+        inputs = model_inputs(io.load(model))
+        return open_data(self.data, inputs, preprocessing=self.preprocessing, limit=limit)
 
     def _measured(self, task: _Task) -> SweepRow:
         row = SweepRow(model=pathlib.Path(task.model).name, preset=task.preset)
@@ -98,16 +117,7 @@ class _Trial:
         latency = None
         if feed is not None and self.timed:
             latency = measure_latency(result.state.loaded, result.quantized, feed)
-        accuracy: tuple[Accuracy, ...] = ()
-        if self.labels is not None:
-            accuracy = compare(
-                task.model,
-                result.quantized,
-                self.data,
-                labels=self.labels,
-                budget="none",
-                preprocessing=self.preprocessing,
-            ).accuracy
+        accuracy = () if self.labels is None else self._accuracy(task, result)
         return msgspec.structs.replace(
             row,
             level="" if verdict is None else verdict.level,
@@ -120,6 +130,54 @@ class _Trial:
             accuracy=accuracy,
             file=task.file,
         )
+
+    def _accuracy(self, task: _Task, result: Result) -> tuple[Accuracy, ...]:
+        """Return the accuracy on samples that were not calibrated on, if there are others."""
+        key = (self, task.model)
+        known = _LABELLED.get(key)
+        if known is None:
+            data = self._opened(task.model, None)
+            labels = read_labels(str(self.labels), data)
+            used = _calibrated(result.samples)
+            kept = [i for i in range(len(data)) if (data.names[i] if data.names else i) not in used]
+            kept = kept or list(range(len(data)))
+            chosen = [labels[index] for index in kept]
+            feeds = Selection(data, kept)
+            known = LabelledSamples.of(result.state.loaded, feeds, chosen, TopScorer())
+            _LABELLED.put(key, known)
+        return known.accuracy(result.quantized)
+
+
+T = TypeVar("T")
+
+
+class _Last(Generic[T]):
+    """What was made last in this process: presets of one model come one after another."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._value: T | None = None
+
+    def get(self, key: object) -> T | None:
+        """Return it if it is of this key."""
+        return self._value if self._value is not None and self._key == key else None
+
+    def put(self, key: object, value: T) -> None:
+        """Keep it instead of what was there."""
+        self._key, self._value = key, value
+
+
+_CONTENTS: _Last[str] = _Last()
+_LABELLED: _Last[LabelledSamples] = _Last()
+
+
+def _calibrated(samples: Split | None) -> set[int | str]:
+    """Return the names of the samples that calibrate, or their numbers where they have none."""
+    if samples is None:
+        return set()
+    names = samples.data.names
+    numbers = (i for i in range(samples.total) if i not in samples.held_out)
+    return {names[i] if names else i for i in numbers}
 
 
 def sweep(
@@ -156,7 +214,7 @@ def sweep(
     if out is not None:
         pathlib.Path(out).mkdir(parents=True, exist_ok=True)
     tasks = [_Task(m, preset, _file(out, m, preset)) for m in models for preset in presets]
-    trial = _Trial(data, limit, preprocessing, labels, timed, state_dir)
+    trial = _Trial(data, limit, preprocessing, labels, timed, state_dir, uuid.uuid4().hex)
     rows = []
     # Each run uses all processors, so several at once only where there are workers.
     for row in distributed_map(trial, tasks, name="sweep", threads=1):
@@ -185,14 +243,17 @@ def sweep_csv(rows: Sequence[SweepRow]) -> str:
     writer = csv.writer(text)
     writer.writerow(
         "model preset verdict figure sqnr_db size_before size_after float_share seconds float_ms "
-        "quantized_ms accuracy_drop refused".split()
+        "quantized_ms accuracy float_accuracy drop drop_low drop_high refused".split()
     )
     for row in rows:
         latency = row.latency
         times = ("", "") if latency is None else (latency.float_ms, latency.quantized_ms)
-        drop = row.accuracy[0].gap if row.accuracy else ""
+        best = row.accuracy[0] if row.accuracy else None
+        drop: tuple[object, ...] = ("",) * 5
+        if best is not None:
+            drop = (best.quantized_score, best.float_score, best.gap, best.low, best.high)
         figures = (row.sqnr_db, row.size_before, row.size_after, row.float_share, row.seconds)
         writer.writerow(
-            (row.model, row.preset, row.level, row.figure, *figures, *times, drop, row.refused)
+            (row.model, row.preset, row.level, row.figure, *figures, *times, *drop, row.refused)
         )
     return text.getvalue()

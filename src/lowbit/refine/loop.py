@@ -22,10 +22,11 @@ from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
 from lowbit.graph.store import Store
 from lowbit.ops.geometry import Positions
-from lowbit.parallel import cpu_count, ordered_map
+from lowbit.parallel import cpu_count, ordered_map, worker_count
 from lowbit.refine.algorithm import Collector, Feeds, LoopSettings, Solve
 from lowbit.refine.gathering import Gathered, known_sizes, with_gathering
 from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
+from lowbit.refine.remote import LayerSolver, LayerWork
 from lowbit.refine.samples import (
     LayerSample,
     LayerTarget,
@@ -178,8 +179,9 @@ class LayerLoop:
     """One loop over all layers of a quantized model, for all samples of the data.
 
     ``done`` are the results of the first layers, known from before. ``disk`` keeps samples in files.
-    ``independent``: each layer is solved as if no other were, several at a time. ``collect`` gives
-    what takes in the samples of a layer, if the solver wants that instead of samples.
+    ``independent``: each layer is solved as if no other were, several at a time; by ``remote`` where
+    an engine is chosen. ``collect`` gives what takes in the samples of a layer, if the solver wants that
+    instead of samples.
     """
 
     state: Quantized
@@ -191,6 +193,7 @@ class LayerLoop:
     disk: Store | None = None
     independent: bool = False
     collect: Callable[[RefinedLayer], Collector] | None = None
+    remote: LayerSolver | None = None
     _count: int = 0
 
     def run(self, solve: Solve, listener: Listener) -> Iterator[LayerResult]:
@@ -199,6 +202,10 @@ class LayerLoop:
         for layer, result in zip(self.layers, self.done, strict=False):
             constants |= replaced_constants(self.state, layer, result)
         rest = list(enumerate(self.layers))[len(self.done) :]
+        workers = worker_count() if self.independent and self.disk is None else None
+        if workers is not None and self.remote is not None:
+            yield from self._run_remotely(rest, self.remote, listener, 2 * workers)
+            return
         if self.independent:
             yield from self._run_independently(rest, solve, listener)
             return
@@ -211,6 +218,30 @@ class LayerLoop:
             release_memory()
             constants |= replaced_constants(self.state, layer, result)
             yield result
+
+    def _run_remotely(
+        self,
+        rest: Sequence[tuple[int, RefinedLayer]],
+        remote: LayerSolver,
+        listener: Listener,
+        at_once: int,
+    ) -> Iterator[LayerResult]:
+        """Solve layers on workers, as many at once as there is memory for their samples."""
+        for start in range(0, len(rest), at_once):
+            wave = rest[start : start + at_once]
+            taken = [
+                self._take_samples(start + step, layer, {}) for step, (_, layer) in enumerate(wave)
+            ]
+            works = [
+                LayerWork.of(self.state, layer, samples)
+                for (_, layer), samples in zip(wave, taken, strict=True)
+                if samples
+            ]
+            results = remote.results(works)
+            for (index, layer), samples in zip(wave, taken, strict=True):
+                found = next(results) if samples else unrefined(self.state, layer, 0.0)
+                yield listener.solved(index, layer, found)
+            release_memory()
 
     def _run_independently(
         self, rest: Sequence[tuple[int, RefinedLayer]], solve: Solve, listener: Listener

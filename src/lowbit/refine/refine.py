@@ -28,6 +28,7 @@ from lowbit.refine.gptq import GPTQ
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers
 from lowbit.refine.loop import LayerLoop, LayerTargets, batched
 from lowbit.refine.reconstruct import RECONSTRUCTION
+from lowbit.refine.remote import LayerSolver
 from lowbit.refine.samples import held_out_numbers
 from lowbit.refine.selection import Selection
 from lowbit.state import Quantized, extended
@@ -139,6 +140,7 @@ def refine(
             if algorithm.collector is not None:
                 held_out = held_out_numbers(used, settings.held_out)
                 loop.collect = functools.partial(_collector, algorithm.collector, state, held_out)
+            loop.remote = LayerSolver(algorithm, config)
             solve = algorithm.solver(state, config, stop)
             try:
                 results.extend(loop.run(solve, listener))

@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
+from lowbit.errors import visible
 from lowbit.evaluate.accuracy import Accuracy
 from lowbit.evaluate.latency import Latency
 from lowbit.report.result import LEVEL_COLOURS
@@ -39,23 +40,38 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show_sweep(console: Console, rows: Sequence[SweepRow]) -> None:
-    """Print one line for each model and preset."""
+    """Print each model and preset, and below it what its verdict rests on."""
     table = make_table(
-        "models and presets", "model", "preset", "verdict", "rests on", "size", "in float", "time",
-        "float / quantized ms", figures=4,
+        "models and presets", "model, preset, and what the verdict rests on", "verdict", *_FIGURES[1:],
+        figures=len(_FIGURES) - 1,
     )  # fmt: skip
     for row in rows:
         level = Text(row.level or "refused", style=LEVEL_COLOURS.get(row.level, "bold red"))
-        cells = _cells(row)
-        table.add_row(Name(row.model), row.preset, level, Name(row.figure or row.refused), *cells)
+        accuracy, *cells = _cells(row)
+        words = [word for word in (row.figure or row.refused, accuracy) if word]
+        below = [Text(visible(f"  {word}"), style="dim") for word in words]
+        table.add_row(Group(Name(f"{row.model} {row.preset}"), *below), level, *cells)
     show(console, table)
 
 
-def _cells(row: SweepRow) -> tuple[str, str, str, str]:
+_FIGURES = ("accuracy", "size", "in float", "time", "ms, float and now")
+
+
+def _accuracy(row: SweepRow) -> str:
+    """Return the accuracy and what is lost, surely between two ends: ``71.2 %, -0.4 (-1.1 to 0.3)``."""
+    if not row.accuracy:
+        return ""
+    found = row.accuracy[0]
+    unit = f" {found.unit}" if found.unit else ""
+    score = f"{found.name} {found.quantized_score:.4g}{unit}"
+    return f"{score}, loses {found.gap:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def _cells(row: SweepRow) -> tuple[str, ...]:
     share = "" if row.float_share is None else f"{row.float_share:.0%}"
     latency = row.latency
     times = "" if latency is None else f"{latency.float_ms:.1f} / {latency.quantized_ms:.1f}"
-    return size(row.size_after), share, f"{row.seconds:.1f} s", times
+    return _accuracy(row), size(row.size_after), share, f"{row.seconds:.1f} s", times
 
 
 _COLOURS = {"good": "#2a9d4a", "usable": "#7fb800", "poor": "#e69500", "ruined": "#d1242f"}
@@ -74,7 +90,7 @@ def sweep_page(rows: Sequence[SweepRow]) -> str:
     )
 
 
-_HEADINGS = ("model", "preset", "verdict", "rests on", "size", "in float", "time", "ms")
+_HEADINGS = ("model", "preset", "verdict", "rests on", *_FIGURES)
 _STYLE = (
     ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;"
     "max-width:70rem;padding:0 1rem}table{border-collapse:collapse;width:100%}"

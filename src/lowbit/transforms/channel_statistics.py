@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.session import Array, Feed, session
+from lowbit.data.shards import Selection, Shard
+from lowbit.graph.session import Array, Feed, Session, session, with_outputs
+from lowbit.graph.worker_sessions import Files, content_hash, kept_session, packed
 from lowbit.numerics.formats import DoubleArray
-from lowbit.parallel import ordered_map
+from lowbit.parallel import distributed_map, ordered_map, worker_count
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,31 +57,92 @@ def _join_sizes(one: DoubleArray, other: DoubleArray) -> DoubleArray:
     return np.concatenate([np.maximum(one[:2], other[:2]), one[2:] + other[2:]])
 
 
+Of = Callable[[str, Array], DoubleArray]
+Join = Callable[[DoubleArray, DoubleArray], DoubleArray]
+
+_EXACT = (np.maximum, np.minimum)
+"""Joins that no grouping changes: workers may do part of them."""
+
+_SHARD = 16
+
+
 def reduce_channels(
     model: ir.Model,
     names: Sequence[str],
     data: Iterable[Feed],
-    of: Callable[[str, Array], DoubleArray],
-    join: Callable[[DoubleArray, DoubleArray], DoubleArray],
+    of: Of,
+    join: Join,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, DoubleArray]:
     """Return by tensor name what ``of`` says of each sample's array, joined over all samples.
 
-    Samples run in parallel, and of each only what ``of`` returns is kept.
+    Samples run in parallel, and of each only what ``of`` returns is kept. They are joined in their
+    order, so that workers and threads give the same bits.
     """
     joined: dict[str, DoubleArray] = {}
     if not names:
         return joined
-    with session(
-        model, names, threads=1, optimize="all", name="the model for equalization"
-    ) as running:
-
-        def work(feed: Feed) -> list[DoubleArray]:
-            arrays = running.run(names, feed)
-            return [of(name, array) for name, array in zip(names, arrays, strict=True)]
-
-        for count, found in enumerate(ordered_map(work, iter(data), os.cpu_count() or 1), 1):
-            for name, new in zip(names, found, strict=True):
-                joined[name] = join(joined[name], new) if name in joined else new
-            progress(count)
+    is_shared = isinstance(data, Selection) and len(data) > 0 and worker_count() is not None
+    found = _by_workers if is_shared else _by_threads
+    done = 0
+    for count, rows in found(model, names, data, of, join):  # type: ignore[arg-type]
+        for name, new in zip(names, rows, strict=True):
+            joined[name] = join(joined[name], new) if name in joined else new
+        if count:
+            progress(done := done + count)
     return joined
+
+
+_Found = Iterator[tuple[int, list[DoubleArray]]]
+"""How many samples are done with each part, and the part."""
+
+
+def _by_threads(
+    model: ir.Model, names: Sequence[str], data: Iterable[Feed], of: Of, join: Join
+) -> _Found:
+    del join
+    with session(model, names, threads=1, optimize="all", name=_NAME) as running:
+        reduced = _Reduced(tuple(names), of, None)
+        work = functools.partial(reduced.of_feed, running)
+        for rows in ordered_map(work, iter(data), os.cpu_count() or 1):
+            yield 1, rows
+
+
+_NAME = "the model for equalization"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduced:
+    """What is found of samples; with ``join`` workers put theirs together."""
+
+    names: tuple[str, ...]
+    of: Of
+    join: Join | None
+    key: str = ""
+
+    def of_feed(self, running: Session, feed: Feed) -> list[DoubleArray]:
+        """Return what is found of one sample."""
+        arrays = running.run(self.names, feed)
+        return [self.of(name, array) for name, array in zip(self.names, arrays, strict=True)]
+
+    def __call__(self, shard: Shard, files: Files) -> list[list[DoubleArray]]:
+        """Return what is found of a shard in a worker: of each sample, or of all together."""
+        running = kept_session(self.key, files, threads=1, optimize="all", name=_NAME)
+        feeds = shard.open().select(range(len(shard.indices)))
+        rows = [self.of_feed(running, feed) for feed in feeds]
+        if self.join is None:
+            return rows
+        return [[functools.reduce(self.join, column) for column in zip(*rows, strict=True)]]
+
+
+def _by_workers(
+    model: ir.Model, names: Sequence[str], data: Selection, of: Of, join: Join
+) -> _Found:
+    with packed(with_outputs(model, names)) as files:
+        key = f"{content_hash(files)} all"
+        task = _Reduced(tuple(names), of, join if join in _EXACT else None, key)
+        shards = data.shards(_SHARD)
+        parts = distributed_map(task, shards, name="equalize", shared=files)
+        for shard, rows in zip(shards, parts, strict=True):
+            for index, row in enumerate(rows):
+                yield (0 if index else len(shard.indices)), row
