@@ -29,7 +29,13 @@ def open_samples(
         return None
     kept = None if limit is None or request is not None else limit + sum(beside)
     inputs = model_inputs(state.loaded)
-    opened = open_data(data, inputs, preprocessing=preprocessing, limit=kept)
+    opened = open_data(
+        data,
+        inputs,
+        preprocessing=preprocessing,
+        limit=kept,
+        padding=state.target.calibrate_padding,
+    )
     if request is None:
         return split(opened, limit, *beside)
     if opened.is_random:

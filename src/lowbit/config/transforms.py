@@ -131,20 +131,26 @@ class Rotation(
     """Rotate the channels of a transformer so that outliers spread (QuaRot, arXiv:2404.00456).
 
     Attributes:
-        streams: Which layers. What several streams name is rotated once.
-        size: How many channels the stream has.
+        streams: Which layers. What several streams name is rotated once. None: the widest residual stream,
+            found by structure.
+        size: How many channels the stream has, if layers are named.
         random: Whether the matrix has random signs, drawn from ``seed``.
         seed: Of these.
     """
 
     is_optional: ClassVar[bool] = False
+    reads_data: ClassVar[bool] = False
 
-    streams: tuple[RotatedStream, ...]
-    size: int
+    streams: tuple[RotatedStream, ...] = ()
+    size: int | None = None
     random: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.streams and self.size is None:
+            return
+        if self.size is None:
+            raise ConfigError("rotation.size is missing: say how many channels the streams have")
         if self.size < 2:
             raise ConfigError(f"rotation.size is {self.size}; at least two channels are needed")
         if not any(stream.producers or stream.consumers for stream in self.streams):

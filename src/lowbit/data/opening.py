@@ -12,6 +12,7 @@ import numpy as np
 from lowbit.data.arrays import RowSource, Table, at_url, read_npy, read_npz, take_array
 from lowbit.data.dataset import Data, Source
 from lowbit.data.inputs import InputInfo, separated
+from lowbit.data.padding import UnpaddedSource, find_mask
 from lowbit.data.preprocessing import Preprocessing, find_preprocessing
 from lowbit.data.random_source import RandomSource
 from lowbit.data.records import SHARDS
@@ -56,6 +57,7 @@ def open_data(
     preprocessing: Preprocessing | Tokenization | str | None = None,
     limit: int | None = None,
     seed: int = 0,
+    padding: bool = True,
 ) -> Data:
     """Return the feeds of a source, checked against the inputs they are for.
 
@@ -68,6 +70,8 @@ def open_data(
         preprocessing: What is done to images, or its name; how text becomes tokens.
         limit: Take at most so many feeds; of a folder of images, evenly spaced ones.
         seed: For random data.
+        padding: Whether batches stay as they are; otherwise sequences of a padded batch come one by one,
+            without their padding, where the model takes any length.
     """
     if isinstance(preprocessing, str):
         preprocessing = find_preprocessing(preprocessing)
@@ -87,7 +91,10 @@ def open_data(
             f"a tokenizer is given, but the data is no text: it applies to {' and '.join(SUFFIXES)}"
         )
     is_random = isinstance(source, str) and source == RANDOM
-    return Data(_find_source(source, request), request.inputs, is_random=is_random)
+    found = _find_source(source, request)
+    if not padding and not is_random and find_mask(request.inputs):
+        found = UnpaddedSource(found, request.inputs, limit)
+    return Data(found, request.inputs, is_random=is_random)
 
 
 def _check(request: _Request) -> None:

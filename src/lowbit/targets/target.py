@@ -131,6 +131,7 @@ class Target(_Data, frozen=True, kw_only=True):
         arithmetic: Rewrites to the device's own arithmetic, by name.
         calibrate_arithmetic: Whether calibration sees the device's arithmetic or the float one.
         calibrate_optimized: Whether calibration runs the graph with onnxruntime's optimizations.
+        calibrate_padding: Whether what is computed at the padding of sequences counts in calibration.
         softmax_range: Range given to Softmax outputs whatever the data says.
         fast_formats: Formats of activations that its fast kernels read; none: it does not matter.
         fallback: Where a node it cannot run goes, for the report.
@@ -165,6 +166,7 @@ class Target(_Data, frozen=True, kw_only=True):
     arithmetic: tuple[str, ...] = ()
     calibrate_arithmetic: bool = True
     calibrate_optimized: bool = True
+    calibrate_padding: bool = False
     softmax_range: tuple[float, float] | None = None
     fast_formats: tuple[IntegerFormat, ...] = ()
     fallback: str = "the CPU"

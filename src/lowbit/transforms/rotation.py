@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -23,6 +24,7 @@ from lowbit.graph.session import Array, Feed, session
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.transforms.implementation import Context, TransformedModel
 from lowbit.transforms.layers import WeightedLayer, find_layer
+from lowbit.transforms.residual_streams import channel_readers, find_residual_streams
 
 
 def spreading_basis(size: int) -> DoubleArray:
@@ -89,6 +91,7 @@ class Rotate:
     def apply(self, model: ir.Model, config: RotationConfig, context: Context) -> TransformedModel:
         """Return the model with its streams rotated; raise if it then computes otherwise."""
         turned = model.clone()
+        config = config if config.streams else _found(turned.graph, config)
         _Turn(turned.graph, config).run()
         feed = None if context.data is None else next(iter(context.data), None)
         if feed is not None:
@@ -98,16 +101,28 @@ class Rotate:
         return TransformedModel(turned, (note,))
 
 
+def _found(graph: ir.Graph, config: RotationConfig) -> RotationConfig:
+    """Return the configuration with the widest residual stream of the graph."""
+    streams = find_residual_streams(graph)
+    if not streams:
+        raise PlanError(
+            "rotation: no residual stream was found whose channels only normalizations before layers "
+            "read, as in decoders; name its layers in rotation.streams"
+        )
+    return msgspec.structs.replace(config, streams=streams[0].streams, size=streams[0].size)
+
+
 class _Turn:
     """One rotation of one graph, which it changes."""
 
     def __init__(self, graph: ir.Graph, config: RotationConfig) -> None:
         self._graph, self._config = graph, config
+        self._size = config.size or 0
         self._by_name = {name: node for node in graph for name in names_of(node)}
         norms = [self._node(stream.norm) for stream in config.streams if stream.norm is not None]
         keep_mean = any(node.op_type in _TAKES_OFF_MEAN for node in norms)
         self._matrix = rotation(
-            config.size, keep_mean=keep_mean, random=config.random, seed=config.seed
+            self._size, keep_mean=keep_mean, random=config.random, seed=config.seed
         )
         self._done: set[tuple[str, str]] = set()
 
@@ -172,8 +187,7 @@ class _Turn:
 
     def _unburden(self, norm: ir.Node, consumers: Sequence[ir.Node], stream: RotatedStream) -> None:
         """Move the factors and offsets of a normalization into its consumers."""
-        after = tuple(norm.outputs[0].consumers())
-        for node in after:
+        for node in channel_readers(norm.outputs[0]):
             if node not in consumers:
                 raise PlanError(
                     f"rotation: {norm.name!r} is consumed by {node.name!r} too, which is not among the "
@@ -241,10 +255,10 @@ class _Turn:
         return layer
 
     def _check_size(self, found: int, node: ir.Node) -> None:
-        if found != self._config.size:
+        if found != self._size:
             raise PlanError(
                 f"rotation: {node.op_type} {node.name!r} has {found} channels there, but the "
-                f"rotation has {self._config.size}"
+                f"rotation has {self._size}"
             )
 
 

@@ -38,6 +38,7 @@ QUARK_STANDARD = Target(
         PADDED_POOLS,
     ),
     calibrate_optimized=False,
+    calibrate_padding=True,
     softmax_range=(0.0, 1.0),
 )
 
@@ -64,6 +65,7 @@ QUARK_EXTENDED = Target(
     fuse=NPU_FUSED,
     transforms=NPU_REWRITES,
     calibrate_optimized=False,
+    calibrate_padding=True,
     softmax_range=(0.0, 1.0),
 )
 
@@ -114,5 +116,6 @@ QUARK_NPU_CNN = Target(
     arithmetic=NPU_ARITHMETIC,
     calibrate_arithmetic=False,
     calibrate_optimized=False,
+    calibrate_padding=True,
     softmax_range=(0.0, 1.0),
 )
