@@ -7,6 +7,7 @@ from helpers.small_models import small_cnn, small_feeds
 import lowbit
 from lowbit.evaluate.cost import node_costs
 from lowbit.search.promotion_graph import PromotionGraph, wide_spec
+from lowbit.search.regions import Choice
 
 
 def _graph(preset: str = "A8W8"):
@@ -35,12 +36,19 @@ def test_what_a_neighbour_reads_stays_quantized_beside_float_and_widens_with_16_
         assert graph.around[name] & one
 
 
+def test_a_weight_that_two_layers_share_is_float_only_with_both() -> None:
+    shared = PromotionGraph(("a", "b"), (0.5, 0.5), {}, {"w": frozenset({0, 1})})
+
+    assert shared.in_float(frozenset({0})) == set()
+    assert shared.in_float(frozenset({0, 1})) == {"w"}
+
+
 def test_rules_ask_for_exactly_these_nodes() -> None:
     state, graph = _graph()
     region = frozenset({0, 1})
 
-    (in_float,) = graph.rules(region, None, "so")
-    (wide,) = graph.rules(region, wide_spec(state), "so")
+    (in_float,) = graph.rules(Choice(in_float=region), None, "so")
+    (wide,) = graph.rules(Choice(wide=region), wide_spec(state), "so")
 
     assert in_float.nodes == wide.nodes == graph.nodes[:2]
     assert in_float.exclude

@@ -1,15 +1,34 @@
-"""The smallest region is found whatever its form, and cheap parts are not given away."""
+"""The cheapest choice that keeps the noise within its budget is found, whatever form it has."""
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 
-from lowbit.search.regions import runs_of, shrink_region
+from lowbit.search.regions import Choice, RegionSearch, runs_of
 
 
-def _margin(culprits: set[int]):
-    """A model that is good only if all culprits are promoted; others lose a little."""
-    return lambda region: 20.0 if culprits <= region else -10.0
+def _model(narrow: list[float], wide: list[float] | None = None):
+    """A model whose units bring noises that add up; returns what measures its margin."""
+
+    def margin(choice: Choice) -> float:
+        noise = 1e-9
+        for unit, value in enumerate(narrow):
+            if unit in choice.wide and wide is not None:
+                noise += wide[unit]
+            elif unit not in choice.in_float:
+                noise += value
+        return -10 * math.log10(noise)
+
+    return margin
+
+
+def _found(costs, margin, wanted_db, *, has_wide=False, effort=400):
+    search = RegionSearch(costs, margin, margin, has_wide=has_wide)
+    search.divide(wanted_db, effort)
+    return search.cheapest(wanted_db)
 
 
 @pytest.mark.parametrize(
@@ -18,48 +37,90 @@ def _margin(culprits: set[int]):
     ids=["front end", "head", "middle", "two places", "first", "last"],
 )
 def test_the_culprits_are_found_and_nothing_else(culprits: set[int]) -> None:
-    found = shrink_region([1 / 64] * 64, _margin(culprits), 5.0, effort=200)
+    noise = [1.0 if unit in culprits else 1e-5 for unit in range(64)]
 
-    assert found[-1].region == culprits
-    assert all(trial.margin_db >= 5.0 for trial in found)
+    found = _found([1 / 64] * 64, _model(noise), 5.0)
 
-
-def test_what_costs_most_is_put_back_first() -> None:
-    # Each unit in the narrow format takes 2 dB; only five may have it.
-    costs = [0.001] * 8 + [0.2] * 4
-    tried = []
-
-    def margin(region: frozenset[int]) -> float:
-        tried.append(region)
-        return 15.0 - 2.0 * (12 - len(region))
-
-    found = shrink_region(costs, margin, 5.0, effort=100)
-
-    assert not found[-1].region & {8, 9, 10, 11}
+    assert found.choice == Choice(in_float=frozenset(culprits))
+    assert found.margin_db >= 5.0
 
 
-def test_what_is_cheap_is_put_back_only_if_that_loses_little() -> None:
-    costs = [0.0001] * 16 + [1.0]
+def test_what_costs_much_and_disturbs_little_stays_narrow() -> None:
+    # The costliest part disturbs most: putting it back first leaves no room for all the others.
+    costs, noise = [0.4] + [0.06] * 10, [0.3] + [0.02] * 10
 
-    def margin(region: frozenset[int]) -> float:
-        return 12.0 if 3 in region else 6.0
+    found = _found(costs, _model(noise), 5.0)
 
-    found = shrink_region(costs, margin, 5.0, effort=100)
-
-    assert 3 in found[-1].region
-    assert 16 not in found[-1].region
+    assert found.choice.in_float == {0}
 
 
-def test_effort_is_counted_in_candidates() -> None:
+def test_no_other_choice_is_cheaper() -> None:
+    costs = [0.05, 0.3, 0.1, 0.2, 0.05, 0.3]
+    noise = [0.2, 0.1, 0.05, 0.3, 0.15, 0.02]
+    margin = _model(noise)
+
+    found = _found(costs, margin, 5.0)
+
+    every = itertools.chain.from_iterable(itertools.combinations(range(6), k) for k in range(7))
+    enough = [r for r in every if margin(Choice(in_float=frozenset(r))) >= 5.0]
+    best = min(sum(costs[i] for i in r) for r in enough)
+    # At one price for all, a knapsack is filled but for its last piece.
+    assert best <= found.cost <= best + max(costs) / 2
+
+
+def test_wider_integers_are_taken_where_they_are_enough() -> None:
+    narrow, wide = [1.0, 1.0, 1e-4, 1e-4], [1e-4, 0.9, 1e-4, 1e-4]
+
+    found = _found([0.25] * 4, _model(narrow, wide), 10.0, has_wide=True)
+
+    assert found.choice == Choice(wide=frozenset({0}), in_float=frozenset({1}))
+
+
+def test_wider_integers_can_be_ruled_out() -> None:
+    margin = _model([1.0, 1e-4], [1e-4, 1e-4])
+    search = RegionSearch([0.5, 0.5], margin, margin, has_wide=True)
+
+    assert search.cheapest(10.0).choice == Choice(wide=frozenset({0}))
+    assert search.without_wide().cheapest(10.0).choice == Choice(in_float=frozenset({0}))
+
+
+def test_noise_that_does_not_add_up_is_corrected_for() -> None:
+    parts = _model([0.2] * 8)
+
+    def whole(choice: Choice) -> float:
+        # Together they disturb four times as much as one by one.
+        return parts(choice) - 6.0
+
+    search = RegionSearch([0.125] * 8, parts, whole, has_wide=False)
+
+    found = search.cheapest(0.0)
+
+    assert found.margin_db >= 0.0
+    assert len(found.choice.in_float) == 7
+
+
+def test_where_no_part_is_quiet_enough_one_is_left_all_the_same() -> None:
+    margin = _model([1.0, 0.7, 0.6, 2.0])
+    search = RegionSearch([0.1, 0.5, 0.1, 0.3], margin, margin, has_wide=False)
+
+    assert search.cheapest(5.0) is None
+    # The costliest of those that are enough, else the quietest.
+    assert search.one_part(1.0).choice.in_float == {0, 2, 3}
+    assert search.one_part(5.0).choice.in_float == {0, 1, 3}
+
+
+def test_effort_is_counted_in_parts() -> None:
     calls = []
 
-    def margin(region: frozenset[int]) -> float:
-        calls.append(region)
-        return _margin({5})(region)
+    def margin(choice: Choice) -> float:
+        calls.append(choice)
+        return _model([1.0] * 64)(choice)
 
-    shrink_region([1.0] * 64, margin, 5.0, effort=7)
+    search = RegionSearch([1.0] * 64, margin, margin, has_wide=False)
+    before = len(calls)
+    search.divide(5.0, 8)
 
-    assert len(calls) == 1 + 7
+    assert len(calls) - before <= 8
 
 
 def test_neighbours_are_one_run() -> None:

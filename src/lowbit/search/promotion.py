@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from lowbit.analyze.quantizers import find_quantizers, read_constants
-from lowbit.analyze.sensitivity import Switched, add_switches
+from lowbit.analyze.sensitivity import add_switches
 from lowbit.config.specs import IntegerSpec, Rule
 from lowbit.errors import PlanError
 from lowbit.evaluate.cost import NodeCost, node_costs
@@ -33,11 +33,11 @@ from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import PromotedRegion
 from lowbit.search.promotion_graph import PromotionGraph, wide_spec
 from lowbit.search.rebuilding import rebuilt
-from lowbit.search.regions import Region, Trial, shrink_region
+from lowbit.search.regions import Choice, RegionSearch, Trial
 from lowbit.state import Quantized, Transformed, extended
 
-_CONSIDERED, _SAMPLES, _FIRST = 48, 16, 5
-"""Samples to choose from, those to measure on, and those on which a candidate may fail at once."""
+_CONSIDERED, _SAMPLES, _FOR_PARTS = 48, 16, 6
+"""Samples to choose from, those to measure a choice on, and those for its parts."""
 
 _MEMORY_FOR_OUTPUTS = 64 << 20
 _WANTED_DB = 3.0
@@ -45,7 +45,13 @@ _WANTED_DB = 3.0
 
 _LEAST_DB = 1.0
 
-_EFFORT = 48
+_EFFORT, _BUILT = 64, 3
+"""Parts that are measured, and models that are built."""
+
+_MORE_DB, _MORE_COST = 4.0, 0.02
+"""So much less noise is worth so much of the cost beyond what is enough."""
+
+_TOO_NARROW_DB = 4.0
 
 
 Margin = Callable[[OutputErrors], float]
@@ -90,14 +96,6 @@ class Promoted:
             f"promoted {where}{more}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
             f"samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
         )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The margin to reach, and what refinement is expected to add to that of a built model."""
-
-    margin_db: float
-    refinement_db: float
 
 
 class Promoter:
@@ -147,12 +145,12 @@ class Promoter:
         best, rules = state, self._exact_arithmetic(state)
         if rules:
             candidate = self._built(state, rules)
-            if self.margin(candidate) > before:
+            if self.margin(candidate) > before or not self._bears_arithmetic(state):
                 best = candidate
         rules = rules if best is not state else ()
         if self.margin(best) + gain < self._required.wanted_db:
             # Not in the refined model: its weights make up for quantizers that would be switched off.
-            found = self._search(best, self._required.wanted_db - gain, gain)
+            found = self._search(best, self._required.wanted_db - gain)
             if found is not None:
                 best, rules = found[0], (*rules, *found[1])
         after = self.margin(best)
@@ -161,58 +159,68 @@ class Promoter:
         return Promoted(best, self._regions(rules), before, after, self._tried)
 
     def _search(
-        self, state: Quantized, wanted_db: float, gain: float
+        self, state: Quantized, wanted_db: float
     ) -> tuple[Quantized, tuple[Rule, ...]] | None:
-        """Return the model with the smallest region promoted that is enough."""
+        """Return the model with as little promoted as is enough."""
         graph = PromotionGraph.of(state, self._costs(state))
         wide = wide_spec(state)
-        with self._switched(state, wanted_db - 2.0) as margin:
-            for spec in (wide, None) if wide is not None else (None,):
-                off = graph.widened if spec is not None else graph.in_float
+        with self._switched(state) as margin:
 
-                def tried(region: Region, off: Callable[[Region], set[str]] = off) -> float:
-                    self._tried += 1
-                    return margin(off(region))
+            def measure(choice: Choice, samples: int) -> float:
+                self._tried += 1
+                return margin(graph.switched_off(choice), samples)
 
-                whole: Region = frozenset(range(len(graph.nodes)))
-                most = tried(whole)
-                if spec is not None and most >= wanted_db:
-                    # 16 bits may be too few as well, which the switches do not show.
-                    built = self._built(state, graph.rules(whole, spec, self._required.why))
-                    most = min(most, self.margin(built) + gain)
-                if most < min(wanted_db, self._required.least_db) and spec is not None:
-                    continue
-                wanted = min(wanted_db, most - 1.0)
-                trials = shrink_region(graph.costs, tried, wanted, effort=_EFFORT)
-                return self._realized(state, graph, trials, spec, _Wanted(wanted, gain))
-        return None
+            search = RegionSearch(
+                graph.costs,
+                lambda choice: measure(choice, _FOR_PARTS),
+                lambda choice: measure(choice, _SAMPLES),
+                has_wide=wide is not None,
+            )
+            most = measure(graph.all_in_float(), _SAMPLES)
+            wanted_db = min(wanted_db, most - 1.0)
+            search.divide(wanted_db, _EFFORT)
+            return self._realized(state, graph, search, wide, wanted_db)
 
     def _realized(
         self,
         state: Quantized,
         graph: PromotionGraph,
-        trials: Sequence[Trial],
-        spec: IntegerSpec | None,
-        wanted: _Wanted,
+        search: RegionSearch,
+        wide: IntegerSpec | None,
+        wanted_db: float,
     ) -> tuple[Quantized, tuple[Rule, ...]] | None:
-        """Build the smallest region; a larger one that was tried if it is not as good as it looked."""
+        """Build what is chosen, and choose more of it if the model is not as good as it looked."""
         missing, best = 0.0, None
-        for _ in range(3):
-            enough = [t for t in trials if t.margin_db >= wanted.margin_db + missing] or trials[:1]
-            if spec is None and enough[-1] is trials[0]:
-                break  # all of it in float is no quantized model
-            rules = graph.rules(enough[-1].region, spec, self._required.why)
+        for _ in range(_BUILT):
+            trial = self._chosen(search, wanted_db + missing)
+            if trial is None and best is not None:
+                break
+            if trial is None:  # all of it in float is no quantized model
+                trial = search.one_part(self._required.least_db)
+            rules = graph.rules(trial.choice, wide, self._required.why)
             try:
                 built = self._built(state, rules) if rules else state
             except PlanError:  # nothing is left to be quantized
                 break
-            margin = self.margin(built) + wanted.refinement_db
+            margin = self.margin(built)
             if best is None or margin > best[0]:
                 best = (margin, built, rules)
-            if margin >= self._required.least_db or enough[-1] is trials[0]:
+            if margin >= wanted_db - (self._required.wanted_db - self._required.least_db):
                 break
-            missing += max(1.0, self._required.wanted_db - margin)
+            if trial.choice.wide and margin < trial.margin_db - _TOO_NARROW_DB:
+                # 16 bits may be too few as well, which the switches do not show.
+                search = search.without_wide()
+                continue
+            missing += max(1.0, wanted_db - margin)
         return None if best is None else (best[1], best[2])
+
+    def _chosen(self, search: RegionSearch, wanted_db: float) -> Trial | None:
+        """Return the cheapest choice that is enough, or one that brings much more for little."""
+        found = search.cheapest(wanted_db)
+        if found is None:
+            return None
+        more = search.cheapest(wanted_db + _MORE_DB)
+        return more if more is not None and more.cost <= found.cost + _MORE_COST else found
 
     def _built(self, state: Quantized, rules: Sequence[Rule]) -> Quantized:
         """Return the model with further rules; what statistics lack is collected."""
@@ -237,17 +245,19 @@ class Promoter:
         why = "promoted: the device's approximation of it is too coarse for this model"
         return (Rule(nodes=tuple(nodes), exclude=True, why=why, optional=True),)
 
+    def _bears_arithmetic(self, state: Quantized) -> bool:
+        """Whether the device's approximations alone leave the model as good as it has to be."""
+        graph = PromotionGraph.of(state, self._costs(state))
+        with self._switched(state) as margin:
+            every = graph.switched_off(graph.all_in_float())
+            return margin(every, _SAMPLES) > self._required.wanted_db + _MORE_DB
+
     def _costs(self, state: Quantized) -> Mapping[str, NodeCost]:
         return node_costs(state.adapted, self._samples[0].feed)
 
     @contextlib.contextmanager
-    def _switched(
-        self, state: Quantized, lowest_db: float
-    ) -> Iterator[Callable[[set[str]], float]]:
-        """Yield a function from tensors that are not quantized to the model's margin.
-
-        Below ``lowest_db`` on the first samples the others are not run.
-        """
+    def _switched(self, state: Quantized) -> Iterator[Callable[[set[str], int], float]]:
+        """Yield a function from tensors that are not quantized, and a number of samples, to the margin."""
         quantizers = find_quantizers(state.emitted.model)
         constants = read_constants(state.emitted.model, state.adapted, quantizers)
         known = {n: c.float_value for n, c in constants.items() if c.float_value is not None}
@@ -257,38 +267,16 @@ class Promoter:
         outputs = list(dict.fromkeys(names[row.tensor] for row in measured))
         with Run.quantized_model(switched.model, outputs).opened() as running:
 
-            def margin(off: set[str]) -> float:
-                return self._with_switches(
-                    running, switched, off, measured, outputs, names, lowest_db
-                )
+            def margin(off: set[str], samples: int) -> float:
+                switches = [switched.switches[name] for name in off if name in switched.switches]
+                settings = {switch.name: np.array(False) for switch in switches}
+                errors = OutputErrors(measured, names)
+                part = self._samples[:samples]
+                for sample, got in zip(part, _run(running, outputs, part, settings), strict=True):
+                    errors.add(sample.outputs, got)
+                return self._required.margin(errors)
 
             yield margin
-
-    def _with_switches(
-        self,
-        running: Session | OpenVinoSession,
-        switched: Switched,
-        off: set[str],
-        measured: Sequence[MeasuredOutput],
-        outputs: Sequence[str],
-        names: Mapping[str, str],
-        lowest_db: float,
-    ) -> float:
-        errors = OutputErrors(measured, names)
-        switches = switched.switches
-        settings = {switches[name].name: np.array(False) for name in off if name in switches}
-
-        def work(sample: ReferenceSample) -> dict[str, Array]:
-            feed = {**sample.feed, **settings}
-            return dict(zip(outputs, running.run(outputs, feed), strict=True))
-
-        for part in (self._samples[:_FIRST], self._samples[_FIRST:]):
-            for sample, got in zip(part, ordered_map(work, part), strict=True):
-                errors.add(sample.outputs, got)
-            margin = self._required.margin(errors)
-            if margin < lowest_db:
-                break
-        return margin
 
     def _regions(self, rules: Sequence[Rule]) -> tuple[PromotedRegion, ...]:
         costs = self._costs(self._state)
@@ -309,6 +297,19 @@ class Promoter:
                 )
             )
         return tuple(rows)
+
+
+def _run(
+    running: Session | OpenVinoSession,
+    outputs: Sequence[str],
+    samples: Sequence[ReferenceSample],
+    settings: Mapping[str, Array],
+) -> Iterator[dict[str, Array]]:
+    def work(sample: ReferenceSample) -> dict[str, Array]:
+        feed = {**sample.feed, **settings}
+        return dict(zip(outputs, running.run(outputs, feed), strict=True))
+
+    return ordered_map(work, samples)
 
 
 def _telling(

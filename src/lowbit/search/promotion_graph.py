@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -12,7 +13,7 @@ from lowbit.config.methods import MinMax
 from lowbit.config.specs import IntegerSpec, Rule
 from lowbit.evaluate.cost import NodeCost
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.search.regions import Region, runs_of
+from lowbit.search.regions import Choice, Region, runs_of
 from lowbit.state import Prepared, Quantized
 
 _SHARE_OF_ELEMENTS, _EACH = 0.05, 1e-3
@@ -40,7 +41,7 @@ class PromotionGraph:
     nodes: tuple[str, ...]
     costs: tuple[float, ...]
     around: Mapping[str, Region]
-    weights: Mapping[str, int]
+    weights: Mapping[str, Region]
 
     @classmethod
     def of(cls, state: Quantized, costs: Mapping[str, NodeCost]) -> PromotionGraph:
@@ -51,40 +52,49 @@ class PromotionGraph:
         nodes = [n for n in graph if n.name not in kept_float and _touches(n, planned)]
         order = {node: index for index, node in enumerate(nodes)}
         around: dict[str, set[int]] = {}
-        weights: dict[str, int] = {}
+        weights: dict[str, set[int]] = {}
         for node, index in order.items():
             for value in (*node.inputs, *node.outputs):
                 name = "" if value is None or value.name is None else value.name
                 if name in planned and planned[name].role == "weight":
-                    weights.setdefault(name, index)
+                    weights.setdefault(name, set()).add(index)
                 elif name in planned:
                     around.setdefault(name, set()).add(index)
         return cls(
             tuple(str(node.name) for node in nodes),
             tuple(_cost(costs, nodes)),
             {name: frozenset(units) for name, units in around.items()},
-            weights,
+            {name: frozenset(units) for name, units in weights.items()},
         )
 
     def in_float(self, region: Region) -> set[str]:
         """Return the tensors that are not quantized when a region computes in float."""
-        inside = {name for name, units in self.around.items() if units <= region}
-        return inside | {name for name, unit in self.weights.items() if unit in region}
+        tensors = itertools.chain(self.around.items(), self.weights.items())
+        return {name for name, units in tensors if units <= region}
 
     def widened(self, region: Region) -> set[str]:
         """Return the activations that get 16 bits with a region."""
         return {name for name, units in self.around.items() if units & region}
 
-    def rules(self, region: Region, spec: IntegerSpec | None, reason: str) -> tuple[Rule, ...]:
-        """Return what asks for a region: 16 bits of activations, or float."""
+    def all_in_float(self) -> Choice:
+        """Return the choice of everything in float."""
+        return Choice(in_float=frozenset(range(len(self.nodes))))
+
+    def switched_off(self, choice: Choice) -> set[str]:
+        """Return the tensors that are not quantized, or so finely that it does not show."""
+        return self.in_float(choice.in_float) | self.widened(choice.wide)
+
+    def rules(self, choice: Choice, wide: IntegerSpec | None, reason: str) -> tuple[Rule, ...]:
+        """Return what asks for a choice: 16 bits of activations, and float."""
         found = []
-        for run in runs_of(region):
-            names = tuple(self.nodes[index] for index in run)
+        for spec, region in ((wide, choice.wide), (None, choice.in_float)):
             word = "in float" if spec is None else "with 16-bit activations"
-            why = f"promoted: {reason} {word}"
-            found.append(
-                Rule(nodes=names, exclude=spec is None, activation=spec, why=why, optional=True)
-            )
+            for run in runs_of(region):
+                names = tuple(self.nodes[index] for index in run)
+                why = f"promoted: {reason} {word}"
+                found.append(
+                    Rule(nodes=names, exclude=spec is None, activation=spec, why=why, optional=True)
+                )
         return tuple(found)
 
 

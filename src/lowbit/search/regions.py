@@ -1,68 +1,185 @@
-"""Which part of a graph has to be promoted: the smallest that helps, found by putting parts back.
+"""Which parts of a graph to promote, and how far: as little as keeps the noise within a budget.
 
-Everything promoted is good. Whole runs of the graph are put back, the costliest first, as long as
-the model stays good; what cannot be put back is halved and tried again. So a front end, a head, a block or
-a few of them are found alike, and single tensors of which no one helps by itself do not mislead.
+The noise that a part brings is measured with everything else in float. Noises of parts nearly add up, so
+what to promote is a choice between cost and noise, part by part, at one price of noise for all. Parts that
+are promoted are halved and measured again, so that a front end, a head, a block or single layers are found
+alike. What is chosen is then measured as a whole, and the budget corrected by what that shows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 Region = frozenset[int]
-_CHUNKS = 8
-_FEW_NODES = 3
-_CHEAP, _CHEAP_LOSS_DB, _CLEARLY_DB = 0.01, 1.0, 10.0
-"""A hundredth of the model's cost is put back only if that loses little, or if much is left."""
+Format: TypeAlias = Literal["narrow", "wide", "float"]
+
+_CHUNKS = 12
+_SMALL = 0.002
+"""A part of this share of the cost is not halved any further."""
+
+_COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
+_CORRECTIONS, _EXACT_DB, _SPARE_DB = 6, 0.5, 0.2
+_PRICES = 60
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """What is promoted: to wider integers, and to float."""
+
+    wide: Region = frozenset()
+    in_float: Region = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trial:
-    """A region that was promoted, and how far inside the usable the model then was."""
+    """A choice, what it costs, and how far inside the usable the model then was."""
 
-    region: Region
+    choice: Choice
+    cost: float
     margin_db: float
 
 
-def shrink_region(
-    costs: Sequence[float],
-    margin: Callable[[Region], float],
-    wanted_db: float,
-    *,
-    effort: int,
-) -> list[Trial]:
-    """Return ever smaller regions that reach ``wanted_db``, the last the smallest.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """Neighbouring units, what they cost in float, and the noise of each format of theirs."""
 
-    ``costs`` are those of the units of the graph, in its order; all of them together reach it.
-    ``effort`` is how many regions are tried, not how long: the same data give the same region.
-    """
-    whole: Region = frozenset(range(len(costs)))
-    found = [Trial(whole, margin(whole))]
-    chunks = _split(list(range(len(costs))), _CHUNKS)
-    while chunks and effort > 0:
-        left = []
-        for chunk in sorted(chunks, key=lambda c: -sum(costs[i] for i in c)):
-            if effort <= 0:
-                return found
-            effort -= 1
-            region = found[-1].region - frozenset(chunk)
-            value = margin(region)
-            cost = sum(costs[i] for i in chunk)
-            if value >= _needed(wanted_db, found[-1].margin_db, cost):
-                found.append(Trial(region, value))
-            elif len(chunk) > (1 if cost > _CHEAP else _FEW_NODES):
-                left.append(chunk)
-        chunks = [half for chunk in sorted(left) for half in _split(chunk, 2)]
-    return found
+    units: tuple[int, ...]
+    cost: float
+    noise: tuple[tuple[Format, float], ...]
+
+    def chosen(self, price: float) -> Format:
+        """Return the format that costs least when noise has a price."""
+        return min(self.noise, key=lambda f: _COST[f[0]] * self.cost + price * f[1])[0]
 
 
-def _needed(wanted_db: float, now_db: float, cost: float) -> float:
-    """Return the margin that is needed to put something back: what costs little must not cost much."""
-    if cost > _CHEAP:
-        return wanted_db
-    return max(wanted_db, min(now_db - _CHEAP_LOSS_DB, wanted_db + _CLEARLY_DB))
+Measure = Callable[[Choice], float]
+
+
+class RegionSearch:
+    """Measures parts of a graph, and finds the cheapest choice for a margin."""
+
+    def __init__(
+        self, costs: Sequence[float], part: Measure, whole: Measure, *, has_wide: bool
+    ) -> None:
+        """Take the costs of the units of the graph, in its order, and what measures a choice.
+
+        ``part`` is asked for the margin of single parts, ``whole`` for that of a result.
+        """
+        self._costs, self._part, self._whole = costs, part, whole
+        self._every: Region = frozenset(range(len(costs)))
+        self._formats: tuple[Format, ...] = ("narrow", "wide") if has_wide else ("narrow",)
+        self._parts = [self._measured(c) for c in _split(range(len(costs)), _CHUNKS)]
+        self._factor = 1.0
+
+    def without_wide(self) -> RegionSearch:
+        """Return the same without wider integers, where they turn out to be too narrow as well."""
+        other = object.__new__(RegionSearch)
+        other.__dict__ = {**self.__dict__, "_formats": ("narrow",)}
+        other._parts = [
+            dataclasses.replace(part, noise=tuple(n for n in part.noise if n[0] != "wide"))
+            for part in self._parts
+        ]
+        return other
+
+    def divide(self, wanted_db: float, effort: int) -> None:
+        """Halve what would be promoted for a margin; ``effort`` is how many parts are measured."""
+        effort = effort // len(self._formats)
+        while effort >= 2:
+            promoted = [
+                part
+                for part, word in self._chosen(_noise(wanted_db))
+                if word != "narrow" and len(part.units) > 1 and part.cost > _SMALL
+            ]
+            if not promoted:
+                return
+            for part in sorted(promoted, key=lambda p: -p.cost)[: max(1, effort // 2)]:
+                index = self._parts.index(part)
+                self._parts[index : index + 1] = [self._measured(c) for c in _split(part.units, 2)]
+                effort -= 2
+
+    def one_part(self, least_db: float) -> Trial:
+        """Return the choice of all but one part: the costliest that leaves a margin, or the quietest."""
+        noises = [(dict(part.noise)["narrow"], part) for part in self._parts]
+        enough = [part for noise, part in noises if noise <= _noise(least_db)]
+        quietest = min(noises, key=lambda row: row[0])[1]
+        part = max(enough, key=lambda p: p.cost) if enough else quietest
+        choice = Choice(in_float=self._every - frozenset(part.units))
+        return Trial(choice, self._cost(choice), self._whole(choice))
+
+    def cheapest(self, wanted_db: float) -> Trial | None:
+        """Return the cheapest choice that reaches a margin as a whole; ``None`` if it is all in float."""
+        best: Trial | None = None
+        seen: set[Choice] = set()
+        for _ in range(_CORRECTIONS):
+            choice = self._choice(_noise(wanted_db) * self._factor)
+            if choice in seen:
+                break
+            seen.add(choice)
+            trial = Trial(choice, self._cost(choice), self._whole(choice))
+            enough = trial.margin_db >= wanted_db
+            if enough and (best is None or trial.cost < best.cost):
+                best = trial
+            if enough and trial.margin_db < wanted_db + _EXACT_DB:
+                break
+            # Noises do not quite add up.
+            missing = wanted_db + _SPARE_DB - max(trial.margin_db, wanted_db - 20.0)
+            self._factor *= 10 ** (-min(missing, 20.0) / 10)
+        return None if best is None or best.choice.in_float == self._every else best
+
+    def _measured(self, units: Sequence[int]) -> _Part:
+        part = frozenset(units)
+        noise: list[tuple[Format, float]] = []
+        for word in self._formats:
+            wide = part if word == "wide" else frozenset()
+            noise.append((word, _noise(self._part(Choice(wide, self._every - part)))))
+        cost = sum(self._costs[i] for i in units)
+        return _Part(tuple(units), cost, (*noise, ("float", 0.0)))
+
+    def _chosen(self, budget: float) -> list[tuple[_Part, Format]]:
+        """Return the format of each part: cheap together, and within the budget."""
+        price = self._price(budget)
+        chosen = [(part, part.chosen(price)) for part in self._parts]
+        left = budget - sum(dict(part.noise)[word] for part, word in chosen)
+        # What one price for all leaves is filled up; parts that are alike change at the same price.
+        for index, (part, word) in sorted(enumerate(chosen), key=lambda c: -c[1][0].cost):
+            noise = dict(part.noise)
+            if word != "narrow" and noise["narrow"] - noise[word] <= left:
+                left -= noise["narrow"] - noise[word]
+                chosen[index] = (part, "narrow")
+        return chosen
+
+    def _price(self, budget: float) -> float:
+        """Return the lowest price at which the noise of all parts is within a budget."""
+        low, high = -12.0, 12.0
+        for _ in range(_PRICES):
+            middle = (low + high) / 2
+            price = 10**middle
+            total = sum(dict(part.noise)[part.chosen(price)] for part in self._parts)
+            low, high = (low, middle) if total <= budget else (middle, high)
+        return float(10**high)
+
+    def _choice(self, budget: float) -> Choice:
+        chosen = self._chosen(budget)
+        regions = {
+            word: frozenset(i for part, w in chosen if w == word for i in part.units)
+            for word in ("wide", "float")
+        }
+        return Choice(regions["wide"], regions["float"])
+
+    def _cost(self, choice: Choice) -> float:
+        wide = sum(self._costs[i] for i in choice.wide)
+        return _COST["wide"] * wide + sum(self._costs[i] for i in choice.in_float)
+
+
+def _noise(margin_db: float) -> float:
+    """Return the noise of a margin; 1 is what just is usable."""
+    return (
+        float(10 ** (-min(max(margin_db, -60.0), 120.0) / 10)) if not math.isnan(margin_db) else 1e6
+    )
 
 
 def _split(items: Sequence[int], parts: int) -> list[list[int]]:
