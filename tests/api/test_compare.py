@@ -315,3 +315,46 @@ def test_what_a_run_knows_of_itself_stays_in_its_examination() -> None:
     assert [score.tensor for score in report.outputs] == ["logits"]
     assert report.sqnr_db == pytest.approx(result.report.sqnr_db, abs=1e-6)
     assert report.tensors
+
+
+def test_labels_come_with_the_batches_of_a_data_loader() -> None:
+    rng = np.random.default_rng(3)
+    images = rng.normal(size=(6, 3, 32, 32)).astype(np.float32)
+    model = small_cnn()
+    session = ort.InferenceSession(model.SerializeToString())
+    name = session.get_inputs()[0].name
+    best = [int(session.run(None, {name: image[None]})[0].argmax()) for image in images]
+    wrong = [*best[:5], 1 - best[5] if best[5] in (0, 1) else 0]
+    loader = [(images[:4], np.array(wrong[:4])), (images[4:], np.array(wrong[4:]))]
+
+    report = lowbit.compare(model, model, loader, labels="batches", budget="none")
+
+    assert report.verification_samples == 6
+    assert report.accuracy[0].float_score == pytest.approx(100 * 5 / 6)
+
+
+def test_batches_without_labels_are_named() -> None:
+    with pytest.raises(DataError, match="batch 0 is a ndarray; with labels='batches'"):
+        lowbit.compare(small_cnn(), small_cnn(), [np.zeros((1, 3, 32, 32))], labels="batches")
+
+
+@pytest.mark.parametrize("preset", ["W4", "W8"])
+def test_weights_with_scales_per_group_can_be_compared(preset: str) -> None:
+    rng = np.random.default_rng(4)
+    weight = rng.normal(size=(100, 8)).astype(np.float32)  # groups of 32 do not divide 100
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    shapes = {"x": [1, 100], "y": [1, 8]}
+    inputs, outputs = (
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shapes[name])]
+        for name in "xy"
+    )
+    constants = [onnx.numpy_helper.from_array(weight, "w")]
+    graph = onnx.helper.make_graph([node], "product", inputs, outputs, constants)
+    opsets = [onnx.helper.make_opsetid("", 21)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    feeds = [{"x": rng.normal(size=(1, 100)).astype(np.float32)} for _ in range(4)]
+
+    made = lowbit.quantize(model, preset=preset, target="onnxruntime-weights").model
+    report = lowbit.compare(model, made, feeds)
+
+    assert report.sqnr_db > (15 if preset == "W4" else 35)

@@ -308,9 +308,15 @@ def _dequantized(value: ir.Value) -> tuple[Array, FloatArray, FloatArray]:
     ]
     codes, scale = np.asarray(data[0]), np.asarray(data[1], np.float32)
     zero = np.zeros_like(scale) if len(data) < 3 else np.asarray(data[2]).astype(np.float32)
-    if scale.size > 1:
+    axis, group = (
+        producer.attributes.get_int(name, n) for name, n in (("axis", 1), ("block_size", 0))
+    )
+    if group and scale.ndim == codes.ndim:
+        at = np.arange(codes.shape[axis]) // group
+        scale, zero = (np.take(array, at, axis) for array in (scale, zero))
+    elif scale.size > 1:
         shape = [1] * codes.ndim
-        shape[producer.attributes.get_int("axis", 1)] = -1
+        shape[axis] = -1
         scale, zero = scale.reshape(shape), zero.reshape(shape)
     return codes, ((codes.astype(np.float32) - zero) * scale).astype(np.float32), scale
 

@@ -20,6 +20,7 @@ from lowbit.data import Data, Preprocessing, Tokenization, open_data
 from lowbit.emit.bodies import with_bodies
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.accuracy import (
+    BATCHES,
     Label,
     Metric,
     MetricScorer,
@@ -27,6 +28,7 @@ from lowbit.evaluate.accuracy import (
     TopScorer,
     find_metric,
     read_labels,
+    without_labels,
 )
 from lowbit.evaluate.compare_models import (
     Comparison,
@@ -95,8 +97,9 @@ def compare(
         preprocessing: How images become inputs.
         budget: How much to find out about single tensors: ``quick`` within a few passes over the
             data, ``full`` every tensor on eight samples, ``none`` nothing.
-        labels: A label for each sample, or where they are (``lowbit.evaluate.accuracy``): top-1 and
-            top-5 accuracy are measured as well.
+        labels: A label for each sample, or where they are (``lowbit.evaluate.accuracy``), or ``batches``
+            for the last part of each batch of a DataLoader: top-1 and top-5 accuracy are measured as
+            well.
         metric: ``metric(outputs, label)`` or its ``module:function``, instead of top-1.
         tolerance: For how wide a gap of accuracy the number of samples needed is told.
         timed: Measure how long both models take here.
@@ -109,6 +112,9 @@ def compare(
     check_runtime(runtime)
     clock = Clock(progress)
     float_model, other = _load_both(reference, quantized)
+    if labels == BATCHES:
+        labels = []
+        data = without_labels(data, labels)
     samples = open_data(data, model_inputs(float_model), preprocessing=preprocessing, limit=limit)
     scorer = _scorer(known := _labels(labels, samples), metric)
     fused = bool(find_quantizers(other))
@@ -198,7 +204,8 @@ def _labels(labels: str | Sequence[Label] | None, samples: Data) -> Sequence[Lab
         return ()
     if isinstance(labels, str):
         return read_labels(labels, samples)
-    if len(labels) != len(samples):
+    count = len(samples)  # labels of batches are known once all are read
+    if len(labels) != count:
         raise DataError(f"{len(labels)} labels for {len(samples)} samples; give one for each")
     return labels
 

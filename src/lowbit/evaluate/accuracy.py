@@ -9,7 +9,7 @@ import math
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -29,7 +29,7 @@ from lowbit.numerics.intervals import (
 )
 
 Label: TypeAlias = int | str
-FOLDERS = "folders"
+FOLDERS, BATCHES = "folders", "batches"
 """The word that asks for classes by folder."""
 
 _FILE_COLUMNS = ("file", "filename", "image", "path", "name")
@@ -55,6 +55,23 @@ def read_labels(source: str, data: Data) -> list[Label]:
             "in the order of the data, or a .csv with the columns file and label"
         )
     return labels[:count]
+
+
+def without_labels(batches: Iterable[Any], labels: list[Label]) -> Iterator[tuple[Any, ...]]:
+    """Yield each row of batches ``(inputs ..., labels)`` by itself, without its label.
+
+    Its label is added to ``labels`` before.
+    """
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise DataError(
+                f"batch {number} is a {type(batch).__name__}; with labels={BATCHES!r} each is a pair of "
+                "inputs and labels, as a DataLoader gives"
+            )
+        *inputs, last = (np.asarray(part) for part in batch)
+        for row, label in enumerate(last.reshape(-1).tolist()):
+            labels.append(label)
+            yield tuple(part[row : row + 1] for part in inputs)
 
 
 def _by_folder(names: Sequence[str]) -> list[Label]:
