@@ -23,6 +23,11 @@ Size = int | str
 """A number, or the name of a size that a sample decides."""
 
 
+def draw_positions(count: int, wanted: int, random: np.random.Generator) -> Positions:
+    """Return random positions, each once, without shuffling all there are."""
+    return random.choice(count, min(wanted, count), replace=False)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gathered:
     """One layer's output: fed positions ``at``, given ``values`` at them and the ``total`` of all."""

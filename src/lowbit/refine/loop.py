@@ -24,7 +24,7 @@ from lowbit.graph.store import Store
 from lowbit.ops.geometry import Positions
 from lowbit.parallel import cpu_count, ordered_map, worker_count
 from lowbit.refine.algorithm import Collector, Feeds, LoopSettings, Solve
-from lowbit.refine.gathering import Gathered, known_sizes, with_gathering
+from lowbit.refine.gathering import Gathered, draw_positions, known_sizes, with_gathering
 from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
 from lowbit.refine.remote import LayerSolver, LayerWork
 from lowbit.refine.samples import (
@@ -32,7 +32,6 @@ from lowbit.refine.samples import (
     LayerTarget,
     SampleInMemory,
     SampleOnDisk,
-    draw_positions,
     enough_positions,
     take_sample,
     take_target,

@@ -104,11 +104,6 @@ def enough_positions(layer: LinearLayer, usual: int, samples: int) -> int:
     return math.ceil(enough * min(1.0, _MANY_SAMPLES / max(samples, 1)))
 
 
-def draw_positions(count: int, wanted: int, random: np.random.Generator) -> Positions:
-    """Return random positions, in no order, so that some that follow each other are from anywhere."""
-    return random.choice(count, min(wanted, count), replace=False)
-
-
 def take_target(
     layer: LinearLayer,
     y: FloatArray,
@@ -117,7 +112,8 @@ def take_target(
     random: np.random.Generator,
 ) -> LayerTarget:
     """Return what one sample of the float model shows of a layer at random positions."""
-    at = draw_positions(layer.count(y.shape), positions, random)
+    # In no order, so that some that follow each other are from anywhere.
+    at = random.permutation(layer.count(y.shape))[:positions]
     total = np.asarray(layer.flat(y).sum(axis=1)).reshape(layer.groups, layer.outputs)
     other = None if x is None else layer.patches(x, at, y.shape)
     return LayerTarget(layer.values(y, at), total, at, tuple(y.shape), other)
