@@ -95,3 +95,16 @@ def test_the_plan_says_why() -> None:
     assert {row.node: row.why for row in plan.float_nodes}["softmax"].startswith(
         "nothing but outputs"
     )
+
+
+@pytest.mark.parametrize(("preset", "kept"), [("A8W8", {"x", "r"}), ("U8S8", {"x", "r"})])
+def test_a_final_average_stays_in_float(preset: str, kept: set[str]) -> None:
+    """Its scale would have steps as large as the differences between classes."""
+    model = _model([], outputs=("f",))
+    del model.graph.node[-1]
+
+    assert _activations(model, preset) == kept
+
+
+def test_what_a_layer_makes_on_the_npu_is_in_integers() -> None:
+    assert _activations(_model([], outputs=("g",)), "A8W8") == {"x", "r", "p", "f", "g"}
