@@ -222,3 +222,12 @@ def test_nothing_imports_an_engine_that_was_not_asked_for() -> None:
     names = "names = {'joblib', 'distributed', 'dask', 'ray', 'fsspec'}; "
     found = subprocess.run([sys.executable, "-c", names + code], capture_output=True, check=True)
     assert found.stdout.decode().strip() == "[]"
+
+
+def test_dashboards_show_what_a_task_is() -> None:
+    from joblib._dask import Batch
+
+    call = parallel._Call(tasks.square, "calibrate", None)
+
+    # Dask's dashboard groups tasks by this word, joblib's own.
+    assert "calibrate" in repr(Batch([(call, (0, 1), {})]))

@@ -122,6 +122,23 @@ def test_dask_gives_the_same_bits(folder, alone, monkeypatch, dask_workers) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("workers", "size"), [(1, 64), (7, 5)])
+def test_dask_workers_that_are_threads_give_the_same_bits(
+    folder, alone, monkeypatch, workers, size
+) -> None:
+    monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+    with (
+        distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+        joblib.parallel_config(backend="dask", client=client),
+    ):
+        assert parallel.worker_count() == workers
+        assert _quantized(folder) == alone
+
+
+@pytest.mark.slow
 def test_a_dask_worker_that_is_killed_costs_what_it_was_at(tmp_path, dask_workers) -> None:
     task = tasks.Recorded(tmp_path, {4: "kill"})
     with joblib.parallel_config(backend="dask", client=dask_workers[1]):

@@ -87,6 +87,17 @@ def test_held_out_samples_are_looked_at_again_only_if_enough_has_changed() -> No
     assert search.end == "met"
 
 
+def test_after_a_strategy_the_best_is_looked_at_if_it_has_changed() -> None:
+    search, evaluator = _search("sqnr>=25", 25)
+    search.look("s")
+    _attempts(search, [25.5])
+    search.look("s")
+    search.look("s")
+
+    assert evaluator.looks == [25, 25.5]
+    assert search.end == ""
+
+
 def test_what_cannot_be_made_is_told_and_the_rest_goes_on() -> None:
     search, _ = _search("sqnr>=50", 20)
 

@@ -80,7 +80,7 @@ def test_a_goal_out_of_reach_gives_the_best_there_is(alone) -> None:
     assert "missing to sqnr>=150, after all that can be tried with A8W8" in found.missing
     strategies = [row.strategy for row in found.trials]
     assert list(dict.fromkeys(strategies)) == [
-        "preset", "calibration", "accurate", "promotion", "mixed precision",
+        "preset", "calibration", "accurate", "promotion", "mixed-precision",
     ]  # fmt: skip
     assert _sqnr(result) >= _sqnr(alone)
     # What is ranked higher on the samples of the search is kept.
@@ -173,6 +173,6 @@ def test_weights_of_four_bits_get_layers_of_eight() -> None:
         _MODEL, goal=f"sqnr>={wanted}", strategies=["mixed-precision"], **options
     )
 
-    tried = [row for row in result.report.goal.trials if row.strategy == "mixed precision"]
+    tried = [row for row in result.report.goal.trials if row.strategy == "mixed-precision"]
     assert tried
     assert _sqnr(result) > _sqnr(alone)

@@ -189,6 +189,17 @@ class GoalSearch:
             row = dataclasses.replace(row, outcome=outcome, note=note)
         self._record(row)
 
+    def look(self, strategy: str) -> None:
+        """Look at held-out samples after a strategy, before a costlier one, if the best has changed."""
+        if self.end or self.confirmed is not None:
+            return
+        start, found = time.monotonic(), self.evaluator.confirmed(self.best.state)
+        self.confirmed, self._looked = found, (self.measured, found)
+        self.end = self._ended_by(found)
+        outcome: Outcome = "met" if self.end == "met" else "kept"
+        what = "the best so far, on held-out samples"
+        self._record(_Row(strategy, what, start, self.measured, outcome, _words(found)))
+
     def _ended_by(self, found: Measurement) -> End:
         goal = self.evaluator.goal
         if goal.is_met_by(found.figure):

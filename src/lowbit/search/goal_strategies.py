@@ -171,7 +171,7 @@ def try_mixed_precision(search: GoalSearch) -> None:
         for share in _SHARES:
             wide = _named(option)
             made = search.attempt(
-                "mixed precision",
+                "mixed-precision",
                 f"one layer in {share} in {wide}" if share > 1 else f"all in {wide}",
                 functools.partial(_mixed, search, base, option, share, folder),
                 expected=_PROMOTION_COST * _refinement_seconds(search),

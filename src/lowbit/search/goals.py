@@ -32,6 +32,7 @@ def reach_goal(
         for name, strategy in STRATEGIES.items():
             if not search.end and name in (request.strategies or STRATEGIES):
                 strategy(search)
+                search.look(name)
         kept, measured, outcome = search.outcome()
     state = extended(kept.state, Quantized, samples=samples)
     stages.sign(state)
