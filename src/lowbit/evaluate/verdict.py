@@ -22,6 +22,7 @@ from lowbit.evaluate.output_kinds import (
     measured_tensors,
     strongest,
 )
+from lowbit.evaluate.perplexity import Perplexity, PerplexitySums
 from lowbit.evaluate.runner import Outputs, Run, run_models
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.formats import DoubleArray
@@ -109,7 +110,7 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """How good one output is.
 
     ``value`` is its figure, ``agreement`` how often the best class is the float model's, and
-    ``margin_db`` how far the noise is below what is usable.
+    ``margin_db`` how far the noise is below what is usable. ``perplexity`` is that of a language model.
     """
 
     output: str
@@ -122,6 +123,7 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     sqnr_db: float
     margin_db: float
     agreement: float | None = None
+    perplexity: Perplexity | None = None
 
     def describe(self) -> str:
         """Return it in words: ``logits: KL divergence 0.043 ± 0.004, same best class in 97 %``."""
@@ -131,6 +133,8 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
         text += f" {self.unit}" if self.unit else ""
         if self.agreement is not None:
             text += f", same best class in {self.agreement:.0%}"
+        if self.perplexity is not None:
+            text += f", {self.perplexity.describe()}"
         return text
 
 
@@ -182,16 +186,19 @@ class OutputErrors:
         self._errors: list[list[SignalNoise]] = [[] for _ in measured]
         self._values: list[list[float]] = [[] for _ in measured]
         self._agreement: list[list[float]] = [[] for _ in measured]
+        self._perplexity = [PerplexitySums() for _ in measured]
         self._samples = 0
 
-    def add(self, want: Outputs, got: Outputs) -> None:
-        """Add one sample."""
+    def add(self, want: Outputs, got: Outputs, feed: Feed | None = None) -> None:
+        """Add one sample; ``feed`` is what it was, whose tokens language models foretell."""
         self._samples += 1
         for index, row in enumerate(self._measured):
             a, b = want.get(row.tensor), got.get(self._paired.get(row.tensor, row.tensor))
             if a is None or b is None or a.shape != b.shape or not a.size:
                 continue
             self._add(index, row, row.part.of(a), row.part.of(b))
+            if feed is not None and row.kind == "classes" and row.logits:
+                self._perplexity[index].add(feed, a, b)
 
     def _add(self, index: int, row: MeasuredOutput, a: Array, b: Array) -> None:
         if a.dtype.kind != "f":
@@ -267,6 +274,7 @@ class OutputErrors:
             sqnr_db=sums.sqnr_db,
             margin_db=_margin(figure, value, sums, measured),
             agreement=float(np.mean(agreement)) if agreement else None,
+            perplexity=self._perplexity[index].result(),
         )
 
 
@@ -313,16 +321,20 @@ def evaluate_outputs(
     runs = [Run.float_model(reference, wanted), exact]
     if fused:
         runs.append(dataclasses.replace(exact, optimize="all", name="the quantized model, fused"))
-    found = ((want, others) for _, (want, *others) in run_models(runs, feeds) if want is not None)
+    found = (
+        (feed, want, others)
+        for feed, (want, *others) in run_models(runs, feeds)
+        if want is not None
+    )
     first = list(itertools.islice(found, _FIRST))
     if not first:
         return None
-    measured = find_measured(reference, strongest(w for w, _ in first), names)
+    measured = find_measured(reference, strongest(want for _, want, _ in first), names)
     errors = [OutputErrors(measured, names) for _ in runs[1:]]
-    for want, others in itertools.chain(first, found):
+    for feed, want, others in itertools.chain(first, found):
         for own, got in zip(errors, others, strict=True):
             if got is not None:
-                own.add(want, got)
+                own.add(want, got, feed)
     verdict, *more = (own.verdict(held_out=held_out) for own in errors)
     return _worse(verdict, *more)
 

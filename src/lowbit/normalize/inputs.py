@@ -13,10 +13,13 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes import common
 
 from lowbit.config.config import FixedValue, SizeOrName
 from lowbit.errors import ConfigError, did_you_mean
+from lowbit.graph.naming import name_everything
 from lowbit.graph.session import input_dtype
+from lowbit.normalize.conditions import fold_conditions
 
 
 def settle_inputs(
@@ -29,6 +32,19 @@ def settle_inputs(
         _reshape(_input(model.graph, name, "input_shapes"), shape)
     if fixed or shapes:
         _forget_shapes(model.graph)
+        _take_branches(model)
+
+
+def _take_branches(model: ir.Model) -> None:
+    """Replace conditions that became constant by their branches. Changes ``model``.
+
+    onnxruntime does so itself when it loads the model, and fails on some branches in branches.
+    """
+    if any(node.op_type == "If" for node in model.graph):
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        common.LiftSubgraphInitializersToMainGraphPass()(model)
+        name_everything(model)
+        fold_conditions(model)
 
 
 def settle_like(model: ir.Model, quantized: ir.Model) -> None:
