@@ -86,14 +86,17 @@ class Promoted:
     after_db: float
     tried: int
 
+    def where(self) -> str:
+        """Return the first regions in words."""
+        more = f"; and {len(self.regions) - 3} more" if len(self.regions) > 3 else ""
+        return "; ".join(region.describe() for region in self.regions[:3]) + more
+
     def describe(self) -> str:
         """Return it in words, for the notes of a report."""
         if not self.regions:
             return "promotion found nothing that makes the model usable"
-        where = "; ".join(region.describe() for region in self.regions[:3])
-        more = f"; and {len(self.regions) - 3} more" if len(self.regions) > 3 else ""
         return (
-            f"promoted {where}{more}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
+            f"promoted {self.where()}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
             f"samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
         )
 
