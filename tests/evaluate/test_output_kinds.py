@@ -109,3 +109,21 @@ def test_of_several_samples_the_one_that_shows_something_tells() -> None:
     quiet, loud = {"y": np.float32([0.1])}, {"y": np.float32([0.9])}
 
     assert strongest([quiet, loud, quiet])["y"] is loud["y"]
+
+
+def test_a_few_numbers_are_a_regression_and_many_an_embedding() -> None:
+    graph = "g (float[1,4] x) => (float[1,n] y) { y = Exp(x) }"
+
+    kinds = [_found(graph, y=_normal(1, width))[0][1] for width in (4, 128)]
+
+    assert kinds == ["values", "embedding"]
+
+
+def test_the_arrays_of_a_sequence_are_measured_one_by_one() -> None:
+    values = {"y[0 of 2]": _normal(2, 4), "y[1 of 2]": np.ones(2, np.int64)}
+
+    found = _found(
+        "g (float[2,4] x) => (seq(float[2,4]) y) { y = SequenceConstruct(x, x) }", **values
+    )
+
+    assert [row[:2] for row in found] == [("y[0 of 2]", "values"), ("y[1 of 2]", "labels")]

@@ -123,3 +123,28 @@ def test_two_models_are_run_and_compared_before_their_softmax() -> None:
     assert verdict.worst.output == "p (before its activation)"
     assert verdict.worst.value == pytest.approx(scipy.stats.entropy(p, q, axis=-1).mean(), rel=1e-5)
     assert verdict.samples == 5
+
+
+_LEVELS = [(60.0, "good"), (27.0, "good"), (20.0, "usable"), (11.0, "poor"), (4.0, "ruined")]
+
+
+@pytest.mark.parametrize(("noise_db", "level"), _LEVELS)
+def test_a_map_with_noise_of_known_strength_gets_the_level_of_the_table(
+    noise_db: float, level: str
+) -> None:
+    want, noise = _rows(8, 1, 4, 16, 16), _rows(8, 1, 4, 16, 16, seed=1)
+    got = [a + b * np.float32(10 ** (-noise_db / 20)) for a, b in zip(want, noise, strict=True)]
+
+    verdict = _verdict("values", want, got)
+
+    assert verdict.level == level
+    assert verdict.worst.value == pytest.approx(noise_db, abs=0.2)
+
+
+def test_numbers_of_the_right_direction_and_the_wrong_size_are_not_good() -> None:
+    want = _rows(8, 2, 4)
+
+    # As a scale would be that is off by a factor of two.
+    verdict = _verdict("values", want, [2 * a for a in want])
+
+    assert verdict.level == "ruined"

@@ -28,7 +28,7 @@ def made(body: str, inputs: str = "float[N,2] x") -> onnx.ModelProto:
         (
             _BRANCH,
             "float[N,2] x, bool c",
-            ("If (1)", "2 linear layers inside If stay in float", "--fix-input NAME=VALUE"),
+            ("If (1)", "2 linear layers inside If stay in float", "fix it (--fix-input c=VALUE)"),
         ),
     ],
 )

@@ -29,6 +29,7 @@ _SELECTS = frozenset("NonMaxSuppression TopK ArgMax ArgMin NonZero Unique".split
 _SOFTMAX = frozenset(("Softmax", "LogSoftmax"))
 _EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECASE)
 _FEW_LABELS = 16
+_LEAST_EMBEDDING = 32
 _PEAKED = 0.1
 _SILENT, _SILENT_SHARE = 0.05, 0.01
 
@@ -100,7 +101,21 @@ def find_measured(
         name = tensor_name(output)
         if isinstance(values.get(name), np.ndarray):
             found += _measured(output, name, values, known)
+        else:
+            found += _of_sequence(name, values)
     return tuple(dict.fromkeys(found))
+
+
+def _of_sequence(name: str, values: Mapping[str, Array]) -> list[MeasuredOutput]:
+    """Return the measures of the arrays of a sequence, which are called ``name[0 of 2]`` and so on."""
+    parts = {n: array for n, array in values.items() if n.startswith(f"{name}[") and array.size}
+    return [
+        _as_values(OutputSlice(part), array, part)
+        if array.dtype.kind == "f"
+        else MeasuredOutput(OutputSlice(part), "labels", part)
+        for part, array in parts.items()
+        if array.dtype.kind in "fiub"
+    ]
 
 
 def _measured(
@@ -176,7 +191,9 @@ def _bare(name: str, array: Array) -> MeasuredOutput | None:
     best = float(softmax(flat).max(axis=-1).mean())
     if best > max(_PEAKED, 4 / array.shape[-1]) and (array.ndim == 2 or _is_wide(array)):
         return MeasuredOutput(part, "classes", name, logits=True)
-    return MeasuredOutput(part, "embedding", name) if array.ndim == 2 else None
+    # A few numbers are a regression: their size matters, not only their direction.
+    is_embedding = array.ndim == 2 and array.shape[-1] >= _LEAST_EMBEDDING
+    return MeasuredOutput(part, "embedding", name) if is_embedding else None
 
 
 def _is_wide(array: Array) -> bool:

@@ -43,8 +43,25 @@ def layers_in_subgraphs(model: ir.Model) -> str:
     if not outer:
         return ""
     text = " and ".join(f"{count} linear layers inside {name}" for name, count in outer.items())
-    way_out = "; if an input chooses the branch, fix it (--fix-input NAME=VALUE)"
-    return f"{text} stay in float{way_out if 'If' in outer else ''}"
+    names = " ".join(f"--fix-input {name}=VALUE" for name in _choosing_inputs(model))
+    way_out = f"; an input chooses the branch: fix it ({names})" if names else ""
+    return f"{text} stay in float{way_out}"
+
+
+def _choosing_inputs(model: ir.Model) -> list[str]:
+    """Return the inputs by whose numbers the top-level branches are chosen."""
+    stack = [n.inputs[0] for n in model.graph if n.op_type == "If" and n.domain == ""]
+    seen: set[ir.Value] = set()
+    while stack:
+        value = stack.pop()
+        if value is None or value in seen:
+            continue
+        seen.add(value)
+        producer = value.producer()
+        # The shape of an input is no number of it.
+        if producer is not None and producer.op_type not in ("Shape", "Size"):
+            stack += producer.inputs
+    return [str(v.name) for v in model.graph.inputs if v in seen and not v.is_initializer()]
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -36,7 +36,7 @@ from lowbit.search.rebuilding import rebuilt
 from lowbit.search.regions import Choice, RegionSearch, Trial
 from lowbit.state import Quantized, Transformed, extended
 
-_CONSIDERED, _SAMPLES, _FOR_PARTS = 48, 16, 6
+_CONSIDERED, _SAMPLES, _FOR_PARTS = 48, 16, 5
 """Samples to choose from, those to measure a choice on, and those for its parts."""
 
 _MEMORY_FOR_OUTPUTS = 64 << 20
@@ -45,7 +45,7 @@ _WANTED_DB = 3.0
 
 _LEAST_DB = 1.0
 
-_EFFORT, _BUILT = 64, 3
+_EFFORT, _BUILT = 32, 3
 """Parts that are measured, and models that are built."""
 
 _MORE_DB, _MORE_COST = 4.0, 0.02
@@ -86,14 +86,17 @@ class Promoted:
     after_db: float
     tried: int
 
+    def where(self) -> str:
+        """Return the first regions in words."""
+        more = f"; and {len(self.regions) - 3} more" if len(self.regions) > 3 else ""
+        return "; ".join(region.describe() for region in self.regions[:3]) + more
+
     def describe(self) -> str:
         """Return it in words, for the notes of a report."""
         if not self.regions:
             return "promotion found nothing that makes the model usable"
-        where = "; ".join(region.describe() for region in self.regions[:3])
-        more = f"; and {len(self.regions) - 3} more" if len(self.regions) > 3 else ""
         return (
-            f"promoted {where}{more}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
+            f"promoted {self.where()}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
             f"samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
         )
 
