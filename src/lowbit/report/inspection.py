@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
+from lowbit.errors import visible
 from lowbit.report.tables import Name, counted, make_facts, make_table, show, size
 
 
@@ -72,12 +74,13 @@ def show_inspection(console: Console, found: Inspection, *, everything: bool) ->
     )
     for row in found.targets:
         if row.refused:
-            table.add_row(row.target, row.preset, "", Name(row.refused))
+            table.add_row(row.target, row.preset, "", Text(visible(row.refused)))
             continue
         left = f"{row.float_nodes} of {row.nodes} nodes"
         reason = f", mostly: {row.reason}" if row.float_nodes else ""
         quantized = f"{row.activations} + {row.weights}"
-        table.add_row(row.target, row.preset, quantized, Name(f"{left}{reason}"))
+        # A sentence without its middle says nothing: it takes several lines where it must.
+        table.add_row(row.target, row.preset, quantized, Text(visible(f"{left}{reason}")))
     show(console, table)
     console.print("`lowbit plan MODEL --preset NAME` says why, node by node.")
 
