@@ -148,3 +148,17 @@ def test_numbers_of_the_right_direction_and_the_wrong_size_are_not_good() -> Non
     verdict = _verdict("values", want, [2 * a for a in want])
 
     assert verdict.level == "ruined"
+
+
+@pytest.mark.parametrize(("others", "expected"), [(1, 7), (4, None)])
+def test_one_class_for_nearly_all_samples_is_noticed(others: int, expected: int | None) -> None:
+    errors = OutputErrors([MeasuredOutput(OutputSlice("y"), "classes", "y", logits=True)], {})
+    for sample in range(20):
+        logits = np.zeros((1, 12), np.float32)
+        logits[0, sample % 5 if sample < others else 7] = 3
+        errors.add({"y": logits}, {"y": logits})
+
+    verdict = errors.verdict(held_out=True)
+
+    assert verdict is not None
+    assert verdict.outputs[0].one_class == expected

@@ -43,6 +43,8 @@ _POSITIONS = 4096
 _LEAST_PROBABILITY = 1e-6
 # Samples that tell what the outputs are.
 _FIRST = 4
+# Fewer classes, or fewer samples, may well agree.
+_MANY_CLASSES, _ENOUGH_SAMPLES, _NEARLY_ALL = 10, 16, 0.9
 # Logits of this SQNR are usable, whatever their divergence on few samples.
 _LOGITS_DB = 10.0
 
@@ -110,7 +112,8 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """How good one output is.
 
     ``value`` is its figure, ``agreement`` how often the best class is the float model's, and
-    ``margin_db`` how far the noise is below what is usable. ``perplexity`` is that of a language model.
+    ``margin_db`` how far the noise is below what is usable. ``perplexity`` is that of a language model,
+    ``one_class`` the class that the float model gives for nearly every sample, where it does.
     """
 
     output: str
@@ -124,6 +127,7 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     margin_db: float
     agreement: float | None = None
     perplexity: Perplexity | None = None
+    one_class: int | None = None
 
     def describe(self) -> str:
         """Return it in words: ``logits: KL divergence 0.043 ± 0.004, same best class in 97 %``."""
@@ -187,6 +191,7 @@ class OutputErrors:
         self._values: list[list[float]] = [[] for _ in measured]
         self._agreement: list[list[float]] = [[] for _ in measured]
         self._perplexity = [PerplexitySums() for _ in measured]
+        self._best: list[list[int]] = [[] for _ in measured]
         self._samples = 0
 
     def add(self, want: Outputs, got: Outputs, feed: Feed | None = None) -> None:
@@ -212,6 +217,8 @@ class OutputErrors:
                 self._values[index].append(float(np.mean(divergence(p, q))))
                 same = p.argmax(axis=-1) == q.argmax(axis=-1)
                 self._agreement[index].append(float(np.mean(same)))
+                if len(p) == 1 and p.shape[-1] >= _MANY_CLASSES:
+                    self._best[index].append(int(p.argmax()))
             case "labels":
                 self._values[index].append(float(np.mean(binary_divergence(a, b))))
                 self._agreement[index].append(float(np.mean((a > 0) == (b > 0))))
@@ -275,7 +282,16 @@ class OutputErrors:
             margin_db=_margin(figure, value, sums, measured),
             agreement=float(np.mean(agreement)) if agreement else None,
             perplexity=self._perplexity[index].result(),
+            one_class=_one_class(self._best[index]),
         )
+
+
+def _one_class(best: Sequence[int]) -> int | None:
+    """Return the class of nearly all samples, if they are enough to wonder at it."""
+    if len(best) < _ENOUGH_SAMPLES:
+        return None
+    commonest = max(set(best), key=best.count)
+    return commonest if best.count(commonest) >= _NEARLY_ALL * len(best) else None
 
 
 def _margin(figure: Figure, value: float, sums: SignalNoise, measured: MeasuredOutput) -> float:

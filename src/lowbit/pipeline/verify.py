@@ -138,6 +138,7 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
             *overflows,
             *_model_notes(state, invalid),
             *_notes(samples, calibrated=bool(plan.observed())),
+            *_preprocessing_notes(verdict, samples),
         ),
         size_before=constants_size(state.loaded),
         size_after=constants_size(quantized),
@@ -187,6 +188,18 @@ def _notes(samples: Split | None, *, calibrated: bool) -> tuple[str, ...]:
     if not samples.is_verified_on_held_out and calibrated:
         notes.append("verified on calibration samples: the data has no others")
     return tuple(notes)
+
+
+def _preprocessing_notes(verdict: Verdict | None, samples: Split | None) -> tuple[str, ...]:
+    """Doubt the inputs where the float model itself sees one class in all of them."""
+    if verdict is None or samples is None or samples.data.is_random:
+        return ()
+    return tuple(
+        f"the float model itself gives class {row.one_class} for nearly every sample ({row.output}): are "
+        "inputs preprocessed as in its training (--preprocess, --mean, --std, --scale, --channel-order)?"
+        for row in verdict.outputs
+        if row.one_class is not None
+    )
 
 
 def with_reused(report: Report, stats: Stats, *, transformed: bool) -> Report:
