@@ -18,7 +18,7 @@ from lowbit.scales.parameters import bias_values, constant_values
 from lowbit.state import Quantized
 
 LEFT = 0.3
-"""The share of the weights' error that refinement leaves; a third to a fifth, as measured."""
+"""The share of the weights' error that refinement is taken to leave: an estimate, not tuned to a model."""
 
 
 def expected_sqnr(validation: Validation, state: Quantized) -> DoubleArray:
