@@ -291,13 +291,9 @@ class TopScorer:
 
     def scores(self, tail: float = TAIL) -> Mapping[str, Interval]:
         """Return the share of hits in percent, with its interval."""
-        ranks = self._ranks["quantized"]
-        found = {}
-        for top in self._tops:
-            share = interval_of_share([float(rank < top) for rank in ranks], tail)
-            ends = (_PERCENT * end for end in (share.value, share.low, share.high))
-            found[f"top{top}"] = Interval(*ends)
-        return found
+        ranks, tops = self._ranks["quantized"], self._tops
+        shares = [interval_of_share([float(rank < top) for rank in ranks], tail) for top in tops]
+        return {f"top{top}": share.times(_PERCENT) for top, share in zip(tops, shares, strict=True)}
 
     def figures(self, tolerance: float, tail: float = TAIL) -> tuple[Accuracy, ...]:
         """Return top-1, and top-5 where there are more than five classes."""

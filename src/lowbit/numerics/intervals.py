@@ -26,6 +26,10 @@ class Interval:
     low: float
     high: float
 
+    def times(self, factor: float) -> Interval:
+        """Return it in another unit."""
+        return Interval(self.value * factor, self.low * factor, self.high * factor)
+
 
 def normal_quantile(tail: float) -> float:
     """Return how many standard deviations leave so much of a normal distribution beyond."""

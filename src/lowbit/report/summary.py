@@ -27,11 +27,12 @@ _OUTPUTS, _DROPS = 2, 3
 def show_summary(console: Console, report: Report, output: str, next_step: str = "") -> None:
     """Print at most ``MOST_LINES`` lines; ``lowbit quantize --verbose`` prints the rest."""
     parts: list[RenderableType] = [*_verdict(report), _facts(report, output)]
-    drops = _drops(report)
-    if drops is not None:
-        parts += [Text(""), drops]
     last = [Text(""), Text(f"next: {next_step}", style="bold")] if next_step else []
     room = MOST_LINES - sum(_lines(console, part) for part in (*parts, *last))
+    drops = _drops(report)
+    if drops is not None and _lines(console, drops) < room:
+        parts += [Text(""), drops]
+        room -= _lines(console, drops) + 1
     for part in (*parts, *_notes(console, report.notes, room), *last):
         console.print(part)
 
