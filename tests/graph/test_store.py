@@ -96,7 +96,7 @@ def test_a_store_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
 
     with open_store(parent, room=0) as store:
         store.put(0, "x", np.zeros(3))
-        assert len(list(parent.glob(".lowbit-*/*.npy"))) == 1
+        assert len(list(parent.glob(".lowbit-*/*.bin"))) == 1
 
     assert not list(parent.iterdir())
 

@@ -8,6 +8,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class Store:
         """Keep at most ``room`` bytes in memory, all else in files of ``folder``."""
         self._folder, self._room = folder, room
         self._arrays: dict[tuple[int, str], Array] = {}
+        # Of those in files: a header in each would take longer to read than most of them.
+        self._kinds: dict[tuple[int, str], tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._lock = threading.Lock()
 
     def put(self, sample: int, name: str, array: Array) -> None:
@@ -38,7 +41,8 @@ class Store:
             self._arrays[sample, name] = np.array(array)
             return
         try:
-            np.save(self._path(sample, name), array)
+            array.tofile(self._path(sample, name))
+            self._kinds[sample, name] = array.dtype, array.shape
         except OSError as error:
             raise OutputError(
                 f"cannot keep activations in {self._folder}: {error.strerror or error}; give a "
@@ -49,28 +53,30 @@ class Store:
         """Return an array."""
         found = self._arrays.get((sample, name))
         if found is None:
-            found = np.load(self._path(sample, name), allow_pickle=False)
+            dtype, shape = self._kinds[sample, name]
+            found = np.fromfile(self._path(sample, name), dtype).reshape(shape)
         return found
 
     def mapped(self, sample: int, name: str) -> Array:
         """Return an array that, if it is in a file, is read as it is used, and only then in memory."""
-        found = self._arrays.get((sample, name))
-        if found is None:
-            found = np.load(self._path(sample, name), mmap_mode="r", allow_pickle=False)
-        return found
+        dtype, shape = self._kinds.get((sample, name), (None, ()))
+        if dtype is None or 0 in shape:
+            return self.get(sample, name)
+        return np.memmap(self._path(sample, name), dtype, mode="r", shape=shape)
 
     def drop(self, sample: int, name: str) -> None:
         """Forget an array."""
         found = self._arrays.pop((sample, name), None)
         if found is None:
             self._path(sample, name).unlink()
+            del self._kinds[sample, name]
             return
         with self._lock:
             self._room += found.nbytes
 
     def _path(self, sample: int, name: str) -> pathlib.Path:
         key = hashlib.sha256(name.encode()).hexdigest()[:24]
-        return self._folder / f"{key}-{sample}.npy"
+        return self._folder / f"{key}-{sample}.bin"
 
 
 @contextlib.contextmanager

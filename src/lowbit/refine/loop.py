@@ -41,7 +41,7 @@ from lowbit.state import Quantized
 _T = TypeVar("_T")
 
 # Targets of layers that the float model is run through at once, in bytes.
-_ROOM = 32 << 20
+_ROOM = 8 << 20
 # Samples that are taken in together.
 _TOGETHER = 4
 

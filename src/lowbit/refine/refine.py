@@ -19,7 +19,7 @@ from lowbit.errors import ConfigError
 from lowbit.graph.editing import with_dynamic_batch
 from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.session import Array, Feed, providers_of
-from lowbit.graph.store import ROOM, open_store
+from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
 from lowbit.refine.algorithm import Algorithm, Collector, Feeds, LoopSettings
 from lowbit.refine.checkpoint import Checkpoint
@@ -32,6 +32,10 @@ from lowbit.refine.remote import LayerSolver
 from lowbit.refine.samples import held_out_numbers
 from lowbit.refine.selection import Selection
 from lowbit.state import Quantized, extended
+
+# Activations of each model that wait in memory between two layers, in bytes: few samples may not
+# need it all, and many are to take little more than few.
+_ROOM = 6 << 20
 
 ALGORITHMS: Mapping[type[Refinement], Algorithm] = MappingProxyType(
     {
@@ -176,7 +180,7 @@ def _loop(
     """Yield the loop over the layers that are left."""
     rest = layers[len(done) :]
     with contextlib.ExitStack() as stack:
-        room, folder = (0, settings.cache_dir) if settings.on_disk else (ROOM, None)
+        room, folder = (0, settings.cache_dir) if settings.on_disk else (_ROOM, None)
         floats, quantized, samples_on_disk = (
             stack.enter_context(open_store(folder, room)) for _ in range(3)
         )
