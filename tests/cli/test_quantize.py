@@ -153,7 +153,7 @@ def test_options_change_the_scheme(run, model, data) -> None:
     assert ran.code == 0, ran.err
     assert set(json.loads(ran.out)["quantized"]) == {
         "activation uint8 asym minmax",
-        "weight int8 sym minmax",
+        "weight int8 sym saturation-free minmax",
     }
     why = {part["node"]: part["why"] for part in json.loads(ran.out)["float_nodes"]}
     assert why["conv2"] == "excluded by 'conv2'"

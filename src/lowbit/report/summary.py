@@ -33,8 +33,15 @@ def show_summary(console: Console, report: Report, output: str, next_step: str =
     if drops is not None and _lines(console, drops) < room:
         parts += [Text(""), drops]
         room -= _lines(console, drops) + 1
-    for part in (*parts, *_notes(console, report.notes, room), *last):
+    for part in (*parts, *_notes(console, (*report.notes, *_kernels(report)), room), *last):
         console.print(part)
+
+
+def _kernels(report: Report) -> tuple[str, ...]:
+    """Return whether the model can saturate, where it is for kernels that might."""
+    if report.saturation is None or report.speed:
+        return ()
+    return (report.saturation.describe(),)
 
 
 def _lines(console: Console, part: RenderableType) -> int:
@@ -55,7 +62,8 @@ def _facts(report: Report, output: str) -> RenderableType:
     smaller = report.size_before / report.size_after if report.size_after else 0.0
     ratio = f", {smaller:.1f} times smaller" if smaller > 1 else ""
     facts.add_row("wrote", Name(f"{output} ({size(report.size_after)} of constants{ratio})"))
-    facts.add_row("preset", Name(f"{report.preset} for {report.target}"))
+    slow = f" ({report.speed})" if report.speed else ""
+    facts.add_row("preset", Name(f"{report.preset} for {report.target}{slow}"))
     for label, score in _worst_outputs(report):
         facts.add_row(label, Name(_score(score)))
     held = "held-out samples" if report.held_out else "samples that were calibrated on as well"
@@ -63,10 +71,6 @@ def _facts(report: Report, output: str) -> RenderableType:
     facts.add_row("calibrated", Name(f"on {_calibrated(report)}"))
     facts.add_row("quantized", Name(_kinds(report.quantized)))
     facts.add_row("in float", Name(_in_float(report)))
-    if report.saturation is not None:
-        facts.add_row("kernels", Name(report.saturation.describe()))
-    if report.speed:
-        facts.add_row("speed", Name(report.speed))
     if report.promoted:
         facts.add_row("promoted", Name("; ".join(r.describe() for r in report.promoted)))
     if report.goal is not None:

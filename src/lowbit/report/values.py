@@ -218,11 +218,8 @@ class Saturation(_Value, frozen=True, kw_only=True):
     def describe(self) -> str:
         """Return it in words."""
         if not self.saturating:
-            return f"safe on x86 without VNNI: no two products of its {self.layers} layers exceed 16 bits"
-        return (
-            f"can saturate on x86 without VNNI in {len(self.saturating)} of {self.layers} layers "
-            f"({self.saturating[0]}, ...)"
-        )
+            return f"safe on x86 without VNNI ({self.layers} layers, no sum exceeds 16 bits)"
+        return f"{len(self.saturating)} of {self.layers} layers can saturate on x86 without VNNI"
 
 
 class GoalTrial(_Value, frozen=True, kw_only=True):
