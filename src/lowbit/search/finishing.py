@@ -46,7 +46,9 @@ class Finisher:
         again = self.finished(result.state)
         better = again[1].verdict
         if better is None or better.margin_db <= verdict.margin_db:
-            note = f"promotion was tried and brought nothing on verification samples: {result.where()}"
+            note = (
+                f"promotion was tried and brought nothing on verification samples: {result.where()}"
+            )
             return found[0], found[1], found[2].with_note(note)
         report = msgspec.structs.replace(again[1], promoted=result.regions)
         return again[0], report, again[2].with_note(result.describe())
