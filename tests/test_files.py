@@ -215,3 +215,10 @@ def test_what_goes_with_a_file_has_its_name_if_there_is_room() -> None:
     long, other = "ä" * 126, "ä" * 125 + "o"
     assert len(os.fsencode(beside(long, ".data").name)) < 255
     assert beside(long, ".data") == beside(long, ".data") != beside(other, ".data")
+
+
+def test_a_source_that_is_a_link_to_itself_is_no_crash(tmp_path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+
+    check_outputs({"OUTPUT": tmp_path / "q.onnx"}, [loop])

@@ -170,12 +170,13 @@ def check_outputs(outputs: Mapping[str, Path | None], sources: Sequence[Path] = 
     ``outputs`` are paths by what they are called; ``None`` where there is none. A source that is a
     folder stands for all files in it.
     """
-    seen = {pathlib.Path(path).resolve(): str(path) for path in sources}
+    # Unlike Path.resolve, realpath takes links that end in themselves.
+    seen = {pathlib.Path(os.path.realpath(path)): str(path) for path in sources}
     for name, path in outputs.items():
         if path is None:
             continue
         check_writable(path)
-        real = pathlib.Path(path).resolve()
+        real = pathlib.Path(os.path.realpath(path))
         for known, source in seen.items():
             if _is_same(real, known) or (real.exists() and known in real.parents):
                 raise OutputError(

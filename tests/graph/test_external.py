@@ -164,6 +164,17 @@ def _saved(model: onnx.ModelProto, path: pathlib.Path, **options) -> list[str]:
     return sorted(p.name for p in path.parent.iterdir())
 
 
+@pytest.mark.parametrize("key", ["offset", "length"])
+@pytest.mark.parametrize("value", ["abc", "-5", "", "1e3"])
+def test_places_in_a_file_that_are_no_numbers_are_refused_by_name(key, value) -> None:
+    model = _model()
+    model.graph.initializer[0].CopyFrom(_outside("w.bin", "w"))
+    model.graph.initializer[0].external_data.add(key=key, value=value)
+
+    with pytest.raises(ModelError, match=rf"tensor 'w' has the {key} '{value}' .*number of bytes"):
+        io.load(model)
+
+
 def test_the_first_weights_have_the_plain_name(tmp_path) -> None:
     path = tmp_path / "m.onnx"
 

@@ -88,6 +88,17 @@ def refuse_outside(model: onnx.ModelProto, name: str) -> None:
                 f"{name}: tensor {tensor.name!r} has its data in {location!r}, outside the model's "
                 "folder; put the file beside the model and save it with a plain name"
             )
+        _check_place(tensor, name)
+
+
+def _check_place(tensor: onnx.TensorProto, name: str) -> None:
+    """Raise unless the place of a tensor in its file is given in whole numbers from 0 on."""
+    for entry in tensor.external_data:
+        if entry.key in ("offset", "length") and not re.fullmatch(r"[0-9]{1,19}", entry.value):
+            raise ModelError(
+                f"{name}: tensor {tensor.name!r} has the {entry.key} {entry.value[:40]!r} in its file "
+                "of weights, expected a number of bytes; export the model again"
+            )
 
 
 def weight_files(path: pathlib.Path) -> list[pathlib.Path]:

@@ -36,7 +36,7 @@ from lowbit.search.rebuilding import rebuilt
 from lowbit.search.regions import Choice, RegionSearch, Trial
 from lowbit.state import Quantized, Transformed, extended
 
-_CONSIDERED, _SAMPLES, _FOR_PARTS = 48, 16, 5
+_CONSIDERED, _SAMPLES, _FOR_PARTS = 48, 16, 6
 """Samples to choose from, those to measure a choice on, and those for its parts."""
 
 _MEMORY_FOR_OUTPUTS = 64 << 20
@@ -45,7 +45,7 @@ _WANTED_DB = 3.0
 
 _LEAST_DB = 1.0
 
-_EFFORT, _BUILT = 32, 3
+_EFFORT, _BUILT = 64, 3
 """Parts that are measured, and models that are built."""
 
 _MORE_DB, _MORE_COST = 4.0, 0.02

@@ -17,12 +17,12 @@ from typing import Literal, TypeAlias
 Region = frozenset[int]
 Format: TypeAlias = Literal["narrow", "wide", "float"]
 
-_CHUNKS = 10
+_CHUNKS = 12
 _SMALL = 0.002
 """A part of this share of the cost is not halved any further."""
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
-_CORRECTIONS, _EXACT_DB, _SPARE_DB = 4, 0.5, 0.2
+_CORRECTIONS, _EXACT_DB, _SPARE_DB = 6, 0.5, 0.2
 _PRICES = 60
 
 
