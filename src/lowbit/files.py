@@ -170,7 +170,7 @@ def check_outputs(outputs: Mapping[str, Path | None], sources: Sequence[Path] = 
     ``outputs`` are paths by what they are called; ``None`` where there is none. A source that is a
     folder stands for all files in it.
     """
-    # Unlike Path.resolve, realpath takes links that end in themselves.
+    # realpath, since Path.resolve fails on links that end in themselves.
     seen = {pathlib.Path(os.path.realpath(path)): str(path) for path in sources}
     for name, path in outputs.items():
         if path is None:

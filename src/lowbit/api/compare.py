@@ -10,9 +10,9 @@ from typing import Any, Literal
 import msgspec
 import onnx_ir as ir
 
-from lowbit.analyze.network import draw_network
-from lowbit.analyze.quantizers import find_quantizers, is_refined
+from lowbit.analyze.quantizers import find_quantizers
 from lowbit.analyze.tensors import TensorAnalysis, analyze_tensors, noise_of
+from lowbit.api.comparison_report import comparison_report
 from lowbit.api.quantize import ModelSource, Result, quantize
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert, decode_json
@@ -37,22 +37,17 @@ from lowbit.evaluate.compare_models import (
     spread,
 )
 from lowbit.evaluate.latency import Latency, measure_latency
-from lowbit.evaluate.output_kinds import find_measured
 from lowbit.evaluate.runner import Outputs
-from lowbit.evaluate.shown_samples import show_samples
 from lowbit.graph import io
 from lowbit.graph.openvino import Runtime, check_runtime
-from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.session import model_inputs
 from lowbit.normalize.inputs import settle_like
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.metrics import decibels
 from lowbit.pipeline.pipeline import Clock, Progress, ignore_progress
-from lowbit.pipeline.verify import constants_size
-from lowbit.report.values import Report, scores
+from lowbit.report.values import Report
 from lowbit.targets.builtin import find_target
 from lowbit.targets.target import Target
-from lowbit.version import __version__
 
 _CALIBRATED_ON = 64
 
@@ -66,8 +61,6 @@ _FUSED = 16
 _SHOWN = 4
 _PER_SAMPLE, _LEAST_EFFORT = 0.4, 3.0
 """Pairs of plain passes that measuring the sensitivity of every tensor may take."""
-
-_GAP_DB = 1.0
 
 
 def compare(
@@ -95,16 +88,14 @@ def compare(
         data: As for ``lowbit.quantize``.
         limit: How many samples to compare on; all of them if not given.
         preprocessing: How images become inputs.
-        budget: How much to find out about single tensors: ``quick`` within a few passes over the
-            data, ``full`` every tensor on eight samples, ``none`` nothing.
-        labels: A label for each sample, or where they are (``lowbit.evaluate.accuracy``), or ``batches``
-            for the last part of each batch of a DataLoader: top-1 and top-5 accuracy are measured as
-            well.
+        budget: How much to find out about tensors: ``quick`` within a few passes over the data,
+            ``full`` every tensor on eight samples, ``none`` nothing.
+        labels: A label for each sample, where they are (``lowbit.evaluate.accuracy``), or ``batches`` for
+            the last part of each batch of a DataLoader: top-1 and top-5 are measured as well.
         metric: ``metric(outputs, label)`` or its ``module:function``, instead of top-1.
         tolerance: For how wide a gap of accuracy the number of samples needed is told.
         timed: Measure how long both models take here.
-        runtime: Whose kernels the quantized model runs through as well, beside exact arithmetic:
-            ``onnxruntime`` on at most 16 samples, ``openvino`` on all of them.
+        runtime: Whose kernels run as well, beside exact arithmetic: ``onnxruntime`` or ``openvino``.
         calibration: Data to quantize again on, with the worst tensors promoted to 16 bits.
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
@@ -112,11 +103,8 @@ def compare(
     check_runtime(runtime)
     clock = Clock(progress)
     float_model, other = _load_both(reference, quantized)
-    if labels == BATCHES:
-        labels = []
-        data = without_labels(data, labels)
-    samples = open_data(data, model_inputs(float_model), preprocessing=preprocessing, limit=limit)
-    scorer = _scorer(known := _labels(labels, samples), metric)
+    samples, known = _open(float_model, data, labels, preprocessing, limit)
+    scorer = _scorer(known, metric)
     fused = bool(find_quantizers(other))
     with clock.stage("compare"):
         found = _compare_outputs(
@@ -126,18 +114,24 @@ def compare(
     if fused and found.samples and found.slices:
         with clock.stage("analyze"):
             analysis = _analyze(float_model, other, found, floats, _effort(len(samples), budget))
-        if calibration is not None:
-            with clock.stage("quantize again"):
-                analysis = _quantized_again(
-                    float_model, other, analysis, found, calibration, preprocessing, progress
-                )
-    latency = None
-    if timed and found.samples:
-        with clock.stage("time"):
-            latency = measure_latency(float_model, other, found.samples[0].feed)
-    report = _report(float_model, other, samples.description, found, analysis, latency, runtime)
+    if analysis is not None and calibration is not None:
+        with clock.stage("quantize again"):
+            analysis = _quantized_again(
+                float_model, other, analysis, found, calibration, preprocessing, progress
+            )
+    latency = _latency(float_model, other, found, clock) if timed else None
+    report = comparison_report(float_model, other, samples, found, analysis, latency, runtime)
     accuracy = scorer.figures(tolerance) if scorer is not None else ()
     return msgspec.structs.replace(report, accuracy=accuracy, seconds=clock.seconds)
+
+
+def _latency(
+    float_model: ir.Model, other: ir.Model, found: Comparison, clock: Clock
+) -> Latency | None:
+    if not found.samples:
+        return None
+    with clock.stage("time"):
+        return measure_latency(float_model, other, found.samples[0].feed)
 
 
 def _load_both(reference: ModelSource, quantized: ModelSource) -> tuple[ir.Model, ir.Model]:
@@ -199,6 +193,21 @@ def _analyze(
     )
 
 
+def _open(
+    model: ir.Model,
+    data: Any,
+    labels: str | Sequence[Label] | None,
+    preprocessing: Preprocessing | Tokenization | str | None,
+    limit: int | None,
+) -> tuple[Data, Sequence[Label]]:
+    """Return the samples, and the label of each if there are any."""
+    if labels == BATCHES:
+        labels = []
+        data = without_labels(data, labels)
+    samples = open_data(data, model_inputs(model), preprocessing=preprocessing, limit=limit)
+    return samples, _labels(labels, samples)
+
+
 def _labels(labels: str | Sequence[Label] | None, samples: Data) -> Sequence[Label]:
     if labels is None:
         return ()
@@ -252,87 +261,6 @@ def examine(
         notes=(*known.notes, *found.notes),
         seconds={**known.seconds, **found.seconds},
     )
-
-
-def _report(
-    float_model: ir.Model,
-    other: ir.Model,
-    description: str,
-    found: Comparison,
-    analysis: TensorAnalysis | None,
-    latency: Latency | None,
-    runtime: Runtime,
-) -> Report:
-    return Report(
-        preset=other.metadata_props.get("lowbit.preset", "unknown"),
-        target=other.metadata_props.get("lowbit.target", "unknown"),
-        version=__version__,
-        data=description,
-        calibration_samples=0,
-        verification_samples=found.count,
-        held_out=True,
-        outputs=scores(found.outputs),
-        slices=scores(found.sliced),
-        fused=scores(found.fused),
-        runtime=runtime,
-        layers=scores(analysis.layers) if analysis else (),
-        budget=analysis.budget if analysis else None,
-        tensors=analysis.views if analysis else (),
-        network=draw_network(other, find_quantizers(other)),
-        notes=(
-            *_notes(found, runtime),
-            *(analysis.notes if analysis else ()),
-            *_refined(other, analysis),
-        ),
-        size_before=constants_size(float_model),
-        size_after=constants_size(other),
-        latency=latency,
-        samples=show_samples(found.shown, _class_outputs(float_model, found)),
-    )
-
-
-def _class_outputs(float_model: ir.Model, found: Comparison) -> frozenset[str]:
-    """Return the outputs that hold classes, judged by the first sample."""
-    if not found.shown:
-        return frozenset()
-    first = found.shown[0].outputs
-    measured = find_measured(float_model, first, {name: name for name in first})
-    return frozenset(m.output for m in measured if m.kind == "classes")
-
-
-def _notes(found: Comparison, runtime: Runtime) -> tuple[str, ...]:
-    mixed = dict.fromkeys(s.output for s in found.slices if s.axis is not None)
-    notes = [
-        f"output {name} holds values of different magnitudes; its ratio is that of the largest: look at "
-        "its slices"
-        for name in mixed
-    ]
-    gap = max((found.exact[n].sqnr_db - f.sqnr_db for n, f in found.fused.items()), default=0.0)
-    if found.fused and math.isfinite(gap) and gap > _GAP_DB:
-        why = (
-            "this processor's int8 kernels saturate in 16 bits: figures taken through them "
-            "understate the model, and so would a deployment on it"
-            if saturates_int8()
-            else f"{runtime}'s fused kernels compute something else than the model says"
-        )
-        notes.append(f"through fused kernels the outputs are {gap:.1f} dB worse; {why}")
-    elif found.fused and saturates_int8():
-        notes.append(
-            "this processor's int8 kernels saturate in 16 bits; on this model and data it does "
-            "not show"
-        )
-    return tuple(notes)
-
-
-def _refined(model: ir.Model, analysis: TensorAnalysis | None) -> tuple[str, ...]:
-    """Say what a budget cannot show: weights refined for the quantizers that it switches off."""
-    if analysis is None or analysis.budget is None or not is_refined(model):
-        return ()
-    note = (
-        "the weights of this model were refined for its quantizers, so one in float gains less "
-        "than it would in a new run (--retry CALIBRATION_DATA)"
-    )
-    return (note,)
 
 
 def _analyzed_on(total: int, budget: Effort) -> int:

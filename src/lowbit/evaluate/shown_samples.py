@@ -57,8 +57,8 @@ def show_samples(
 
 
 def _shown(sample: ComparedSample, classes: frozenset[str]) -> ShownSample:
-    pictures = [p for p in (_pixels(array) for array in sample.feed.values()) if p is not None]
-    pixels = pictures[0] if pictures else None
+    images = [p for p in (_pixels(array) for array in sample.feed.values()) if p is not None]
+    pixels = images[0] if images else None
     boxes: list[tuple[Box, ...] | None] = [None, None]
     if pixels is not None:
         size = (pixels.shape[0], pixels.shape[1])

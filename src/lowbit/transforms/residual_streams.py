@@ -25,7 +25,7 @@ _SHAPES = ("Shape", "Size")
 
 
 def channel_readers(value: ir.Value) -> list[ir.Node]:
-    """Return the nodes that read a value's numbers, behind casts that change nothing."""
+    """Return the nodes that read a value's numbers, after casts that change nothing."""
     found: list[ir.Node] = []
     for node in dict.fromkeys(value.consumers()):
         if _changes_nothing(node):

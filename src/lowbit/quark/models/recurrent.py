@@ -25,15 +25,15 @@ def to_extended_lstm(model: ir.Model) -> ir.Model:
     for node in tuple(model.graph.all_nodes()):
         if node.op_type != "LSTM" or node.domain:
             continue
-        why_not = _unlike(node)
-        if why_not:
-            say(f"LSTM {node.name!r} stays as it is: {why_not}")
+        reason = _why_not(node)
+        if reason:
+            say(f"LSTM {node.name!r} stays as it is: {reason}")
             continue
         _replace(model, node)
     return model
 
 
-def _unlike(node: ir.Node) -> str:
+def _why_not(node: ir.Node) -> str:
     """Return why AMD's operator cannot stand for an LSTM, or nothing."""
     if node.attributes.get_string("direction", "forward") != "bidirectional":
         return "AMD's operator is bidirectional"

@@ -1,0 +1,105 @@
+"""The report of a comparison, and the notes on how to read its figures."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from lowbit.analyze.network import draw_network
+from lowbit.analyze.quantizers import find_quantizers, is_refined
+from lowbit.analyze.tensors import TensorAnalysis
+from lowbit.data import Data
+from lowbit.evaluate.compare_models import Comparison
+from lowbit.evaluate.latency import Latency
+from lowbit.evaluate.output_kinds import find_measured
+from lowbit.evaluate.shown_samples import show_samples
+from lowbit.graph.openvino import Runtime
+from lowbit.graph.profiling import saturates_int8
+from lowbit.pipeline.verify import constants_size
+from lowbit.report.values import Report, scores
+from lowbit.version import __version__
+
+_GAP_DB = 1.0
+
+
+def comparison_report(
+    float_model: ir.Model,
+    other: ir.Model,
+    samples: Data,
+    found: Comparison,
+    analysis: TensorAnalysis | None,
+    latency: Latency | None,
+    runtime: Runtime,
+) -> Report:
+    """Return the report of a comparison: figures, analysis, drawing, and notes on how to read them."""
+    return Report(
+        preset=other.metadata_props.get("lowbit.preset", "unknown"),
+        target=other.metadata_props.get("lowbit.target", "unknown"),
+        version=__version__,
+        data=samples.description,
+        calibration_samples=0,
+        verification_samples=found.count,
+        held_out=True,
+        outputs=scores(found.outputs),
+        slices=scores(found.sliced),
+        fused=scores(found.fused),
+        runtime=runtime,
+        layers=scores(analysis.layers) if analysis else (),
+        budget=analysis.budget if analysis else None,
+        tensors=analysis.views if analysis else (),
+        network=draw_network(other, find_quantizers(other)),
+        notes=(
+            *_notes(found, runtime),
+            *(analysis.notes if analysis else ()),
+            *_refined(other, analysis),
+        ),
+        size_before=constants_size(float_model),
+        size_after=constants_size(other),
+        latency=latency,
+        samples=show_samples(found.shown, _class_outputs(float_model, found)),
+    )
+
+
+def _class_outputs(float_model: ir.Model, found: Comparison) -> frozenset[str]:
+    """Return the outputs that hold classes, going by the first sample."""
+    if not found.shown:
+        return frozenset()
+    first = found.shown[0].outputs
+    measured = find_measured(float_model, first, {name: name for name in first})
+    return frozenset(m.output for m in measured if m.kind == "classes")
+
+
+def _notes(found: Comparison, runtime: Runtime) -> tuple[str, ...]:
+    mixed = dict.fromkeys(s.output for s in found.slices if s.axis is not None)
+    notes = [
+        f"output {name} holds values of different magnitudes; its ratio is that of the largest: look at "
+        "its slices"
+        for name in mixed
+    ]
+    gap = max((found.exact[n].sqnr_db - f.sqnr_db for n, f in found.fused.items()), default=0.0)
+    if found.fused and math.isfinite(gap) and gap > _GAP_DB:
+        why = (
+            "this processor's int8 kernels saturate in 16 bits: figures taken through them "
+            "understate the model, and so would a deployment on it"
+            if saturates_int8()
+            else f"{runtime}'s fused kernels compute something else than the model says"
+        )
+        notes.append(f"through fused kernels the outputs are {gap:.1f} dB worse; {why}")
+    elif found.fused and saturates_int8():
+        notes.append(
+            "this processor's int8 kernels saturate in 16 bits; on this model and data it does "
+            "not show"
+        )
+    return tuple(notes)
+
+
+def _refined(model: ir.Model, analysis: TensorAnalysis | None) -> tuple[str, ...]:
+    """Say what a budget cannot show: weights refined for the quantizers that it switches off."""
+    if analysis is None or analysis.budget is None or not is_refined(model):
+        return ()
+    note = (
+        "the weights of this model were refined for its quantizers, so one in float gains less "
+        "than it would in a new run (--retry CALIBRATION_DATA)"
+    )
+    return (note,)

@@ -1,0 +1,34 @@
+"""Rows that stand for a whole tensor: enough of them, the same whatever the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lowbit.calibrate.thinning import row_step, thinned
+
+
+def test_small_tensors_and_those_without_rows_stay_whole() -> None:
+    for shape in ((1, 8, 16, 16), (4, 10), (100_000,), (0, 8, 512, 512)):
+        x = np.zeros(shape, np.float32)
+
+        assert thinned(x) is x
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 112, 112), (1, 2048, 384)])
+def test_enough_values_of_large_ones_are_kept(shape: tuple[int, ...]) -> None:
+    kept = thinned(np.zeros(shape, np.float32))
+
+    # Whole rows are taken, so it may be a row less than the 8192 that are enough.
+    assert 0.9 * 8192 <= kept.size < np.prod(shape)
+    # Of the axes only that of the rows is shorter.
+    assert sum(a != b for a, b in zip(kept.shape, shape, strict=True)) == 1
+
+
+def test_samples_of_a_batch_are_thinned_as_each_alone() -> None:
+    batch = np.random.default_rng(0).normal(size=(3, 16, 64, 64)).astype(np.float32)
+
+    alone = np.concatenate([thinned(sample[None]) for sample in batch])
+
+    assert row_step(batch.shape) > 1
+    np.testing.assert_array_equal(thinned(batch), alone)

@@ -1,0 +1,72 @@
+"""The noise around a group, from the weights of its layers and from what samples show."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.chains import chain, node
+
+from lowbit.transforms.channel_groups import Group, find_groups
+from lowbit.transforms.channel_statistics import ChannelSizes
+from lowbit.transforms.group_noise import NoiseOfGroups, read_axes
+from lowbit.transforms.implementation import Levels
+
+
+def _group() -> Group:
+    """Return the channels between two convolutions."""
+    model = chain(
+        node("Conv", "x w", "a"),
+        node("Relu", "a", "r"),
+        node("Conv", "r v", "y"),
+        w=(4, 3, 1, 1),
+        v=(2, 4, 1, 1),
+    )
+    (group,) = [g for g in find_groups(model.graph) if not g.obstacles]
+    return group
+
+
+def _sizes(group: Group) -> dict[str, ChannelSizes]:
+    random = np.random.default_rng(1)
+    found = {}
+    for name in read_axes([group]):
+        channels = 3 if name == "x" else 4
+        largest = random.uniform(1, 5, channels)
+        found[name] = ChannelSizes(largest, largest, np.square(largest) / 3)
+    return found
+
+
+def test_what_layers_read_is_known_with_its_channel_axis() -> None:
+    assert read_axes([_group()]) == {"x": 1, "r": 1}
+
+
+def test_noise_of_a_channel_counts_as_much_as_the_weights_that_read_it() -> None:
+    group = _group()
+    kernel = group.consumers[0].layer.kernel[0, :, :, 0]
+    found = NoiseOfGroups([group], _sizes(group), Levels()).of(group, np.ones(4))
+
+    (activations,) = found.activations
+    energy = np.square(kernel).sum(axis=0)
+
+    np.testing.assert_allclose(
+        activations.noise / activations.noise.sum(), energy / energy.sum(), rtol=1e-5
+    )
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest)
+
+
+def test_factors_so_far_enlarge_what_consumers_read() -> None:
+    group, factors = _group(), np.array([1.0, 2.0, 0.5, 4.0])
+    noise = NoiseOfGroups([group], _sizes(group), Levels())
+
+    (activations,) = noise.of(group, factors).activations
+
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest * factors)
+
+
+@pytest.mark.parametrize(("per_channel", "count"), [(False, 1), (True, 0)])
+def test_producers_with_a_scale_for_each_channel_take_a_factor_for_nothing(
+    per_channel: bool, count: int
+) -> None:
+    group = _group()
+    found = NoiseOfGroups([group], _sizes(group), Levels(per_channel=per_channel))
+
+    assert len(found.of(group, np.ones(4)).producers) == count
