@@ -129,7 +129,7 @@ def test_dask_workers_that_are_threads_give_the_same_bits(
     monkeypatch.setattr(sharded, "SHARD_SIZE", size)
     with (
         distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=":0"
         ) as cluster,
         distributed.Client(cluster) as client,
         joblib.parallel_config(backend="dask", client=client),

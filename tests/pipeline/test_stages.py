@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 import lowbit
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import decode_json
+from lowbit.config.presets import find_preset
 from lowbit.config.refinement import LayerReconstruction
 from lowbit.config.specs import IntegerSpec, Requantization
 from lowbit.config.transforms import FloatTransform
@@ -463,3 +464,21 @@ def test_a_model_without_a_quantizable_node_is_refused_when_planned(load) -> Non
 
     with pytest.raises(PlanError, match="nothing would be quantized"):
         stages.solve(calibrated(load(model, feeds, "U8S8")))
+
+
+def test_samples_that_decide_whether_a_transform_is_kept_do_not_shape_it() -> None:
+    rows = [{"x": np.zeros((1, 3), np.float32)} for _ in range(64)]
+    model = io.load(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[1,3] x) => (float[1,3] y) { y = Relu(x) }'
+        )
+    )
+    samples = split(open_data(rows, model_inputs(model)), None, 8)
+    config = find_preset("A8W8")
+
+    seen = stages._seen(samples, config)
+    as_asked = stages._seen(samples, msgspec.structs.replace(config, keep_only_if_better=False))
+
+    assert samples.validating
+    assert not samples.validating & set(seen.indices)
+    assert len(as_asked) == 64

@@ -43,7 +43,9 @@ class Validation:
         """
         names = names or {name: name for name in output_names(self._reference)}
         values = strongest(sample.outputs for sample in self._samples)
-        tensors = {row.tensor: names[row.tensor] for row in self._measured(values, names)}
+        measured = self._measured(values, names)
+        # Arrays of a sequence cannot be asked for by themselves.
+        tensors = {row.tensor: names[row.tensor] for row in measured if row.tensor in names}
         run = Run.quantized_model(quantized, list(tensors.values()))
         found = [
             _ratios([(want[a], got[b]) for a, b in tensors.items()])

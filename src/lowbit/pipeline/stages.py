@@ -17,6 +17,8 @@ from lowbit.calibrate.observers import observer_of
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
+from lowbit.data.shards import Selection
+from lowbit.data.split import Split
 from lowbit.emit.emission import EmitOptions
 from lowbit.emit.emit import emit as emit_model
 from lowbit.evaluate.runner import Run, run_model
@@ -123,11 +125,16 @@ def _context(state: Loaded) -> Context:
         return make_plan(model.clone(), config, state.target, state.operators)
 
     return Context(
-        data=None if samples is None else samples.calibration(),
+        data=None if samples is None else _seen(samples, config),
         float_nodes=lambda model: {row.node for row in planned(model).float_nodes},
         own_inputs=lambda model: _own_inputs(model, planned(model)),
         levels=_levels(config),
     )
+
+
+def _seen(samples: Split, config: QuantConfig) -> Selection:
+    """Return the samples that shape transforms: none of those that decide whether they are kept."""
+    return samples.fitting() if config.keep_only_if_better else samples.calibration()
 
 
 def _own_inputs(model: ir.Model, plan: Plan) -> dict[str, bool]:

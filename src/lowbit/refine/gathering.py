@@ -54,7 +54,9 @@ class Gathered:
         if _in_rows(layer):
             columns = values.T
         else:
-            columns = values[at // math.prod(shape[2:]), :, np.arange(len(at))].T
+            by_sample = values.reshape(*shape[:2], len(at))
+            columns = by_sample[at // math.prod(shape[2:]), :, np.arange(len(at))].T
+            total = total.reshape(shape[:2]).sum(axis=0)
         # Copied: an array of onnxruntime's keeps all memory of its session.
         return LayerTarget(
             np.array(columns, order="C").reshape(layer.groups, layer.outputs, len(at)),
@@ -73,7 +75,7 @@ def with_gathering(
     """
     model = model.clone()
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
-    told = {name for value in model.graph.inputs for name in _names(value)}
+    told = {name for value in model.graph.inputs for name in _names(value) if name}
     found = {}
     for layer in layers:
         sizes = _sizes(values[layer.output], layer.geometry, told)
@@ -128,13 +130,13 @@ def _gather(
     rows = _in_rows(layer)
     at = ir.Value(name=found.at, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([None]))
     graph.inputs.append(at)
-    # Batch, channels, positions: a zero leaves a size as it is.
-    size = np.array([-1, layer.channels] if rows else [0, layer.channels, -1], np.int64)
-    axes = np.array([0] if rows else [0, 2], np.int64)
-    shaped = _constant(graph, f"{name}/lowbit/size", size)
-    summed = _constant(graph, f"{name}/lowbit/axes", axes)
-    flat = _append(graph, "Reshape", [value, shaped], f"{name}/lowbit/flat")
-    _append(graph, "Gather", [flat, at], found.values, {"axis": 0 if rows else 2})
+    # A matrix, of which positions are rows, or columns for each channel of each sample. Flatten, since
+    # Reshape cannot find out a size where another is zero.
+    axis = 0 if rows else 1
+    flat_from = {"axis": len(sizes) - 1 if rows else 2}
+    flat = _append(graph, "Flatten", [value], f"{name}/lowbit/flat", flat_from)
+    summed = _constant(graph, f"{name}/lowbit/axes", np.array([axis], np.int64))
+    _append(graph, "Gather", [flat, at], found.values, {"axis": axis})
     _append(graph, "ReduceSum", [flat, summed], found.total, {"keepdims": 0})
     return found
 

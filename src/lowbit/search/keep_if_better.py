@@ -47,9 +47,6 @@ _OPTIONS = (
     _Option("SmoothQuant", "smooth_quant", skipped=None),
 )
 
-_LARGEST_CHANGE = 0.1
-"""The share of the noise that a transform of the float model may cause by not being exact."""
-
 
 def has_optional_steps(config: QuantConfig) -> bool:
     """Whether a configuration has steps that are kept only if they help."""
@@ -95,9 +92,7 @@ def keep_what_helps(
         candidate = _with_step(pipeline, best, option.field, wanted, plan)
         with clock.stage("validate"):
             after = expected_sqnr(validation, candidate)
-            step = _step(option.name, before, after)
-            if step.kept and isinstance(wanted, FloatTransform):
-                step = _if_function_stays(step, validation.sqnr(candidate.float_model), after)
+        step = _step(option.name, before, after)
         steps.append(step)
         if step.kept:
             best, before = candidate, after
@@ -132,22 +127,6 @@ def _step(name: str, before: DoubleArray, after: DoubleArray) -> Step:
         kept=gain.is_better,
         note=gain.describe(),
     )
-
-
-def _if_function_stays(step: Step, float_sqnr: DoubleArray, expected: DoubleArray) -> Step:
-    """Return the step, dropped if it changes the float model on held-out samples.
-
-    A Clip cuts off what no calibration sample reached, and no refinement brings it back. Means, not
-    decibels: few samples may be changed, and these by much.
-    """
-    changed, noise = (float(np.mean(10 ** (-sqnr / 10))) for sqnr in (float_sqnr, expected))
-    if not len(float_sqnr) or changed <= _LARGEST_CHANGE * noise:
-        return step
-    note = (
-        f"{step.note}, but it changes the float model: {changed / noise:.0%} of the noise on held-out "
-        "samples, whose values exceed those of the calibration samples"
-    )
-    return msgspec.structs.replace(step, kept=False, note=note)
 
 
 def _relative_error(decibels: DoubleArray) -> float:

@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.quantization.auto_search.scoring import *
