@@ -86,14 +86,14 @@ def test_an_error_of_the_items_is_not_swallowed() -> None:
 
 
 def test_who_stops_early_does_not_wait_for_the_rest() -> None:
-    done = []
+    done, before = [], set(threading.enumerate())
     results = ordered_map(done.append, iter(range(1000)), 2)
 
     next(results)
     results.close()
 
     assert len(done) <= 3
-    assert not any(t.name.startswith("ThreadPoolExecutor") for t in threading.enumerate())
+    assert set(threading.enumerate()) <= before
 
 
 def test_without_a_number_there_is_a_thread_for_each_processor(monkeypatch) -> None:
@@ -153,9 +153,11 @@ def test_shared_arrays_reach_every_task() -> None:
 def test_a_worker_that_is_killed_costs_what_it_was_at(tmp_path) -> None:
     task = tasks.Recorded(tmp_path, {5: "kill"})
     assert list(distributed_map(task, range(12), name="test")) == [x * x for x in range(12)]
-    # loky ends its other workers as well, so what they were at is run again.
+    # loky ends its other workers as well, so what they were at is run again, and what they had done
+    # but not handed over yet.
     assert task.runs(5) == 2
-    assert sum(task.runs(item) for item in range(12)) <= 12 + 4
+    assert all(task.runs(item) <= 2 for item in range(12))
+    assert sum(task.runs(item) for item in range(12)) <= 12 + 8
 
 
 @pytest.mark.usefixtures("processes")

@@ -15,7 +15,7 @@ from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.api import compare as compare_models
-from lowbit.api import examine
+from lowbit.api import comparison_report, examine
 from lowbit.api.compare import _analyzed_on, _effort
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert, decode_json
@@ -177,7 +177,7 @@ def test_fused_kernels_that_differ_are_told(quantized, monkeypatch, gap, saturat
         return module.dataclasses.replace(found, fused=worse)
 
     monkeypatch.setattr(module, "compare_outputs", with_gap)
-    monkeypatch.setattr(module, "saturates_int8", lambda: saturates)
+    monkeypatch.setattr(comparison_report, "saturates_int8", lambda: saturates)
 
     report = compare_models(small_cnn(), quantized, small_feeds(2), budget="none")
 

@@ -12,8 +12,11 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
-from lowbit.search.promotion import Promoter
+from lowbit.search.promotion import USABLE, Promoter
 from lowbit.state import Quantized
+
+_ROUNDS = 2
+"""How often parts are promoted: once more if the first time was too little on verification samples."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,19 +42,32 @@ class Finisher:
         verdict = found[1].verdict
         if verdict is None or verdict.is_usable or not found[2].complete:
             return found
-        with self.pipeline.clock.charge("promote"):
-            result = Promoter(self.pipeline, state, found[0]).promote()
-        if not result.regions:
-            return found[0], found[1], found[2].with_note(result.describe())
-        again = self.finished(result.state)
-        better = again[1].verdict
-        if better is None or better.margin_db <= verdict.margin_db:
-            note = (
-                f"promotion was tried and brought nothing on verification samples: {result.where()}"
-            )
-            return found[0], found[1], found[2].with_note(note)
-        report = msgspec.structs.replace(again[1], promoted=result.regions)
-        return again[0], report, again[2].with_note(result.describe())
+        best, margin, note, required = found, verdict.margin_db, "", USABLE
+        for _ in range(_ROUNDS):
+            with self.pipeline.clock.charge("promote"):
+                promoter = Promoter(self.pipeline, state, found[0], required)
+                result = promoter.promote()
+            if not result.regions:
+                note = note or result.describe()
+                break
+            again = self.finished(result.state)
+            better = again[1].verdict
+            if better is None or better.margin_db <= margin:
+                note = note or (
+                    "promotion was tried and brought nothing on verification samples: "
+                    f"{result.where()}"
+                )
+            else:
+                report = msgspec.structs.replace(again[1], promoted=result.regions)
+                best, margin, note = (
+                    (again[0], report, again[2]),
+                    better.margin_db,
+                    result.describe(),
+                )
+            if better is None or better.is_usable:
+                break
+            required = required.raised(promoter.margin(again[0]) - better.margin_db)
+        return best[0], best[1], best[2].with_note(note)
 
     def refined(
         self, state: Quantized, *, keep: bool = True

@@ -72,6 +72,13 @@ class Requirement:
     least_db: float = _LEAST_DB
     why: str = "the model is not usable without it"
 
+    def raised(self, promised_db: float) -> Requirement:
+        """Return a higher one, after other samples gave so much less than those of the search."""
+        more = max(promised_db, self.wanted_db)
+        return dataclasses.replace(
+            self, wanted_db=self.wanted_db + more, least_db=self.least_db + more
+        )
+
 
 USABLE = Requirement()
 
