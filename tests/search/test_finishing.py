@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import types
+from typing import Any
+
+import msgspec
+import pytest
 from helpers.small_models import small_cnn, small_feeds
 from helpers.staged import quantized
 
 from lowbit.config.presets import find_preset
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
+from lowbit.pipeline.stages import Refinement
+from lowbit.report.values import PromotedRegion
+from lowbit.search import finishing
 from lowbit.search.finishing import Finisher
+from lowbit.search.promotion import Promoted, Requirement
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """As much of a report as finishing reads and writes."""
+
+    verdict: Any
+    promoted: tuple[PromotedRegion, ...] = ()
 
 
 def _finisher() -> Finisher:
@@ -22,3 +38,55 @@ def test_a_model_is_signed_and_checked() -> None:
     assert finished.emitted.model.metadata_props["lowbit.preset"] == "A8W8"
     # Without samples in the state nothing can be measured.
     assert (report.verdict is None) == (state.samples is None)
+
+
+class _Promotions:
+    """Stands in for the search: every round finds a region, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Requirement] = []
+
+    def __call__(self, *given: Any) -> _Promotions:
+        _, self._state, _, required = given
+        self.asked.append(required)
+        return self
+
+    def promote(self) -> Promoted:
+        region = PromotedRegion(
+            first="conv",
+            last="conv",
+            nodes=1,
+            format="float",
+            multiply_adds=0.1,
+            elements=0.1,
+            why="",
+        )
+        return Promoted(self._state, (region,), -10.0, 5.0, 1)
+
+    def margin(self, _: object) -> float:
+        return 5.0
+
+
+@pytest.mark.parametrize(("levels", "rounds"), [(("poor", "usable"), 1), (("poor", "poor"), 2)])
+def test_promotion_is_repeated_with_a_higher_aim_if_other_samples_are_worse(
+    monkeypatch, levels: tuple[str, ...], rounds: int
+) -> None:
+    promotions, shown = _Promotions(), iter([*levels, "poor"])
+    margins = iter([-9.0, -4.0, -2.0])
+    monkeypatch.setattr(finishing, "Promoter", promotions)
+
+    def finished(_, state):
+        verdict = types.SimpleNamespace(level=(level := next(shown)), margin_db=next(margins))
+        verdict.is_usable = level == "usable"
+        return state, _Report(verdict=verdict), Refinement()
+
+    monkeypatch.setattr(Finisher, "finished", finished)
+
+    _, report, _ = _finisher().promoted(object())
+
+    assert len(promotions.asked) == rounds
+    assert report.promoted
+    if rounds == 2:
+        # The search's samples promised 5 dB inside the usable, others showed 4 dB outside.
+        first, second = (required.wanted_db for required in promotions.asked)
+        assert second == first + 9.0
