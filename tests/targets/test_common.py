@@ -12,7 +12,7 @@ def test_every_operator_is_in_the_table() -> None:
     pairs = (PADDED_POOLS, WITH_ACTIVATION)
     named = {name for pair in pairs for name in (*pair.producers, *pair.consumers)}
 
-    assert named - set(OPERATORS) == {"Pad"} - set(OPERATORS)
+    assert named <= {*OPERATORS, "Pad"}
     assert set(COMPUTING) >= {*LINEAR, *POOLS}
     assert set(WITH_ACTIVATION.consumers) == set(FUSED_ACTIVATIONS)
 

@@ -1,6 +1,6 @@
-"""Runtimes of other vendors, from their published tables: none of them could be run here.
+"""Runtimes of other vendors, from what they publish: none of them could be run here.
 
-docs/targets.md has the source of each.
+docs/targets.md has the source of each, and which lists of operators are a choice rather than a table.
 """
 
 from __future__ import annotations
