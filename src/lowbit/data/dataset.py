@@ -91,9 +91,9 @@ class Shipped(IndexedSource):
 
 @dataclass(frozen=True, slots=True)
 class Renumbered(IndexedSource):
-    """Some feeds of a source that describes itself, numbered from 0."""
+    """Some feeds of a source that another process can have as it is, numbered from 0."""
 
-    source: IndexedSource
+    source: Source
     indices: tuple[int, ...]
 
     def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:

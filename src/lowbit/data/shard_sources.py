@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lowbit.data.dataset import IndexedSource, Source
+from lowbit.data.dataset import Renumbered, Source
 from lowbit.data.inputs import InputInfo, separated
 from lowbit.data.preprocessing import Preprocessing
 from lowbit.data.records import Record, RecordSource, read_records
@@ -110,7 +110,7 @@ class FactorySource(Source):
 
     def shard(self, indices: Sequence[int]) -> Source:
         """Return the function and the numbers: the samples are made where they are needed."""
-        return _MadePart(self, tuple(indices))
+        return Renumbered(self, tuple(indices))
 
     def count(self) -> int | None:
         """Return the number of samples, if what is made knows it."""
@@ -124,23 +124,3 @@ class FactorySource(Source):
     def describe(self) -> str:
         """Return which function makes them."""
         return f"samples made by {self._name}()"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _MadePart(IndexedSource):
-    """Some samples of a function, numbered from 0."""
-
-    source: FactorySource
-    indices: tuple[int, ...]
-
-    def read(self, indices: Sequence[int]) -> Iterator[tuple[str, object]]:
-        """Yield the samples of these numbers."""
-        return self.source.read([self.indices[index] for index in indices])
-
-    def count(self) -> int:
-        """Return the number of samples."""
-        return len(self.indices)
-
-    def describe(self) -> str:
-        """Return how many samples of what."""
-        return f"{len(self.indices)} {self.source.describe()}"

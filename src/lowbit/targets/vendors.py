@@ -42,35 +42,36 @@ QNN = Target(
     fuse=(WITH_ACTIVATION, PADDED_POOLS),
 )
 
-TENSORRT = Target(
-    name="tensorrt",
-    description="NVIDIA TensorRT, explicit quantization: symmetric int8, biases in float (A8W8)",
-    operators=_known(
-        f"{' '.join(LINEAR)} {' '.join(POOLS)} {' '.join(DATA_MOVEMENT)} Add Mul Concat Relu Clip "
-        "LeakyRelu Sigmoid"
-    ),
-    activation_formats=_INT8,
-    weight_formats=_INT8,
-    symmetric=True,
-    integer_bias=False,
-    shares=DATA_MOVEMENT,
-    float_outputs=(*LINEAR, *POOLS, "Add"),
-    fuse=(WITH_ACTIVATION, PADDED_POOLS),
+
+def _float_biases(name: str, description: str, more: str) -> Target:
+    """Return a target of symmetric int8 whose layers add their biases, and may end, in float.
+
+    ``more`` are the operators beside layers, pools and data movement.
+    """
+    return Target(
+        name=name,
+        description=description,
+        operators=_known(f"{' '.join((*LINEAR, *POOLS, *DATA_MOVEMENT))} {more}"),
+        activation_formats=_INT8,
+        weight_formats=_INT8,
+        symmetric=True,
+        integer_bias=False,
+        shares=DATA_MOVEMENT,
+        float_outputs=(*LINEAR, *POOLS, "Add"),
+        fuse=(WITH_ACTIVATION, PADDED_POOLS),
+    )
+
+
+TENSORRT = _float_biases(
+    "tensorrt",
+    "NVIDIA TensorRT, explicit quantization: symmetric int8, biases in float (A8W8)",
+    "Add Mul Concat Relu Clip LeakyRelu Sigmoid",
 )
 
-COREML = Target(
-    name="coreml",
-    description="Apple Core ML programs, 8-bit weights and activations, iOS 17 (A8W8)",
-    operators=_known(
-        f"{' '.join(LINEAR)} {' '.join(POOLS)} {' '.join(DATA_MOVEMENT)} Add Concat Relu Clip LeakyRelu"
-    ),
-    activation_formats=_INT8,
-    weight_formats=_INT8,
-    symmetric=True,
-    integer_bias=False,
-    shares=DATA_MOVEMENT,
-    float_outputs=(*LINEAR, *POOLS, "Add"),
-    fuse=(WITH_ACTIVATION, PADDED_POOLS),
+COREML = _float_biases(
+    "coreml",
+    "Apple Core ML programs, 8-bit weights and activations, iOS 17 (A8W8)",
+    "Add Concat Relu Clip LeakyRelu",
 )
 
 VITIS_AI = Target(
