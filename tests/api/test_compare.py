@@ -9,6 +9,7 @@ import math
 import msgspec
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from helpers.small_models import small_cnn, small_feeds
@@ -54,6 +55,29 @@ def test_figures_are_those_that_onnxruntime_gives(quantized) -> None:
     assert (report.preset, report.target) == ("A8W8", "ryzen-ai")
     assert report.data == "5 feeds from a list"
     assert report.size_before > report.size_after > 0
+
+
+@pytest.mark.parametrize("ending", ["Relu", "Softmax", "Sigmoid"])
+def test_the_verdict_is_that_of_the_run_that_made_the_model(ending) -> None:
+    model = io.load(small_cnn())
+    last = model.graph.outputs[0].producer()
+    assert last is not None
+    made = ir.node(ending, [last.outputs[0]], name="ending")
+    made.outputs[0].name = "ended"
+    made.outputs[0].type, made.outputs[0].shape = last.outputs[0].type, last.outputs[0].shape
+    model.graph.append(made)
+    model.graph.outputs[0] = made.outputs[0]
+    feeds = small_feeds(12)
+    run = lowbit.quantize(model, data=feeds, limit=8, preset="A8W8", promote=False)
+    assert run.samples is not None
+    held_out = list(run.samples.verification())
+
+    found = compare_models(model, run.quantized, held_out, budget="none").verdict
+
+    want = run.report.verdict
+    assert want is not None
+    assert found == msgspec.structs.replace(want, held_out=None)
+    assert f"on {len(held_out)} samples" in found.describe()
 
 
 def test_a_limit_takes_some_of_the_samples_spread_over_all(quantized) -> None:

@@ -37,9 +37,11 @@ from lowbit.evaluate.compare_models import (
     spread,
 )
 from lowbit.evaluate.latency import Latency, measure_latency
-from lowbit.evaluate.runner import Outputs
+from lowbit.evaluate.output_kinds import measured_tensors
+from lowbit.evaluate.runner import Outputs, output_names
 from lowbit.graph import io
 from lowbit.graph.openvino import Runtime, check_runtime
+from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.session import model_inputs
 from lowbit.normalize.inputs import settle_like
 from lowbit.normalize.normalize import normalize
@@ -172,7 +174,23 @@ def _compare_outputs(
         listener=listener,
         runtime=runtime,
         show=0 if budget == "none" else _SHOWN,
+        measured=_measured(float_model, other),
+        fused_decides=runtime != "onnxruntime" or _saturates(other),
     )
+
+
+def _measured(float_model: ir.Model, other: ir.Model) -> dict[str, str]:
+    """Return what the quantized model calls the tensors that outputs are measured at."""
+    outputs, have = output_names(float_model), _names(other)
+    quantizers = (q for q in find_quantizers(other) if q.kind == "activation")
+    read = {q.tensor: q.results[0] for q in quantizers if q.results}
+    pairs = {name: read.get(name, name) for name in measured_tensors(float_model)}
+    return {a: b for a, b in pairs.items() if a not in outputs and b in have}
+
+
+def _saturates(model: ir.Model) -> bool:
+    """Whether the int8 kernels of this processor may make a model of its target worse."""
+    return _target(model).saturation is not None and saturates_int8()
 
 
 def _analyze(

@@ -42,6 +42,7 @@ def comparison_report(
         verification_samples=found.count,
         held_out=True,
         outputs=scores(found.outputs),
+        verdict=found.verdict,
         slices=scores(found.sliced),
         fused=scores(found.fused),
         runtime=runtime,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +26,7 @@ from lowbit.evaluate.same_outputs import (
     is_number,
     outputs_sized_by_data,
 )
+from lowbit.evaluate.verdict import OutputEvaluation, Verdict
 from lowbit.graph.openvino import Runtime
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
@@ -125,6 +126,7 @@ class Comparison:
         samples: Some samples with the float outputs.
         shown: The first samples with what both models give.
         count: How many samples there were.
+        verdict: How good the quantized model is, if that was asked for and can be said.
     """
 
     outputs: Mapping[str, SignalNoise]
@@ -135,6 +137,7 @@ class Comparison:
     samples: tuple[ReferenceSample, ...]
     count: int
     shown: tuple[ComparedSample, ...] = ()
+    verdict: Verdict | None = None
 
 
 def compare_outputs(
@@ -148,24 +151,33 @@ def compare_outputs(
     listener: Listener,
     runtime: Runtime = "onnxruntime",
     show: int = 0,
+    measured: Mapping[str, str] | None = None,
+    fused_decides: bool = False,
 ) -> Comparison:
     """Run every sample through both models.
 
     ``fused`` are the numbers of the samples to run through the fused kernels as well, ``keep`` of
     those to return; ``show`` is how many to return with what both models give. ``runtime``: whose kernels
-    these are.
+    these are. With ``measured``, the tensors that a verdict needs and what the quantized model calls
+    them, there is one; ``fused_decides``: that of the fused kernels, if it is worse.
     """
-    exact = Run.quantized_model(quantized, names)
-    runs = [Run.float_model(reference, names), exact]
+    pairs = {**{name: name for name in names}, **(measured or {})}
+    exact = Run.quantized_model(quantized, list(dict.fromkeys(pairs.values())))
+    runs = [Run.float_model(reference, list(pairs)), exact]
     if fused:
         name = "the quantized model, fused"
         runs.append(
             dataclasses.replace(exact, optimize="all", samples=fused, name=name, runtime=runtime)
         )
+    inner = (pairs.keys() | pairs.values()) - set(names)
     sums = _Sums(frozenset(names), outputs_sized_by_data(reference))
-    for feed, (want, got, *quick) in run_models(runs, feeds):
-        if want is None or got is None:
+    evaluation = OutputEvaluation(reference, pairs)
+    for feed, (whole, *others) in run_models(runs, feeds):
+        want, got, *quick = (_without(found, inner) for found in (whole, *others))
+        if whole is None or want is None or got is None:
             continue
+        if measured is not None:
+            evaluation.add(feed, whole, others if fused_decides else others[:1])
         last = quick[0] if quick else None
         sums.add(want, got, last)
         if sums.count - 1 in keep:
@@ -173,7 +185,11 @@ def compare_outputs(
         if sums.count <= show:
             sums.shown.append(ComparedSample(feed, want, got))
         listener(want, got, last)
-    return sums.result()
+    return dataclasses.replace(sums.result(), verdict=evaluation.verdict(held_out=None))
+
+
+def _without(found: Outputs | None, names: Set[str]) -> Outputs | None:
+    return None if found is None else {n: array for n, array in found.items() if n not in names}
 
 
 class _Sums:

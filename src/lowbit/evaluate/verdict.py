@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,13 +148,14 @@ def _short(value: float, unit: str) -> str:
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """How good a quantized model is; its worst output decides.
 
+    ``held_out``: whether the samples were held out of calibration; ``None`` if that is not known.
     ``fused``: it is that of a default onnxruntime session here, whose kernels make the model worse.
     """
 
     level: Level
     outputs: tuple[OutputVerdict, ...]
     samples: int
-    held_out: bool = True
+    held_out: bool | None = True
     fused: bool = False
 
     @property
@@ -175,7 +175,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Return it in words, with the number it rests on."""
-        where = "held-out samples" if self.held_out else "calibration samples"
+        where = "samples"
+        if self.held_out is not None:
+            where = "held-out samples" if self.held_out else "calibration samples"
         how = " through this processor's fused kernels" if self.fused else ""
         return f"{self.worst.describe()}, on {self.samples} {where}{how}"
 
@@ -254,7 +256,7 @@ class OutputErrors:
                 return interval_of_share(self._values[index], tail)
         return None
 
-    def verdict(self, *, held_out: bool) -> Verdict | None:
+    def verdict(self, *, held_out: bool | None) -> Verdict | None:
         """Return the verdict; ``None`` if no output can be measured."""
         rows = [self._row(i) for i, values in enumerate(self._values) if values]
         if not rows:
@@ -337,22 +339,50 @@ def evaluate_outputs(
     runs = [Run.float_model(reference, wanted), exact]
     if fused:
         runs.append(dataclasses.replace(exact, optimize="all", name="the quantized model, fused"))
-    found = (
-        (feed, want, others)
-        for feed, (want, *others) in run_models(runs, feeds)
-        if want is not None
-    )
-    first = list(itertools.islice(found, _FIRST))
-    if not first:
-        return None
-    measured = find_measured(reference, strongest(want for _, want, _ in first), names)
-    errors = [OutputErrors(measured, names) for _ in runs[1:]]
-    for feed, want, others in itertools.chain(first, found):
-        for own, got in zip(errors, others, strict=True):
+    evaluation = OutputEvaluation(reference, names)
+    for feed, (want, *others) in run_models(runs, feeds):
+        if want is not None:
+            evaluation.add(feed, want, others)
+    return evaluation.verdict(held_out=held_out)
+
+
+class OutputEvaluation:
+    """Takes in what models give, sample by sample; the first few tell what the outputs are."""
+
+    def __init__(self, reference: ir.Model, names: Mapping[str, str]) -> None:
+        """Begin; ``names`` are what the quantized model calls tensors."""
+        self._reference, self._names = reference, names
+        self._first: list[tuple[Feed, Outputs, Sequence[Outputs | None]]] = []
+        self._errors: list[OutputErrors] = []
+
+    def add(self, feed: Feed, want: Outputs, others: Sequence[Outputs | None]) -> None:
+        """Add a sample: the float model's outputs, then the exact and the fused quantized model's."""
+        if self._errors:
+            self._take(feed, want, others)
+            return
+        self._first.append((feed, want, others))
+        if len(self._first) == _FIRST:
+            self._begin()
+
+    def verdict(self, *, held_out: bool | None) -> Verdict | None:
+        """Return the worse of the verdicts; ``None`` if no output can be measured."""
+        if self._first:
+            self._begin()
+        found = [errors.verdict(held_out=held_out) for errors in self._errors]
+        return _worse(*found) if found else None
+
+    def _begin(self) -> None:
+        samples, self._first = self._first, []
+        seen = strongest(want for _, want, _ in samples)
+        measured = find_measured(self._reference, seen, self._names)
+        self._errors = [OutputErrors(measured, self._names) for _ in samples[0][2]]
+        for sample in samples:
+            self._take(*sample)
+
+    def _take(self, feed: Feed, want: Outputs, others: Sequence[Outputs | None]) -> None:
+        for own, got in zip(self._errors, others, strict=True):
             if got is not None:
                 own.add(want, got, feed)
-    verdict, *more = (own.verdict(held_out=held_out) for own in errors)
-    return _worse(verdict, *more)
 
 
 def _worse(exact: Verdict | None, fused: Verdict | None = None) -> Verdict | None:

@@ -177,8 +177,8 @@ def show_verdict(console: Console, report: Report) -> None:
     if len(verdict.outputs) > 1:
         table = make_table("verdict by output", "output", "figure", "level")
         for row in verdict.outputs:
-            level = Text(row.level, style=LEVEL_COLOURS[row.level])
-            table.add_row(Name(row.output), row.describe().removeprefix(f"{row.output}: "), level)
+            words = row.describe().removeprefix(f"{row.output}: ")
+            table.add_row(Name(row.output), words, _level(row.level))
         show(console, table)
     console.print(describe_verdict(verdict))
 
@@ -187,6 +187,10 @@ def describe_verdict(verdict: Verdict) -> Text:
     """Return the level in its colour, and the number it rests on."""
     colour = LEVEL_COLOURS[verdict.level]
     return Text.assemble(("verdict: ", "bold"), (verdict.level, colour), f" ({verdict.describe()})")
+
+
+def _level(level: str) -> Text:
+    return Text(level, style=LEVEL_COLOURS.get(level, ""))
 
 
 LEVEL_COLOURS = {
@@ -239,6 +243,7 @@ def show_comparison(console: Console, report: Report) -> None:
     facts.add_row("data", report.data)
     facts.add_row("constants", _sizes(report))
     facts.add_row("time", _times(report.seconds))
+    show_verdict(console, report)
     show(console, facts)
     show(console, _accuracy(report))
     if report.accuracy:
@@ -256,11 +261,12 @@ def show_models(console: Console, reports: Mapping[str, Report]) -> None:
     """Print how close several models are to one float model, a row each."""
     first = next(iter(reports.values()))
     title = f"compared on {counted(first.verification_samples, 'sample')}"
-    table = make_table(title, "model", "preset", "accuracy", "constants", "SQNR dB", figures=2)
+    table = make_table(title, "model", "preset", "verdict", "accuracy", "constants", "SQNR dB", figures=2)
     for name, report in reports.items():
         accuracy = ", ".join(f"{r.name} {r.quantized_score:.2f}" for r in report.accuracy)
-        ratio = decibels(report.worst_slice_db)
-        table.add_row(Name(name), report.preset, accuracy, size(report.size_after), ratio)
+        level = "" if report.verdict is None else report.verdict.level
+        figures = (size(report.size_after), decibels(report.worst_slice_db))
+        table.add_row(Name(name), report.preset, _level(level), accuracy, *figures)
     show(console, table)
     console.print("--report page.html shows them side by side, tensor by tensor.")
 
