@@ -57,6 +57,25 @@ def test_a_second_sweep_does_only_what_is_new(models, tmp_path, monkeypatch) -> 
     assert again[0] == first[0]
 
 
+def test_a_model_is_normalized_once_for_its_presets_and_comes_out_the_same(
+    models, tmp_path, monkeypatch
+) -> None:
+    normalized = []
+    real = module.stages.normalized_model
+    monkeypatch.setattr(
+        module.stages, "normalized_model", lambda state: normalized.append(1) or real(state)
+    )
+    presets, out = ["A8W8", "XINT8", "A16W8"], str(tmp_path / "out")
+
+    sweep(models, presets=presets, data=small_feeds(8), out=out, timed=False)
+
+    assert len(normalized) == len(models)
+    for preset in presets:
+        alone = lowbit.quantize(models[1], data=small_feeds(8), preset=preset)
+        written = onnx.load(tmp_path / "out" / f"b.{preset}.onnx")
+        assert written.SerializeToString() == alone.model.SerializeToString()
+
+
 def test_what_a_preset_refuses_is_told_and_the_others_go_on(models, tmp_path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no model")

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -154,6 +154,7 @@ def quantize(
     budget: str | float | None = None,
     labels: str | Sequence[Label] | None = None,
     strategies: Sequence[str] = (),
+    normalize: Callable[[Loaded], Normalized] = stages.normalize,
     progress: Progress = ignore_progress,
 ) -> Result:
     """Quantize a float model and verify the result.
@@ -195,6 +196,7 @@ def quantize(
         budget: How long to search at most: seconds, or ``"20m"``; no limit if not given.
         labels: A label for each sample, or where they are (``lowbit.evaluate.accuracy``), for the goal.
         strategies: What to try for the goal (``lowbit.search.goal_strategies``); everything if empty.
+        normalize: The stage that normalizes: one that remembers serves several runs on one model.
         progress: Called with stage, done and total.
     """
     config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
@@ -215,7 +217,7 @@ def quantize(
             state = extended(state, Loaded, config=as_collected(config, stats))
     with malformed_refused(state.loaded):
         with clock.stage("normalize"):
-            normalized = stages.normalize(state)
+            normalized = normalize(state)
         pipeline = Pipeline(
             clock,
             keep_histograms=keep_histograms or request is not None,

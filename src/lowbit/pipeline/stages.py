@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import msgspec
 import numpy as np
@@ -71,19 +71,36 @@ def _check_float_model(state: Loaded) -> None:
         list(run_model(run, [sample]))
 
 
-def normalize(state: Loaded) -> Normalized:
-    """Bring the model into the one form that all other stages accept, and rotate it if asked to."""
-    _check_float_model(state)
-    config, samples = state.config, state.samples
-    opset = 0 if config.weight is None else config.weight.lowest_opset
-    model = require_opset(state.loaded, opset)
-    model = normalize_model(model, samples.first() if samples is not None else None)
+def normalize(state: Loaded, known: ir.Model | None = None) -> Normalized:
+    """Bring the model into the one form that all other stages accept, and rotate it if asked to.
+
+    ``known`` is the model as it was normalized before, for another configuration.
+    """
+    config = state.config
+    model = normalized_model(state) if known is None else known
     _refuse_not_finite(model, state)
     notes: tuple[str, ...] = ()
     if config.rotation is not None:
         rotated = implementation_of(config.rotation).apply(model, config.rotation, _context(state))
         model, notes = rotated.model, rotated.notes
     return extended(state, Normalized, normalized=model, rotation_notes=notes)
+
+
+def normalized_model(state: Loaded) -> ir.Model:
+    """Return the model in its one form, checked to run."""
+    _check_float_model(state)
+    model = require_opset(state.loaded, _lowest_opset(state.config))
+    return normalize_model(model, None if state.samples is None else state.samples.first())
+
+
+def normalization_key(config: QuantConfig) -> Hashable:
+    """Return what of a configuration the normalized model depends on."""
+    inputs = (sorted(config.fix_inputs.items()), sorted(config.input_shapes.items()))
+    return _lowest_opset(config), repr(inputs)
+
+
+def _lowest_opset(config: QuantConfig) -> int:
+    return 0 if config.weight is None else config.weight.lowest_opset
 
 
 def _refuse_not_finite(model: ir.Model, state: Loaded) -> None:
