@@ -329,7 +329,33 @@ def _ray(stack: contextlib.ExitStack, _: str, address: str, workers: int | None)
                 "as host:6379, or ray=local"
             ) from error
         stack.callback(ray.shutdown)
-    return {"backend": "ray", "n_jobs": workers or -1}
+    return {"backend": _kept_ray_workers(stack), "n_jobs": workers or -1}
+
+
+def _kept_ray_workers(stack: contextlib.ExitStack) -> Any:
+    """Return Ray's backend of joblib with workers that are started once, not anew for each map."""
+    from ray.util.joblib.ray_backend import RayBackend
+
+    class KeptWorkers(RayBackend):  # type: ignore[misc]  # Ray has no types
+        def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
+            if self._pool is None:
+                return int(super().configure(n_jobs, parallel, **options))
+            self.parallel = parallel
+            return int(self.effective_n_jobs(n_jobs))
+
+        def terminate(self) -> None:
+            self.reset_batch_stats()
+
+        def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001, FBT002
+            self.end()
+            super().abort_everything(ensure_ready)
+
+        def end(self) -> None:
+            super().terminate()
+
+    backend = KeptWorkers()
+    stack.callback(backend.end)
+    return backend
 
 
 _ENGINES: Mapping[str, _Start] = {"dask": _dask, "ray": _ray}

@@ -98,43 +98,43 @@ def _end_processes():
 
 @pytest.fixture(scope="module")
 def dask_workers():
-    """Two processes of Dask; a busy machine may take its time to start them."""
-    patient = {f"distributed.comm.timeouts.{what}": "300s" for what in ("connect", "tcp")}
-    with (
-        dask.config.set(patient),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        yield cluster, client
+    """Seven processes of Dask, which have imported all they need before they are forked."""
+    settings = {f"distributed.comm.timeouts.{what}": "300s" for what in ("connect", "tcp")}
+    settings["distributed.worker.multiprocessing-method"] = "forkserver"
+    with dask.config.set(settings):
+        needed = ["distributed.nanny", "distributed.worker", "joblib", sharded.__name__]
+        distributed.utils.get_mp_context().set_forkserver_preload(needed)
+        with (
+            distributed.LocalCluster(
+                n_workers=7, threads_per_worker=1, dashboard_address=None
+            ) as cluster,
+            distributed.Client(cluster) as client,
+        ):
+            yield cluster, client
+
+
+@pytest.fixture(scope="module")
+def once() -> dict[str, object]:
+    """Options of one calibration, and nothing that is shared out beside it."""
+    config = msgspec.structs.replace(find_preset("XINT8"), keep_only_if_better=False)
+    config = msgspec.structs.replace(config, equalization=None, refinement=None)
+    return {"preset": None, "config": config, "promote": False}
 
 
 @pytest.mark.slow
-def test_dask_gives_the_same_bits(folder, alone, monkeypatch, dask_workers) -> None:
+def test_dask_gives_the_same_bits(folder, alone, once, monkeypatch, dask_workers) -> None:
     cluster, client = dask_workers
-    for workers, size in ((2, 5), (3, 1)):
+    want = _quantized(folder, **once)
+    for workers in (7, 3, 1, 2):
+        client.retire_workers(list(client.scheduler_info(n_workers=-1)["workers"])[workers:])
         cluster.scale(workers)
         client.wait_for_workers(workers)
-        monkeypatch.setattr(sharded, "SHARD_SIZE", size)
         with joblib.parallel_config(backend="dask", client=client):
-            assert _quantized(folder) == alone, (workers, size)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "size"), [(1, 64), (7, 5)])
-def test_dask_workers_that_are_threads_give_the_same_bits(
-    folder, alone, monkeypatch, workers, size
-) -> None:
-    monkeypatch.setattr(sharded, "SHARD_SIZE", size)
-    with (
-        distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-        joblib.parallel_config(backend="dask", client=client),
-    ):
-        assert parallel.worker_count() == workers
+            assert parallel.worker_count() == workers
+            for size in (1, 5, 64):
+                monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+                assert _quantized(folder, **once) == want, (workers, size)
+    with joblib.parallel_config(backend="dask", client=client):
         assert _quantized(folder) == alone
 
 
@@ -165,19 +165,18 @@ def test_with_a_state_a_killed_dask_worker_costs_one_shard(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray warns of its own future
-def test_ray_gives_the_same_bits(folder, monkeypatch) -> None:
+def test_ray_gives_the_same_bits(folder, once, monkeypatch) -> None:
     import ray
 
-    # One calibration: Ray's joblib backend starts its workers anew for each.
-    config = msgspec.structs.replace(find_preset("XINT8"), keep_only_if_better=False)
-    once = {"preset": None, "config": msgspec.structs.replace(config, equalization=None)}
     want = _quantized(folder, **once)
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=7, include_dashboard=False, log_to_driver=False)
     try:
-        for workers, size in ((2, 5), (3, 1)):
-            monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+        for workers in (1, 2, 3, 7):
             with parallel.engine("ray=local", workers):
-                assert _quantized(folder, **once) == want, (workers, size)
+                assert parallel.worker_count() == workers
+                for size in (1, 5, 64):
+                    monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+                    assert _quantized(folder, **once) == want, (workers, size)
     finally:
         ray.shutdown()
 

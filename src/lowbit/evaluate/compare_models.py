@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import onnx_ir as ir
@@ -188,7 +189,7 @@ def compare_outputs(
     return dataclasses.replace(sums.result(), verdict=evaluation.verdict(held_out=None))
 
 
-def _without(found: Outputs | None, names: Set[str]) -> Outputs | None:
+def _without(found: Outputs | None, names: AbstractSet[str]) -> Outputs | None:
     return None if found is None else {n: array for n, array in found.items() if n not in names}
 
 
