@@ -96,6 +96,15 @@ def test_what_is_not_asked_for_is_not_checked() -> None:
     check_refinement(QuantConfig(activation=None, weight=None))
 
 
+def test_gptq_in_parallel_solves_each_layer_as_if_no_other_were(state: Quantized) -> None:
+    in_turn = refine(state, Gptq(), lambda: smooth(6))
+    in_parallel = refine(state, Gptq(parallel=True), lambda: smooth(6))
+
+    # The first has the same inputs; those of the last show what became of the others.
+    np.testing.assert_array_equal(in_parallel.weights["w0"], in_turn.weights["w0"])
+    assert np.any(in_parallel.weights["w2"] != in_turn.weights["w2"])
+
+
 def test_results_are_by_tensor_and_by_node(state: Quantized) -> None:
     found = refine(state, LayerReconstruction(), lambda: smooth(6))
 

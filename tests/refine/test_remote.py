@@ -16,7 +16,7 @@ from joblib.externals.loky import get_reusable_executor
 import lowbit
 from lowbit import parallel
 from lowbit.config.presets import find_preset
-from lowbit.config.refinement import AdaQuant, AdaRound
+from lowbit.config.refinement import AdaQuant, AdaRound, Gptq
 from lowbit.refine.finetune import ADAROUND
 from lowbit.refine.layers import find_layers
 from lowbit.refine.remote import LayerSolver, LayerWork
@@ -25,12 +25,21 @@ from lowbit.refine.samples import SampleInMemory
 _FEEDS = small_feeds(6, 8)
 
 
-@pytest.mark.parametrize("refinement", [AdaRound, AdaQuant])
-def test_a_model_refined_on_workers_has_the_same_bytes(refinement, monkeypatch) -> None:
+_TUNING = {"num_iterations": 20, "learning_rate": 0.01, "update_bias": True}
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        AdaRound(parallel=True, **_TUNING),
+        AdaQuant(parallel=True, **_TUNING),
+        Gptq(parallel=True),
+    ],
+)
+def test_a_model_refined_on_workers_has_the_same_bytes(tuning, monkeypatch) -> None:
     sent = []
     real = LayerSolver.results
     monkeypatch.setattr(LayerSolver, "results", lambda self, w: sent.extend(w) or real(self, w))
-    tuning = refinement(num_iterations=20, parallel=True, learning_rate=0.01, update_bias=True)
     config = msgspec.structs.replace(find_preset("XINT8"), refinement=tuning)
 
     def model() -> bytes:

@@ -100,6 +100,8 @@ class Gptq(
             there are few weights an output, more where there are thousands.
         held_out: The share of the samples that decides whether a layer's result is kept. With
             fewer than 32 samples none is held out, and those it was solved on decide.
+        parallel: Solve layers independently of each other, several at a time: each from the inputs that
+            it has while no other is refined.
         infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
     """
 
@@ -109,6 +111,7 @@ class Gptq(
     data_size: int | None = None
     positions: int = 128
     held_out: float = 0.125
+    parallel: bool = False
     infer_device: str = "cpu"
 
     def __post_init__(self) -> None:

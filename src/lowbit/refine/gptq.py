@@ -104,7 +104,10 @@ def _solver(state: Quantized, config: Gptq, stop: threading.Event) -> Solve:
 
 GPTQ = Algorithm(
     settings=lambda config: LoopSettings(
-        positions=config.positions, moments=True, held_out=config.held_out
+        positions=config.positions,
+        moments=True,
+        held_out=config.held_out,
+        independent=config.parallel,
     ),
     solver=_solver,
     collector=layer_moments,

@@ -7,6 +7,7 @@ the one and its outputs in the other, and all that comes after it sees the solve
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,10 +210,8 @@ class LayerLoop:
             yield from self._run_independently(rest, solve, listener)
             return
         for step, (index, layer) in enumerate(rest):
-            if self.collect is None:
-                solved = self._solved(solve, layer, self._take_samples(step, layer, constants))
-            else:
-                solved = self._solved_collected(solve, layer, self.collect(layer), step, constants)
+            with self._one_blas_thread():
+                solved = self._solved(solve, layer, self._seen(step, layer, constants))
             result = listener.solved(index, layer, solved)
             release_memory()
             constants |= replaced_constants(self.state, layer, result)
@@ -228,17 +227,18 @@ class LayerLoop:
         """Solve layers on workers, as many at once as there is memory for their samples."""
         for start in range(0, len(rest), at_once):
             wave = rest[start : start + at_once]
-            taken = [
-                self._take_samples(start + step, layer, {}) for step, (_, layer) in enumerate(wave)
-            ]
+            with self._one_blas_thread():
+                seen = [
+                    self._seen(start + step, layer, {}) for step, (_, layer) in enumerate(wave)
+                ]
             works = [
-                LayerWork.of(self.state, layer, samples)
-                for (_, layer), samples in zip(wave, taken, strict=True)
-                if samples
+                LayerWork.of(self.state, layer, shown)
+                for (_, layer), shown in zip(wave, seen, strict=True)
+                if shown
             ]
             results = remote.results(works)
-            for (index, layer), samples in zip(wave, taken, strict=True):
-                found = next(results) if samples else unrefined(self.state, layer, 0.0)
+            for (index, layer), shown in zip(wave, seen, strict=True):
+                found = next(results) if shown else unrefined(self.state, layer, 0.0)
                 yield listener.solved(index, layer, found)
             release_memory()
 
@@ -246,7 +246,10 @@ class LayerLoop:
         self, rest: Sequence[tuple[int, RefinedLayer]], solve: Solve, listener: Listener
     ) -> Iterator[LayerResult]:
         threads = cpu_count()
-        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        with (
+            self._one_blas_thread(),
+            concurrent.futures.ThreadPoolExecutor(threads) as pool,
+        ):
             pending: list[tuple[int, RefinedLayer, concurrent.futures.Future[LayerResult]]] = []
 
             def first() -> LayerResult:
@@ -254,12 +257,31 @@ class LayerLoop:
                 return listener.solved(index, layer, future.result())
 
             for step, (index, layer) in enumerate(rest):
-                samples = self._take_samples(step, layer, {})
-                pending.append((index, layer, pool.submit(self._solved, solve, layer, samples)))
+                seen = self._seen(step, layer, {})
+                pending.append((index, layer, pool.submit(self._solved, solve, layer, seen)))
                 if len(pending) > threads:
                     yield first()
             while pending:
                 yield first()
+
+    def _one_blas_thread(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which matrix products have one thread, where sums are collected.
+
+        Samples are shared out among threads, in whose way others would be; and sums that more threads
+        make may round otherwise.
+        """
+        if self.collect is None:
+            return contextlib.nullcontext()
+        limits: contextlib.AbstractContextManager[object] = threadpool_limits(1, user_api="blas")
+        return limits
+
+    def _seen(
+        self, step: int, layer: RefinedLayer, constants: Mapping[str, Array]
+    ) -> Sequence[LayerSample] | Collector:
+        """Return what is seen of a layer: its samples, or what took them in."""
+        if self.collect is None:
+            return self._take_samples(step, layer, constants)
+        return self._collected(self.collect(layer), step, layer, constants)
 
     def _take_samples(
         self, step: int, layer: RefinedLayer, constants: Mapping[str, Array]
@@ -288,36 +310,34 @@ class LayerLoop:
         x = self.quantized.run(index, feed)[layer.input.name]
         return take_sample(layer.geometry, layer.input.floats(x), target)
 
-    def _solved_collected(
+    def _collected(
         self,
-        solve: Solve,
-        layer: RefinedLayer,
         collector: Collector,
         step: int,
+        layer: RefinedLayer,
         constants: Mapping[str, Array],
-    ) -> LayerResult:
-        """Return a layer solved from what took in its samples, a few at a time."""
+    ) -> Collector:
+        """Let the samples of a layer be taken in, a few at a time."""
         self._begin(step, constants)
 
         def take(items: Sequence[tuple[int, Feed | None]]) -> list[tuple[int, LayerSample]]:
             return [(index, self._sample(step, layer, index, feed)) for index, feed in items]
 
-        # Samples are shared out among threads: threads of the matrix product would be in their way.
-        with threadpool_limits(1, user_api="blas"):
-            some = _grouped(self._indexed_feeds(step), _TOGETHER)
-            for samples in ordered_map(take, some, cpu_count()):
-                collector.add([(index, sample) for index, sample in samples if sample.count])
-            return solve(layer, collector)
+        some = _grouped(self._indexed_feeds(step), _TOGETHER)
+        for samples in ordered_map(take, some, cpu_count()):
+            collector.add([(index, sample) for index, sample in samples if sample.count])
+        return collector
 
     def _solved(
-        self, solve: Solve, layer: RefinedLayer, samples: Sequence[LayerSample]
+        self, solve: Solve, layer: RefinedLayer, seen: Sequence[LayerSample] | Collector
     ) -> LayerResult:
-        if not samples:
+        if not seen:
             return unrefined(self.state, layer, 0.0)
-        result = solve(layer, samples)
-        for sample in samples:
-            if isinstance(sample, SampleOnDisk):
-                sample.drop()
+        result = solve(layer, seen)
+        if isinstance(seen, list):
+            for sample in seen:
+                if isinstance(sample, SampleOnDisk):
+                    sample.drop()
         return result
 
     def _indexed_feeds(self, step: int) -> Iterator[tuple[int, Feed | None]]:

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+from threadpoolctl import threadpool_limits
 
 from lowbit.config.refinement import Refinement
 from lowbit.graph.session import Array
 from lowbit.parallel import distributed_map
-from lowbit.refine.algorithm import Algorithm
+from lowbit.refine.algorithm import Algorithm, Collector
 from lowbit.refine.layers import LayerResult, RefinedLayer
 from lowbit.refine.samples import LayerSample
 from lowbit.scales.parameters import constant_values
@@ -26,10 +27,10 @@ _NOT_READ = (*_MODELS, "samples", "operators", "plan", "stats", "emitted")
 
 @dataclasses.dataclass(frozen=True)
 class LayerWork:
-    """One layer, what samples show of it, and the constants that it has."""
+    """One layer, its samples or what took them in, and the constants that it has."""
 
     layer: RefinedLayer
-    samples: Sequence[LayerSample]
+    seen: Sequence[LayerSample] | Collector
     constants: Mapping[str, Array]
     state: Quantized
 
@@ -37,14 +38,16 @@ class LayerWork:
         return f"layer {self.layer.node}"
 
     @classmethod
-    def of(cls, state: Quantized, layer: RefinedLayer, samples: Sequence[LayerSample]) -> LayerWork:
+    def of(
+        cls, state: Quantized, layer: RefinedLayer, seen: Sequence[LayerSample] | Collector
+    ) -> LayerWork:
         """Take of a state what solving one layer reads."""
         names = [layer.weight.name, *([layer.bias.tensor] if layer.bias is not None else [])]
         constants = {name: constant_values(state.adapted, name) for name in names}
         stored = state.weights.tensors[layer.weight.name]()
         weights = Weights({layer.weight.name: functools.partial(_same, stored)}, {})
         fields = dict.fromkeys(_NOT_READ)
-        return cls(layer, samples, constants, extended(state, Quantized, weights=weights, **fields))
+        return cls(layer, seen, constants, extended(state, Quantized, weights=weights, **fields))
 
 
 def _same(stored: Array) -> Array:
@@ -62,7 +65,8 @@ class LayerSolver:
         """Return the solved layer, the same as in the process that it came from."""
         state = extended(work.state, Quantized, adapted=_model(work.constants))
         solve = self.algorithm.solver(state, self.config, threading.Event())
-        return solve(work.layer, work.samples)
+        with threadpool_limits(1, user_api="blas"):  # as many as in the process it came from
+            return solve(work.layer, work.seen)
 
     def results(self, works: Sequence[LayerWork]) -> Iterator[LayerResult]:
         """Yield the solved layers in order."""
