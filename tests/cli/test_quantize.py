@@ -567,3 +567,37 @@ def test_texts_are_data_and_the_group_size_an_option(tmp_path: Path) -> None:
     assert code == 0
     made = onnx.load(tmp_path / "w4.onnx")
     assert 16 in {a.i for n in made.graph.node for a in n.attribute if a.name == "block_size"}
+
+
+_PLAIN = (
+    "--preset",
+    "A8W8",
+    "--limit",
+    8,
+    "--no-promote",
+    "--no-reconstruction",
+    "--keep-all-steps",
+    "--quiet",
+)
+
+
+@pytest.mark.parametrize(
+    ("highest", "code", "said"),
+    [
+        (60.0, 0, ""),
+        (0.5, 0, "lowbit: warning: int8.onnx is poor ("),
+        (0.01, 4, "lowbit: error: the quantized model is ruined ("),
+    ],
+)
+def test_a_poor_model_is_warned_of_and_a_ruined_one_refused(
+    run, model, data, highest: float, code: int, said: str
+) -> None:
+    # As calibration on the wrong data would: nearly all of what a layer gives is clipped.
+    Path("c.json").write_text(json.dumps({"tensors": [{"tensor": "r2", "range": [0, highest]}]}))
+
+    ran = run("quantize", model, "int8.onnx", "--data", data, "--config", "c.json", *_PLAIN)
+
+    assert ran.code == code, ran.err
+    assert ran.err.startswith(said) if said else ran.err == ""
+    assert Path("int8.onnx").exists() == (code == 0)
+    assert ("Try --preset A16W8" in ran.err) == bool(said)

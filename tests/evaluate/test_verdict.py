@@ -162,3 +162,52 @@ def test_one_class_for_nearly_all_samples_is_noticed(others: int, expected: int 
 
     assert verdict is not None
     assert verdict.outputs[0].one_class == expected
+
+
+def _sparse(count: int, noise: float, loud: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return maps of scores with one strong one each, and the same with noise, much of it in the first."""
+    rng = np.random.default_rng(4)
+    want = [np.zeros((1, 4, 64), np.float32) for _ in range(count)]
+    for a in want:
+        a[0, 0, 3] = 1
+    strength = [loud] + [noise] * (count - 1)
+    got = [
+        a + rng.normal(size=a.shape).astype(np.float32) * s
+        for a, s in zip(want, strength, strict=True)
+    ]
+    return want, got
+
+
+def test_the_error_of_a_ratio_is_that_of_all_samples_together() -> None:
+    want, got = _sparse(12, 0.005, 0.08)
+
+    row = _verdict("scores", want, got).worst
+
+    signal = np.array([np.square(a, dtype=np.float64).sum() for a in want])
+    noise = np.array([np.square(a - b, dtype=np.float64).sum() for a, b in zip(want, got)])
+    rng = np.random.default_rng(0)
+    drawn = (rng.integers(12, size=12) for _ in range(4000))
+    bootstrap = np.std([10 * np.log10(signal[i].sum() / noise[i].sum()) for i in drawn])
+    assert row.value == pytest.approx(10 * np.log10(signal.sum() / noise.sum()), abs=1e-3)
+    # Nearly all noise is in one of twelve samples; that of their decibels would be 1.6.
+    assert row.standard_error > 0.7 * bootstrap > 3
+    assert row.margin_db - row.error_db == pytest.approx(row.value - row.standard_error - 15)
+
+
+@pytest.mark.parametrize(
+    ("noise", "loud", "level", "doubt"),
+    [
+        (0.002, 0.12, "poor", "whether it is good or ruined"),  # 5 dB, but 30 without one sample
+        (0.009, 0.025, "poor", "whether it is usable or poor"),
+        (0.018, 0.06, "poor", "whether it is poor or ruined"),
+        (0.2, 0.2, "ruined", ""),
+        (0.002, 0.002, "good", ""),
+    ],
+)
+def test_what_few_samples_leave_open_is_said(
+    noise: float, loud: float, level: str, doubt: str
+) -> None:
+    verdict = _verdict("scores", *_sparse(12, noise, loud))
+
+    assert verdict.level == level
+    assert (doubt in verdict.describe()) if doubt else not verdict.doubt

@@ -91,7 +91,9 @@ def test_notes_that_find_no_room_are_counted(console) -> None:
 @pytest.mark.parametrize("level", ["good", "ruined"])
 def test_a_verdict_comes_on_top(console, level) -> None:
     figures = {"value": 20.0, "standard_error": 0.5, "sqnr_db": 20.0, "margin_db": 5.0}
-    row = OutputVerdict(output="y", kind="values", figure="SQNR", unit="dB", level=level, **figures)
+    levels = dict.fromkeys(("level", "worst_level", "best_level"), level)
+    words = {"output": "y", "kind": "values", "figure": "SQNR", "unit": "dB"}
+    row = OutputVerdict(**words, **levels, **figures)
     verdict = Verdict(level=level, outputs=(row,), samples=4)
 
     text = shown(report(verdict=verdict), console(100))

@@ -15,12 +15,14 @@ from lowbit.api.quantize import checkpoint_of, source_files
 from lowbit.api.quantize import quantize as run
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing
+from lowbit.cli.process import say
 from lowbit.cli.saving import Write, writing
 from lowbit.config.config import QuantConfig
 from lowbit.errors import ConfigError, GoalMissedError, visible
 from lowbit.evaluate.accuracy import find_metric
 from lowbit.files import check_outputs
 from lowbit.parallel import engine
+from lowbit.pipeline.verify import next_step
 from lowbit.planning.plan import load_plan, save_plan
 from lowbit.report.html import write_report as write_report_page
 from lowbit.report.progress import TYPICAL, show_stages
@@ -79,7 +81,16 @@ def quantize(args: argparse.Namespace) -> None:
         show_result(stdout(), result.report, args.output)
     elif not args.quiet:
         show_summary(stdout(), result.report, args.output, _next_step(args))
+    _warn(result, args.output)
     refuse_missed(result.report, args.output)
+
+
+def _warn(result: Result, output: str) -> None:
+    """Say on stderr, whatever else is shown, that the model is not usable."""
+    verdict, samples = result.report.verdict, result.samples
+    if verdict is None or verdict.is_usable or samples is None or samples.data.is_random:
+        return
+    say(f"warning: {output} is {verdict.level} ({verdict.describe()}). {next_step(result.report)}")
 
 
 def _check_files(args: argparse.Namespace) -> None:

@@ -28,14 +28,17 @@ from lowbit.numerics.formats import DoubleArray
 from lowbit.numerics.intervals import (
     TAIL,
     Interval,
+    error_of_sqnr,
     interval_of_mean,
     interval_of_share,
     interval_of_sqnr,
+    normal_quantile,
 )
 from lowbit.numerics.metrics import SignalNoise, binary_divergence, divergence
 
 Level: TypeAlias = Literal["good", "usable", "poor", "ruined"]
 LEVELS: tuple[Level, ...] = ("good", "usable", "poor", "ruined")
+_USABLE = LEVELS[:2]
 
 # Positions of a map of classes that are looked at; more say nothing new.
 _POSITIONS = 4096
@@ -67,6 +70,25 @@ class Figure:
             if sign * value >= sign * limit:
                 return level
         return "ruined"
+
+    def range(self, value: float, error: float) -> tuple[Level, Level]:
+        """Return the levels at the worse and the better end of a value's 95 % interval."""
+        if not math.isfinite(error):
+            return self.level(value), self.level(value)
+        half = normal_quantile(TAIL) * error * (1 if self.higher_is_better else -1)
+        return self.level(value - half), self.level(value + half)
+
+    def sure_level(self, value: float, error: float) -> Level:
+        """Return the level of a value; only one that is so for certain is ruined."""
+        level = self.level(value)
+        return "poor" if level == "ruined" != self.range(value, error)[1] else level
+
+    def error_db(self, value: float, error: float) -> float:
+        """Return by how many decibels of noise a value that is worse by its error is further outside."""
+        if not math.isfinite(error):
+            return 0.0
+        worse = value - error if self.higher_is_better else value + error
+        return self.margin_db(value) - self.margin_db(worse)
 
     def margin_db(self, value: float) -> float:
         """Return by how many decibels of noise a value is inside what is usable."""
@@ -111,8 +133,10 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """How good one output is.
 
     ``value`` is its figure, ``agreement`` how often the best class is the float model's, and
-    ``margin_db`` how far the noise is below what is usable. ``perplexity`` is that of a language model,
-    ``one_class`` the class that the float model gives for nearly every sample, where it does.
+    ``margin_db`` how far the noise is below what is usable, known to ``error_db``. ``worst_level`` and
+    ``best_level`` are those at the ends of the figure's 95 % interval. ``perplexity`` is that of a
+    language model, ``one_class`` the class that the float model gives for nearly every sample, where it
+    does.
     """
 
     output: str
@@ -124,6 +148,9 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     sqnr_db: float
     margin_db: float
+    error_db: float = 0.0
+    worst_level: Level
+    best_level: Level
     agreement: float | None = None
     perplexity: Perplexity | None = None
     one_class: int | None = None
@@ -169,9 +196,26 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.worst.margin_db
 
     @property
+    def safe_margin_db(self) -> float:
+        """The same if every figure is worse by its standard error."""
+        return min(row.margin_db - row.error_db for row in self.outputs)
+
+    @property
     def is_usable(self) -> bool:
         """Whether it is good or usable."""
-        return self.level in ("good", "usable")
+        return self.level in _USABLE
+
+    @property
+    def doubt(self) -> str:
+        """Words for a limit that matters within the error of these samples; none if there is none."""
+        worst, best = (
+            max((getattr(row, end) for row in self.outputs), key=LEVELS.index)
+            for end in ("worst_level", "best_level")
+        )
+        matters = (worst in _USABLE) != (best in _USABLE) or "ruined" in (worst, best)
+        if worst == best or not matters:
+            return ""
+        return f"; so few leave open whether it is {best} or {worst} (--verify more)"
 
     def describe(self) -> str:
         """Return it in words, with the number it rests on."""
@@ -179,7 +223,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         if self.held_out is not None:
             where = "held-out samples" if self.held_out else "calibration samples"
         how = " through this processor's fused kernels" if self.fused else ""
-        return f"{self.worst.describe()}, on {self.samples} {where}{how}"
+        return f"{self.worst.describe()}, on {self.samples} {where}{how}{self.doubt}"
 
 
 class OutputErrors:
@@ -271,6 +315,8 @@ class OutputErrors:
         is_ratio = figure.unit == "dB"
         # Of all samples together, so that one without any signal does not decide.
         value = sums.sqnr_db if is_ratio else float(values.mean())
+        error = error_of_sqnr(self._errors[index]) if is_ratio else _standard_error(values)
+        worst, best = figure.range(value, error)
         agreement = self._agreement[index]
         return OutputVerdict(
             output=measured.name,
@@ -278,10 +324,13 @@ class OutputErrors:
             figure=figure.name,
             unit=figure.unit,
             value=value,
-            standard_error=_standard_error(values),
-            level=figure.level(value),
+            standard_error=error,
+            level=figure.sure_level(value, error),
             sqnr_db=sums.sqnr_db,
             margin_db=_margin(figure, value, sums, measured),
+            error_db=figure.error_db(value, error),
+            worst_level=worst,
+            best_level=best,
             agreement=float(np.mean(agreement)) if agreement else None,
             perplexity=self._perplexity[index].result(),
             one_class=_one_class(self._best[index]),

@@ -83,17 +83,25 @@ def interval_of_share(values: Sequence[float], tail: float = TAIL) -> Interval:
 
 def interval_of_sqnr(parts: Sequence[SignalNoise], tail: float = TAIL) -> Interval:
     """Return the interval of the SQNR of all samples together, in decibels (jackknife)."""
-    signal = np.array([part.signal for part in parts])
-    noise = np.array([part.noise for part in parts])
-    value = decibels(float(signal.sum()), float(noise.sum())) if len(parts) else math.nan
+    value = decibels(sum(part.signal for part in parts), sum(part.noise for part in parts))
     if len(parts) < 2:
-        return Interval(value, -math.inf, math.inf)
+        return Interval(value if parts else math.nan, -math.inf, math.inf)
     if not math.isfinite(value):
         return Interval(value, value, value)
-    rest = [
-        min(max(decibels(float(s), float(n)), _LOWEST_DB), _HIGHEST_DB)
-        for s, n in zip(signal.sum() - signal, noise.sum() - noise, strict=True)
-    ]
-    error = math.sqrt((len(parts) - 1) * statistics.pvariance(rest))
-    half = student_quantile(len(parts) - 1, tail) * error
+    half = student_quantile(len(parts) - 1, tail) * error_of_sqnr(parts)
     return Interval(value, value - half, value + half)
+
+
+def error_of_sqnr(parts: Sequence[SignalNoise]) -> float:
+    """Return the standard error of the SQNR of all samples together, in decibels (jackknife).
+
+    That of the samples' own decibels says little: a few of them hold most of the signal, or of the noise.
+    """
+    if len(parts) < 2:
+        return math.nan
+    signal = np.array([part.signal for part in parts])
+    noise = np.array([part.noise for part in parts])
+    with np.errstate(invalid="ignore"):  # what is no number has no error either
+        others = zip(signal.sum() - signal, noise.sum() - noise, strict=True)
+    rest = [min(max(decibels(float(s), float(n)), _LOWEST_DB), _HIGHEST_DB) for s, n in others]
+    return math.sqrt((len(parts) - 1) * statistics.pvariance(rest))
