@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.evaluate.runs_on_workers import CHUNK, WorkerRun, run_on_workers
 from lowbit.evaluate.same_outputs import arrays_of
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.openvino import OpenVinoSession, Runtime, openvino_session
 from lowbit.graph.parts import is_large, run_in_parts
 from lowbit.graph.session import Array, Feed, Optimize, Session, session
-from lowbit.parallel import ordered_map
+from lowbit.parallel import cpu_count, ordered_map, worker_count
 
 Outputs = Mapping[str, Array]
 Keep = Callable[[str, Array], Array]
@@ -81,6 +82,11 @@ class Run:
         by_index = {index: outputs for (index, _), outputs in zip(mine, found, strict=True)}
         return [by_index.get(index) for index, _ in items]
 
+    def for_workers(self) -> WorkerRun:
+        """Return it for other processes."""
+        kept = _Kept(tuple(self.names), self.samples, self.keep)
+        return WorkerRun(self.model, kept.names, self.name, self.optimize, kept)
+
     def opened(self) -> contextlib.AbstractContextManager[Session | OpenVinoSession]:
         """Return a context that yields a session of one thread."""
         if self.runtime == "openvino":
@@ -88,7 +94,22 @@ class Run:
         return session(self.model, self.names, threads=1, optimize=self.optimize, name=self.name)
 
     def on(self, running: Session | OpenVinoSession, index: int, feed: Feed) -> Outputs | None:
-        """Return what the model gives for one sample, or ``None`` if it is not run on it.
+        """Return what the model gives for one sample, or ``None`` if it is not run on it."""
+        return _Kept(tuple(self.names), self.samples, self.keep)(running, index, feed)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is kept of the tensors of each sample that a model is run on."""
+
+    names: tuple[str, ...]
+    samples: frozenset[int] | None
+    keep: Keep
+
+    def __call__(
+        self, running: Session | OpenVinoSession, index: int, feed: Feed
+    ) -> Outputs | None:
+        """Return it for one sample, or ``None`` if the model is not run on it.
 
         The arrays of a sequence are ``name[0]``, ``name[1]`` and so on.
         """
@@ -120,11 +141,20 @@ def run_models(
 ) -> Iterator[tuple[Feed, tuple[Outputs | None, ...]]]:
     """Yield each sample with what every model gives for it, all models open at once.
 
-    Large models are run in turn, and in parts.
+    Large models are run in turn, and in parts. Workers of an engine run what is more than a few samples,
+    if there are more of them than processors here: otherwise threads are faster.
     """
     if any(run.is_large for run in runs):
         yield from run_models_in_turn(runs, feeds)
         return
+    items = enumerate(feeds)
+    has_workers = (worker_count() or 0) > cpu_count()
+    if has_workers and all(run.runtime == "onnxruntime" for run in runs):
+        few = list(itertools.islice(items, CHUNK + 1))
+        items = itertools.chain(few, items)  # type: ignore[assignment]
+        if len(few) > CHUNK:
+            yield from run_on_workers([run.for_workers() for run in runs], items)
+            return
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(run.opened()) for run in runs]
 
@@ -133,7 +163,7 @@ def run_models(
             pairs = zip(runs, sessions, strict=True)
             return feed, tuple(run.on(running, index, feed) for run, running in pairs)
 
-        yield from ordered_map(work, enumerate(feeds))
+        yield from ordered_map(work, items)
 
 
 def run_models_in_turn(

@@ -21,7 +21,8 @@ Files = Mapping[str, Array]
 """The files of a model as bytes, by name."""
 
 _MODEL = "model.onnx"
-_MOST = 2
+_MOST = 3
+"""Open sessions: of a float model, a quantized one, and that one with fused kernels."""
 
 
 @contextlib.contextmanager

@@ -228,9 +228,7 @@ class LayerLoop:
         for start in range(0, len(rest), at_once):
             wave = rest[start : start + at_once]
             with self._one_blas_thread():
-                seen = [
-                    self._seen(start + step, layer, {}) for step, (_, layer) in enumerate(wave)
-                ]
+                seen = [self._seen(start + step, layer, {}) for step, (_, layer) in enumerate(wave)]
             works = [
                 LayerWork.of(self.state, layer, shown)
                 for (_, layer), shown in zip(wave, seen, strict=True)

@@ -261,7 +261,9 @@ def show_models(console: Console, reports: Mapping[str, Report]) -> None:
     """Print how close several models are to one float model, a row each."""
     first = next(iter(reports.values()))
     title = f"compared on {counted(first.verification_samples, 'sample')}"
-    table = make_table(title, "model", "preset", "verdict", "accuracy", "constants", "SQNR dB", figures=2)
+    table = make_table(
+        title, "model", "preset", "verdict", "accuracy", "constants", "SQNR dB", figures=2
+    )
     for name, report in reports.items():
         accuracy = ", ".join(f"{r.name} {r.quantized_score:.2f}" for r in report.accuracy)
         level = "" if report.verdict is None else report.verdict.level
