@@ -6,13 +6,15 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from helpers.small_models import small_cnn, small_feeds
+from joblib.externals.loky import get_reusable_executor
 
 import lowbit
-from lowbit import Goal
+from lowbit import Goal, parallel
 from lowbit.data import open_data
 from lowbit.data.split import split_for_goal
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
+from lowbit.search import goal_search
 
 _SIZE = 8
 _MODEL = small_cnn(_SIZE)
@@ -70,6 +72,34 @@ def test_more_is_tried_until_a_goal_holds(alone) -> None:
     assert found.trials[-1].outcome == "met"
     assert found.trials[0].value == alone.report.goal.trials[0].value
     assert {"preset", "calibration"} <= {row.strategy for row in found.trials}
+
+
+def test_workers_find_the_same_model_by_the_same_trail(monkeypatch) -> None:
+    by_workers = []
+    real = goal_search.screen_candidates
+    monkeypatch.setattr(
+        goal_search,
+        "screen_candidates",
+        lambda s, named: by_workers.extend(named) or real(s, named),
+    )
+
+    def run() -> tuple[bytes, list[tuple[object, ...]]]:
+        result = lowbit.quantize(
+            _MODEL, data=_FEEDS, preset="A8W8", goal="sqnr>=150", strategies=["calibration"]
+        )
+        trail = [
+            (r.strategy, r.what, r.value, r.margin_db, r.outcome) for r in result.report.goal.trials
+        ]
+        return result.model.SerializeToString(deterministic=True), trail
+
+    want = run()
+    assert not by_workers
+    with parallel.engine("loky", 2):
+        assert run() == want
+    get_reusable_executor().shutdown(wait=True, kill_workers=True)
+    assert [f"{what}" for what, _ in by_workers] == [
+        row[1] for row in want[1][1 : 1 + len(by_workers)]
+    ]
 
 
 def test_a_goal_out_of_reach_gives_the_best_there_is(alone) -> None:

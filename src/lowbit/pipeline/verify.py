@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -145,13 +145,13 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
     )
 
 
-def quantized_names(state: Quantized) -> dict[str, str]:
-    """Return what the quantized model calls the tensors that outputs are measured at."""
+def quantized_names(state: Quantized, wanted: Sequence[str] | None = None) -> dict[str, str]:
+    """Return what the quantized model calls the tensors that outputs are measured at, or those wanted."""
     model = state.emitted.model
     have = {tensor_name(v) for node in model.graph for v in node.outputs if v.name}
     have |= {tensor_name(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     found = {}
-    for name in measured_tensors(state.loaded):
+    for name in measured_tensors(state.loaded) if wanted is None else wanted:
         known = state.emitted.tensors.get(name)
         read = name if known is None else known.read
         if read in have:

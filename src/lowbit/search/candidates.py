@@ -6,6 +6,7 @@ the values of all tensors before the first layer that differs. Only the rest of 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import pickle
@@ -18,6 +19,8 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
+from lowbit.errors import LowbitError
+from lowbit.evaluate.runner import Outputs, Run, run_model
 from lowbit.graph.differences import Advancing, frontier
 from lowbit.graph.session import Array, Feed
 from lowbit.graph.submodels import Extractor
@@ -26,6 +29,7 @@ from lowbit.ops.traits import OPERATORS
 from lowbit.parallel import distributed_map, ordered_map, worker_count
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
+from lowbit.pipeline.verify import quantized_names
 from lowbit.scales.solutions import Solutions
 from lowbit.state import Calibrated, Prepared, Quantized, extended
 from lowbit.store import content_key
@@ -43,12 +47,14 @@ _MODELS = ("loaded", "normalized", "float_model", "calibrated_model", "adapted")
 class Setting:
     """What candidates are run on: the base they differ from, the output that is wanted, and feeds.
 
+    ``measured`` are the tensors that whole candidates are measured at, as the float model calls them;
     ``marks`` are what stages noted on nodes, by name, which files of models do not hold.
     """
 
     base: Calibrated
     output: str
     feeds: Sequence[Feed]
+    measured: tuple[str, ...] = ()
     marks: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -131,6 +137,32 @@ class Candidates:
         part.close()
         return found
 
+    def screened(self, config: QuantConfig) -> Screening:
+        """Return what a whole candidate gives for each feed, as far as statistics serve for it."""
+        base = self._setting.base
+        try:
+            planned = stages.plan(extended(base, Prepared, config=config))
+            if stages.lacks_statistics(planned.plan, base.stats):
+                return Screening()
+            built = self._pipeline.finish(stages.with_stats(planned, base.stats), self._known)
+        except LowbitError as error:
+            return Screening(refused=str(error))
+        names = quantized_names(built, self._setting.measured)
+        run = Run.quantized_model(built.emitted.model, list(dict.fromkeys(names.values())))
+        return Screening(names, tuple(run_model(run, self._setting.feeds)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Screening:
+    """What a candidate gives for each feed, and what it calls tensors; or why there is none.
+
+    There is nothing in it where more statistics have to be collected first.
+    """
+
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    outputs: tuple[Outputs, ...] | None = None
+    refused: str = ""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Chunk:
@@ -153,6 +185,17 @@ class _Task:
         with _OPENED.lock:  # threads of one worker take turns: what is kept belongs to one place
             candidates = _OPENED.get(self.key, shared)
             return [candidates.outputs(config) for config in chunk.configs]
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScreeningTask:
+    """The same for whole candidates."""
+
+    key: str
+
+    def __call__(self, chunk: _Chunk, shared: Mapping[str, Array]) -> Screening:
+        with _OPENED.lock:
+            return _OPENED.get(self.key, shared).screened(chunk.configs[0])
 
 
 class _Opened:
@@ -187,9 +230,7 @@ def run_candidates(
         for at in range(0, len(named), size)
     ]
     if workers is not None:
-        rest = np.frombuffer(pickle.dumps(setting.without_models()), np.uint8)
-        with packed(setting.base.adapted) as files:
-            shared = {_SETTING: rest, **files}
+        with _shared(setting) as shared:
             task = _Task(uuid.uuid4().hex)
             found = distributed_map(task, chunks, name="sensitivity", shared=shared)
             yield from (outputs for part in found for outputs in part)
@@ -201,3 +242,25 @@ def run_candidates(
             lambda chunk: [*map(Candidates(setting).outputs, chunk.configs)], chunks, threads
         )
         yield from (outputs for part in parts for outputs in part)
+
+
+def screen_candidates(
+    setting: Setting, named: Sequence[tuple[str, QuantConfig]]
+) -> Iterator[Screening]:
+    """Yield what whole candidates give, in order: run by the chosen engine, one after another if none is."""
+    if worker_count() is None or not setting.is_portable:
+        candidates = Candidates(setting)
+        yield from (candidates.screened(config) for _, config in named)
+        return
+    chunks = [_Chunk((name,), (config,)) for name, config in named]
+    with _shared(setting) as shared:
+        task = _ScreeningTask(uuid.uuid4().hex)
+        yield from distributed_map(task, chunks, name="candidates", shared=shared)
+
+
+@contextlib.contextmanager
+def _shared(setting: Setting) -> Iterator[dict[str, Array]]:
+    """Yield what every worker needs of a setting."""
+    rest = np.frombuffer(pickle.dumps(setting.without_models()), np.uint8)
+    with packed(setting.base.adapted) as files:
+        yield {_SETTING: rest, **files}

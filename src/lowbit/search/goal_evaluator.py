@@ -30,12 +30,13 @@ from lowbit.evaluate.output_kinds import (
 from lowbit.evaluate.runner import (
     Outputs,
     Run,
-    compared,
     output_names,
     reference_samples,
+    run_model,
     run_models,
 )
 from lowbit.evaluate.verdict import GOALS, Figure, OutputErrors
+from lowbit.graph.session import Feed
 from lowbit.numerics.intervals import Interval
 from lowbit.pipeline.verify import quantized_names
 from lowbit.search.goal import Goal
@@ -95,17 +96,27 @@ class GoalEvaluator:
         share = 6 / (math.pi * (self._looks + 1)) ** 2
         return (1 - self.goal.confidence) * share
 
+    @property
+    def searched_on(self) -> list[Feed]:
+        """What is fed to candidates in the search."""
+        return [sample.feed for sample in self._known]
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The tensors that outputs are measured at, as the float model calls them."""
+        return tuple(measured_tensors(self._loaded))
+
     def searched(self, state: Quantized) -> Measurement:
         """Return a candidate's figures on the samples of the search."""
         names = quantized_names(state)
         run = Run.quantized_model(state.emitted.model, list(dict.fromkeys(names.values())))
+        return self.screened(names, run_model(run, self.searched_on))
+
+    def screened(self, names: Mapping[str, str], outputs: Iterable[Outputs]) -> Measurement:
+        """Return the same from what a candidate gave; ``names`` are what it calls tensors."""
         labels = (self._labels[index] for index in sorted(self._samples.validating))
-        pairs = zip(compared(run, self._known), labels, strict=False)
-        return self._measured(
-            ((want, got, label) for (want, got), label in pairs),
-            names,
-            1 - self.goal.confidence,
-        )
+        rows = zip((sample.outputs for sample in self._known), outputs, labels, strict=False)
+        return self._measured(rows, names, 1 - self.goal.confidence)
 
     def confirmed(self, state: Quantized) -> Measurement:
         """Return its figures on held-out samples; this is one more look at them."""

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from lowbit.config.config import QuantConfig
-from lowbit.errors import LowbitError
+from lowbit.errors import LowbitError, PlanError
 from lowbit.evaluate.accuracy import Label
+from lowbit.parallel import worker_count
 from lowbit.pipeline import stages
 from lowbit.report.values import GoalOutcome, GoalTrial, PromotedRegion
+from lowbit.search.candidates import Screening, Setting, screen_candidates
 from lowbit.search.finishing import Finisher
 from lowbit.search.goal import Goal
 from lowbit.search.goal_evaluator import GoalEvaluator, Measurement
 from lowbit.search.rebuilding import rebuilt
-from lowbit.state import Quantized
+from lowbit.state import Calibrated, Quantized, extended
 
 BETTER_DB = 0.1
 """How much less noise is better: less is not worth another model."""
@@ -40,11 +42,12 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Screened:
-    """A model that was measured without its refinement."""
+    """A model that was measured without its refinement; where workers did it, it is not built here."""
 
     what: str
-    built: Quantized
+    config: QuantConfig
     margin_db: float
+    built: Quantized | None = None
 
 
 Outcome = Literal["kept", "dropped", "met", "skipped"]
@@ -142,19 +145,54 @@ class GoalSearch:
             self._record(_Row(strategy, what, start, measured, "dropped", candidate.note))
         return True
 
-    def screened(self, strategy: str, what: str, config: QuantConfig) -> Screened | None:
-        """Build a candidate without its refinement, and measure it; nothing if it cannot be."""
-        if self.end or not self._has_time(strategy, what, 0.0):
-            return None
-        start = time.monotonic()
+    def screened(
+        self, strategy: str, offered: Sequence[tuple[str, QuantConfig]]
+    ) -> Iterator[Screened]:
+        """Build candidates without their refinement, and measure them; yield those that can be.
+
+        They may differ in how ranges are found, not in which tensors are quantized.
+        """
+        results = self._screened_by_workers(offered)
+        for what, config in offered:
+            if self.end or not self._has_time(strategy, what, 0.0):
+                return
+            found = self._screened(strategy, what, config, next(results, None))
+            if found is not None:
+                yield found
+
+    def _screened(
+        self, strategy: str, what: str, config: QuantConfig, known: Screening | None
+    ) -> Screened | None:
+        start, built = time.monotonic(), None
         try:
-            built = rebuilt(self.pipeline, self.best.built, config)
+            if known is not None and known.refused:
+                raise PlanError(known.refused)
+            if known is not None and known.outputs is not None:
+                measured = self.evaluator.screened(known.names, known.outputs)
+            else:
+                built = rebuilt(self.pipeline, self.best.built, config)
+                measured = self.evaluator.searched(built)
         except LowbitError as error:
             self._record(_Row(strategy, what, start, note=str(error)))
             return None
-        measured = self.evaluator.searched(built)
         self._record(_Row(strategy, what, start, measured, "dropped", "before refinement"))
-        return Screened(what, built, measured.margin_db)
+        return Screened(what, config, measured.margin_db, built)
+
+    def _screened_by_workers(
+        self, offered: Sequence[tuple[str, QuantConfig]]
+    ) -> Iterator[Screening]:
+        """Yield what workers find, in the order of the candidates; nothing where there are none."""
+        if worker_count() is None or self.end:
+            return
+        base = extended(self.best.built, Calibrated)
+        measured = self.evaluator.measured
+        setting = Setting(base, measured[0], self.evaluator.searched_on, measured)
+        if setting.is_portable:
+            yield from screen_candidates(setting, offered)
+
+    def built(self, screened: Screened) -> Quantized:
+        """Return the model of a candidate, before its refinement."""
+        return screened.built or rebuilt(self.pipeline, self.best.built, screened.config)
 
     def refined(
         self, built: Quantized, promoted: tuple[PromotedRegion, ...] = (), note: str = ""

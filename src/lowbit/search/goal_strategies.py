@@ -54,15 +54,15 @@ def try_calibration(search: GoalSearch) -> None:
     """Try other ranges of activations and weights, from the same statistics; refine the best."""
     config = search.best.built.config
     base = search.evaluator.searched(search.best.built).margin_db
-    tried = [search.screened("calibration", what, each) for what, each in _ranges(config)]
-    found = max((t for t in tried if t is not None), key=lambda t: t.margin_db, default=None)
-    if found is None or found.margin_db <= base + BETTER_DB:
+    tried = search.screened("calibration", list(_ranges(config)))
+    best = max(tried, key=lambda t: t.margin_db, default=None)
+    if best is None or best.margin_db <= base + BETTER_DB:
         return
-    built = found.built
+    found = best
     search.attempt(
         "calibration",
         f"{found.what}, refined",
-        lambda: search.refined(built),
+        lambda: search.refined(search.built(found)),
         expected=_refinement_seconds(search),
     )
 
