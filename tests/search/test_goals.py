@@ -80,7 +80,7 @@ def test_workers_find_the_same_model_by_the_same_trail(monkeypatch) -> None:
     monkeypatch.setattr(
         goal_search,
         "screen_candidates",
-        lambda s, named: by_workers.extend(named) or real(s, named),
+        lambda s, named, left: by_workers.extend(named) or real(s, named, left),
     )
 
     def run() -> tuple[bytes, list[tuple[object, ...]]]:

@@ -31,6 +31,7 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
 from lowbit.pipeline.verify import quantized_names
 from lowbit.scales.solutions import Solutions
+from lowbit.search.trials import run_trials
 from lowbit.state import Calibrated, Prepared, Quantized, extended
 from lowbit.store import content_key
 from lowbit.version import __version__
@@ -245,17 +246,13 @@ def run_candidates(
 
 
 def screen_candidates(
-    setting: Setting, named: Sequence[tuple[str, QuantConfig]]
-) -> Iterator[Screening]:
-    """Yield what whole candidates give, in order: run by the chosen engine, one after another if none is."""
-    if worker_count() is None or not setting.is_portable:
-        candidates = Candidates(setting)
-        yield from (candidates.screened(config) for _, config in named)
-        return
+    setting: Setting, named: Sequence[tuple[str, QuantConfig]], seconds: float | None = None
+) -> list[Screening]:
+    """Return what whole candidates give, in order, as many as the chosen engine runs in the time."""
     chunks = [_Chunk((name,), (config,)) for name, config in named]
     with _shared(setting) as shared:
         task = _ScreeningTask(uuid.uuid4().hex)
-        yield from distributed_map(task, chunks, name="candidates", shared=shared)
+        return run_trials(task, chunks, name="candidates", shared=shared, seconds=seconds)
 
 
 @contextlib.contextmanager

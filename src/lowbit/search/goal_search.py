@@ -188,7 +188,7 @@ class GoalSearch:
         measured = self.evaluator.measured
         setting = Setting(base, measured[0], self.evaluator.searched_on, measured)
         if setting.is_portable:
-            yield from screen_candidates(setting, offered)
+            yield from screen_candidates(setting, offered, self.request.left)
 
     def built(self, screened: Screened) -> Quantized:
         """Return the model of a candidate, before its refinement."""

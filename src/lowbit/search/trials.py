@@ -7,29 +7,32 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from lowbit.parallel import distributed_map
+from lowbit.parallel import Shared, distributed_map
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 
 def run_trials(
-    task: Callable[[S], T],
+    task: Callable[..., T],
     items: Sequence[S],
     *,
     name: str,
     is_enough: Callable[[Sequence[T]], bool] = lambda found: False,
     seconds: float | None = None,
     threads: int = 1,
+    shared: Shared | None = None,
 ) -> list[T]:
     """Return the results of the trials that were run, in the order of ``items``.
 
     Results come in order whatever worker is first, so the same trials are the last for any number of
     workers; only ``seconds`` makes it depend on time. ``threads`` run at once where no engine is chosen.
+    With ``shared`` arrays the task is called as ``task(item, shared)``.
     """
     start = time.monotonic()
     found: list[T] = []
-    with contextlib.closing(distributed_map(task, items, name=name, threads=threads)) as results:
+    running = distributed_map(task, items, name=name, shared=shared, threads=threads)
+    with contextlib.closing(running) as results:
         for result in results:
             found.append(result)
             spent = time.monotonic() - start
