@@ -110,8 +110,8 @@ def test_smoothing_and_correction_act() -> None:
 
 
 _CHANGED: dict[str, Any] = {
-    "optim_device": "cuda:0",
-    "infer_device": "cuda:0",
+    "optim_device": "xpu:0",
+    "infer_device": "xpu:0",
     "fixed_seed": 7,
     "data_size": 5,
     "batch_size": 3,

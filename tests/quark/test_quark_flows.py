@@ -339,8 +339,8 @@ def test_finetuning_has_all_its_parameters() -> None:
         beta_range=(10, 1),
         warm_start=0.5,
         fixed_seed=5,
-        optim_device="cuda:0",
-        infer_device="cuda:0",
+        optim_device="cpu",
+        infer_device="cpu",
     )
 
     job = make_job(with_algorithms(get_default_config("A8W8"), [asked]), MODEL, lenient=False)
@@ -369,8 +369,8 @@ def test_finetuning_has_all_its_parameters() -> None:
         beta_range=(10.0, 1.0),
         warm_start=0.5,
         fixed_seed=5,
-        optim_device="cuda:0",
-        infer_device="cuda:0",
+        optim_device="cpu",
+        infer_device="cpu",
     )
 
 

@@ -9,9 +9,10 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 
@@ -29,6 +30,23 @@ _PREDECESSOR: Mapping[str, str] = MappingProxyType(
 """Modules of ``vai_q_onnx`` that Quark's package for ONNX has elsewhere."""
 
 _SPELT_AS_FILE = ".py"
+_PACKAGE = "amd-quark"
+_ANY = DistributionFinder.Context()
+
+
+class _Package(Distribution):
+    """What ``importlib.metadata`` says of the package ``amd-quark``: the version mirrored."""
+
+    def read_text(self, filename: str) -> str | None:
+        """Return the one file there is."""
+        from lowbit.quark.version import __version__
+
+        lines = ("Metadata-Version: 2.1", f"Name: {_PACKAGE}", f"Version: {__version__}", "")
+        return "\n".join(lines) if filename == "METADATA" else None
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
+        """Return a path inside this package."""
+        return Path(__file__).parent / path
 
 
 class QuarkFinder:
@@ -50,6 +68,13 @@ class QuarkFinder:
             return None
         is_package = found.submodule_search_locations is not None
         return ModuleSpec(name, _SameModule(real, found), is_package=is_package)
+
+    def find_distributions(
+        self, context: DistributionFinder.Context = _ANY
+    ) -> Iterable[Distribution]:
+        """Return the package that scripts ask for its version, and no other."""
+        name = (context.name or "").replace("_", "-").lower()
+        return [_Package()] if name == _PACKAGE else []
 
 
 def _real_name(name: str) -> str | None:

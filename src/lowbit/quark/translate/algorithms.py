@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,9 +13,11 @@ from lowbit.config.refinement import AdaQuant, AdaRound, Gptq
 from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.config.transforms import RotatedStream, Rotation
 from lowbit.errors import ConfigError
+from lowbit.graph.session import providers_of
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.translate.options import ExtraOptions, does, ignored, read_struct
+from lowbit.refine.devices import Device
 
 _LOADER = ignored("lowbit trains without a data loader", 1, False)
 
@@ -95,8 +97,8 @@ def refinement_of(tune: FastFinetune) -> AdaRound | AdaQuant:
         "ref_model_path": tune.ref_model_path,
         "dynamic_batch": tune.dynamic_batch,
         "parallel": tune.parallel,
-        "optim_device": tune.optim_device,
-        "infer_device": tune.infer_device,
+        "optim_device": _available(tune.optim_device, Device),
+        "infer_device": _available(tune.infer_device, providers_of),
     }
     if tune.optim_algorithm == "adaround":
         return AdaRound(
@@ -107,6 +109,18 @@ def refinement_of(tune: FastFinetune) -> AdaRound | AdaQuant:
             **common,
         )
     return AdaQuant(learning_rate=tune.learning_rate or 1e-5, **common)
+
+
+def _available(device: str, look: Callable[[str], object]) -> str:
+    """Return a device, or the processor where there is no GPU: Quark falls back to it too."""
+    if not device.startswith("cuda"):
+        return device
+    try:
+        look(device)
+    except ConfigError as error:
+        say(f"fine-tuning runs on the processor: {error}")
+        return "cpu"
+    return device
 
 
 def _lr_adjust(tune: FastFinetune) -> tuple[float, float] | None:

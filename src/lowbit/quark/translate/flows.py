@@ -21,6 +21,7 @@ from lowbit.quark.extension.targets import (
     QUARK_STANDARD,
     QUARK_STANDARD_SYMMETRIC,
 )
+from lowbit.quark.onnx.calibration.methods import Int16Method, PowerOfTwoMethod
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat, VitisQuantFormat
 from lowbit.quark.translate.options import ExtraOptions
@@ -93,15 +94,21 @@ _TRANSFORMER = ("Gemm", "MatMul")
 
 
 def flow_of(config: QuantizationConfig, options: ExtraOptions) -> Flow:
-    """Return the flow that Quark would take; several formats are the extended flow's business."""
+    """Return the flow that Quark would take; several formats are the extended flow's business.
+
+    The NPU's is for power-of-two scales alone: elsewhere ``enable_npu_cnn`` chooses operators and
+    rewrites only, and AMD's scripts set it for every preset.
+    """
     if options.TensorQuantOverrides or options.MixedPrecisionTensor:
         return Flow.EXTENDED
-    if config.enable_npu_cnn:
-        return Flow.NPU_CNN
     if config.quant_format is ExtendedQuantFormat.QDQ or isinstance(
         config.quant_format, VitisQuantFormat
     ):
         return Flow.EXTENDED
+    if config.enable_npu_cnn and isinstance(
+        config.calibrate_method, (PowerOfTwoMethod, Int16Method)
+    ):
+        return Flow.NPU_CNN
     return Flow.STANDARD_SYMMETRIC if options.ActivationSymmetric else Flow.STANDARD
 
 
@@ -144,7 +151,8 @@ def _operators(
 ) -> tuple[str, ...]:
     chosen: Sequence[str] = config.op_types_to_quantize or options.OpTypesToQuantize or ()
     if not chosen:
-        chosen = _TRANSFORMER if config.enable_npu_transformer else base.operators
+        every = QUARK_NPU_CNN.operators if config.enable_npu_cnn else base.operators
+        chosen = _TRANSFORMER if config.enable_npu_transformer else every
     extra = [*config.extra_op_types_to_quantize, *(options.ExtraOpTypesToQuantize or ())]
     if options.QuantizeAllOpTypes:
         extra += op_types

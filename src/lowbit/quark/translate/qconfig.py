@@ -137,9 +137,10 @@ def _method(inputs: QTensorConfig) -> AnyCalibrationMethod:
         if inputs.calibration_method is CalibMethod.MinMax:
             return PowerOfTwoMethod.NonOverflow
         if inputs.calibration_method is not CalibMethod.MinMSE:
-            raise QuarkConfigError(
-                f"power-of-two scales are found by MinMSE or MinMax, not by "
-                f"{inputs.calibration_method.name}"
+            # As in Quark, the method wins over the type of scale.
+            say(
+                f"calibration_method={inputs.calibration_method.name} gives scales that are no powers "
+                "of two, which the NPU cannot run; MinMSE and MinMax give powers of two"
             )
     return _METHODS[inputs.calibration_method]
 

@@ -68,11 +68,16 @@ class RandomDataReader(CalibrationDataReader):  # type: ignore[misc]
     def __init__(
         self,
         model_input: str | Path | onnx.ModelProto,
-        input_shape: Mapping[str, Sequence[int]] | None = None,
+        input_shape: Mapping[str, Sequence[int]] | Sequence[int] | None = None,
         input_data_range: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self._model = model_input
-        self._shapes = dict(input_shape or {})
+        # `vai_q_onnx` gave one shape, for a model of one input.
+        self._shapes = (
+            {info.name: input_shape for info in model_inputs(io.load(model_input))}
+            if isinstance(input_shape, Sequence)
+            else dict(input_shape or {})
+        )
         self._ranges = None if input_data_range is None else dict(input_data_range)
         self._next: Iterator[Feed] | None = None
 

@@ -18,21 +18,15 @@ class ModelQuantizer:
 
     config: QuantizationConfig | QConfig
 
-    def __init__(self, config: Config | QConfig) -> None:
-        if isinstance(config, Config) and isinstance(
-            config.global_quant_config, QuantizationConfig
-        ):
-            self.config = config.global_quant_config
-        elif isinstance(config, QConfig):
-            self.config = config
-        elif isinstance(config, QuantizationConfig):
+    def __init__(self, config: Config | QConfig | QuantizationConfig) -> None:
+        # Scripts leave Config out, which adds nothing.
+        inside = config.global_quant_config if isinstance(config, Config) else config
+        if not isinstance(inside, (QConfig, QuantizationConfig)):
             raise QuarkConfigError(
-                "ModelQuantizer takes Config(global_quant_config=...), not a bare QuantizationConfig"
+                "ModelQuantizer takes a Config (of a QuantizationConfig), a QuantizationConfig or a "
+                f"QConfig, not a {type(inside).__name__}"
             )
-        else:
-            raise QuarkConfigError(
-                f"ModelQuantizer takes a Config or a QConfig, not a {type(config).__name__}"
-            )
+        self.config = inside
 
     def quantize_model(
         self,

@@ -62,6 +62,11 @@ def fix_shapes(model: onnx.ModelProto, fix_shapes_config: str) -> onnx.ModelProt
     return io.to_proto(rewriting.fix_shapes(io.load(model), shapes))
 
 
+def custom_ops_infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the shapes of its tensors, through operators with bodies as well."""
+    return onnx.shape_inference.infer_shapes(model)
+
+
 def convert_opset_version(model: onnx.ModelProto, target_opset: int) -> onnx.ModelProto:
     """Return the model at an operator set."""
     return io.to_proto(rewriting.to_opset(io.load(model), target_opset))

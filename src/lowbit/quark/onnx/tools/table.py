@@ -127,11 +127,18 @@ _ROWS = (
             "--reverse_conversion", default="False", nargs="?", const="True"
         ),
     ),
-    _plain(
+    _converter(
         "convert_customqdq_to_qdq",
         "Replace Quark's Q/DQ of integers by onnxruntime's.",
-        custom.to_standard,
-        "Return the model with Q/DQ that onnxruntime knows, where there are any.",
+        lambda model, _: custom.to_standard(model),
+        offers=(
+            proto_function(
+                "convert_customqdq_to_qdq",
+                custom.to_standard,
+                "Return the model with Q/DQ that onnxruntime knows, where there are any.",
+            ),
+            functions.custom_ops_infer_shapes,
+        ),
     ),
     _converter(
         "convert_dynamic_to_fixed",

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lowbit.errors import ConfigError, LowbitError, did_you_mean
+from lowbit.errors import LowbitError, did_you_mean
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.quantization.api import ModelQuantizer
 from lowbit.quark.onnx.quantization.auto_search.named import default_settings
@@ -40,7 +40,6 @@ from lowbit.quark.onnx.quantization.config.algorithm import (
     CLEConfig,
 )
 from lowbit.quark.onnx.quantization.config.config import QConfig
-from lowbit.refine.devices import Device
 from lowbit.search.trials import run_trials
 
 _SPECS = "XInt8Spec Int8Spec UInt8Spec Int16Spec UInt16Spec BFloat16Spec BFP16Spec".split()
@@ -105,20 +104,7 @@ def _algorithm(name: str, params: Mapping[str, Any]) -> AlgoConfig:
     values = dict(params)
     if "NumIterLR" in values:
         values["num_iterations"], values["learning_rate"] = values.pop("NumIterLR")
-    for key in ("optim_device", "infer_device"):
-        if key in values:
-            values[key] = _available(values[key])
     return _ALGORITHMS[name](**values)
-
-
-def _available(device: str) -> str:
-    """Return a device, or the processor where it is not there."""
-    try:
-        Device(device)
-    except ConfigError as error:
-        say(f"the search runs on the processor: {error}")
-        return "cpu"
-    return device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,11 @@ from lowbit.quark.onnx.quantization.config.custom_config import (
 )
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 
+DEFAULT_CONFIG_MAPPING = DefaultConfigMapping
+"""The name of some versions before 0.13."""
+
 __all__ = [
+    "DEFAULT_CONFIG_MAPPING",
     "Config",
     "DefaultConfigMapping",
     "QConfig",

@@ -6,11 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from onnxruntime.quantization.calibrate import CalibrationMethod
+
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig, plain
 from lowbit.quark.onnx.quantization.config.algorithm import from_dict as algorithm_from_dict
 from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.spec import QLayerConfig
+
+__all__ = ["CalibrationMethod", "Config", "QConfig", "QuantizationConfig", "get_default_config"]
 
 
 @dataclasses.dataclass
@@ -93,9 +97,14 @@ class QConfig:
     @staticmethod
     def get_default_config(config_name: str) -> Config:
         """Return a preset; ``XINT8_CONFIG`` means ``XINT8``."""
-        from lowbit.quark.onnx.quantization.config.custom_config import get_default_config
-
         return Config(global_quant_config=get_default_config(config_name))
+
+
+def get_default_config(config_name: str) -> QuantizationConfig:
+    """Return a copy of a preset. Its home is ``custom_config``; scripts look for it here too."""
+    from lowbit.quark.onnx.quantization.config import custom_config
+
+    return custom_config.get_default_config(config_name)
 
 
 def _pairs(layers: Mapping[Any, list[str]]) -> list[list[Any]]:

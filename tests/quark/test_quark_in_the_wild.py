@@ -1,0 +1,138 @@
+"""Ways to use Quark that public scripts have; none of them ran here at first."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from helpers.quark_helpers import BareReader, quiet, run_python
+from helpers.small_models import small_cnn, small_feeds
+from onnx import numpy_helper
+
+from lowbit.quark.errors import CompatibilityWarning
+from lowbit.quark.onnx import (
+    CalibMethod,
+    Config,
+    ModelQuantizer,
+    QConfig,
+    QLayerConfig,
+    QuantizationConfig,
+    RandomDataReader,
+    XInt8Spec,
+)
+from lowbit.quark.onnx.quantization.config import get_default_config
+
+
+def _quantized(config: Config | QConfig | QuantizationConfig) -> onnx.ModelProto:
+    made = ModelQuantizer(config).quantize_model(
+        small_cnn(16), calibration_data_reader=BareReader(small_feeds(3, 16))
+    )
+    assert made is not None
+    return made
+
+
+def _scales(model: onnx.ModelProto) -> list[float]:
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    return [
+        float(np.max(stored[node.input[1]]))
+        for node in model.graph.node
+        if node.op_type == "QuantizeLinear"
+    ]
+
+
+def _operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(f"{node.domain}:{node.op_type}" for node in model.graph.node)
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "A16W8", "BF16"])
+def test_the_npu_flag_beside_scales_that_are_no_powers_of_two(preset: str) -> None:
+    """RyzenAI-SW's script sets the flag for every preset; Quark 0.13 writes the same Q/DQ."""
+    plain, flagged = (
+        _quantized(quiet(preset, {"BF16QDQToCast": preset == "BF16"}, enable_npu_cnn=flag))
+        for flag in (False, True)
+    )
+
+    assert _operators(flagged) == _operators(plain)
+    assert _scales(flagged) == _scales(plain)
+
+
+def test_the_npu_flag_keeps_the_npu_flow_for_powers_of_two() -> None:
+    scales = _scales(_quantized(quiet("XINT8")))
+
+    assert all(np.log2(scale) % 1 == 0 for scale in scales)
+
+
+@pytest.mark.parametrize("method", [CalibMethod.Percentile, CalibMethod.Entropy])
+def test_the_method_wins_over_the_type_of_scale(method: CalibMethod) -> None:
+    config = QConfig(
+        global_config=QLayerConfig(
+            input_tensors=XInt8Spec(calibration_method=method), weight=XInt8Spec()
+        ),
+        extra_options={"PrintSummary": False},
+    )
+
+    with pytest.warns(CompatibilityWarning, match=f"{method.name} gives scales that are no powers"):
+        scales = _scales(_quantized(config))
+
+    assert any(np.log2(scale) % 1 for scale in scales)
+
+
+def test_a_configuration_without_its_wrapper() -> None:
+    wrapped = quiet("XINT8")
+
+    assert _quantized(wrapped.global_quant_config) == _quantized(wrapped)
+
+
+@pytest.mark.parametrize("key", ["optim_device", "infer_device"])
+def test_without_a_gpu_finetuning_runs_on_the_processor(key: str) -> None:
+    tune = {"DataSize": 2, "NumIterations": 2, "OptimAlgorithm": "adaquant"}
+    config = quiet("A8W8", {"FastFinetune": {**tune, _pascal(key): "cuda:0"}}, include_fast_ft=True)
+
+    with pytest.warns(CompatibilityWarning, match=f"runs on the processor: .*{key}='cpu'"):
+        _quantized(config)
+
+
+def _pascal(key: str) -> str:
+    return "".join(part.capitalize() for part in key.split("_"))
+
+
+def test_one_shape_for_a_model_of_one_input() -> None:
+    feed = RandomDataReader(small_cnn(), [2, 3, 32, 32]).get_next()
+
+    assert feed is not None
+    assert {name: array.shape for name, array in feed.items()} == {"input": (2, 3, 32, 32)}
+
+
+_SCRIPT = """
+import importlib.metadata
+import onnx
+from quark.onnx.quantization.config import DEFAULT_CONFIG_MAPPING, get_default_config
+from quark.onnx.quantization.config.config import CalibrationMethod
+from quark.onnx.quantization.config.config import get_default_config as the_same
+from vai_q_onnx.tools.convert_customqdq_to_qdq import custom_ops_infer_shapes
+
+assert the_same("XINT8") == get_default_config("XINT8") == DEFAULT_CONFIG_MAPPING["XINT8"]
+assert CalibrationMethod.MinMax
+model = custom_ops_infer_shapes(onnx.load("model.onnx"))
+print(importlib.metadata.version("amd-quark"), len(model.graph.value_info) > 5)
+"""
+
+
+def test_names_from_where_scripts_take_them(tmp_path: pathlib.Path) -> None:
+    onnx.save(small_cnn(), tmp_path / "model.onnx")
+    (tmp_path / "script.py").write_text(_SCRIPT)
+
+    done = run_python("-m", "lowbit.quark", "script.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0.13+lowbit")
+    assert done.stdout.endswith("True\n")
+
+
+def test_a_preset_is_a_copy() -> None:
+    get_default_config("XINT8").include_cle = False
+
+    assert get_default_config("XINT8").include_cle
