@@ -184,7 +184,9 @@ def test_the_error_of_a_ratio_is_that_of_all_samples_together() -> None:
     row = _verdict("scores", want, got).worst
 
     signal = np.array([np.square(a, dtype=np.float64).sum() for a in want])
-    noise = np.array([np.square(a - b, dtype=np.float64).sum() for a, b in zip(want, got)])
+    noise = np.array(
+        [np.square(a - b, dtype=np.float64).sum() for a, b in zip(want, got, strict=True)]
+    )
     rng = np.random.default_rng(0)
     drawn = (rng.integers(12, size=12) for _ in range(4000))
     bootstrap = np.std([10 * np.log10(signal[i].sum() / noise[i].sum()) for i in drawn])

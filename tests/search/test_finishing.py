@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from typing import Any
 
@@ -13,7 +14,7 @@ from helpers.staged import quantized
 from lowbit.config.presets import find_preset
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
 from lowbit.pipeline.stages import Refinement
-from lowbit.report.values import PromotedRegion
+from lowbit.report.values import PromotedRegion, Step
 from lowbit.search import finishing
 from lowbit.search.finishing import Finisher
 from lowbit.search.promotion import Promoted, Requirement
@@ -43,15 +44,16 @@ def test_a_model_is_signed_and_checked() -> None:
 class _Promotions:
     """Stands in for the search: every round finds a region, and notes what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, made: object = None) -> None:
         self.asked: list[Requirement] = []
+        self._made = made
 
-    def __call__(self, *given: Any) -> _Promotions:
-        _, self._state, _, required = given
-        self.asked.append(required)
+    def __call__(self, _: object, state: Any, refined: object = None) -> _Promotions:
+        self._state = state
         return self
 
-    def promote(self) -> Promoted:
+    def promote(self, required: Requirement) -> Promoted:
+        self.asked.append(required)
         region = PromotedRegion(
             first="conv",
             last="conv",
@@ -61,7 +63,7 @@ class _Promotions:
             elements=0.1,
             why="",
         )
-        return Promoted(self._state, (region,), -10.0, 5.0, 1)
+        return Promoted(self._made or self._state, (region,), -10.0, 5.0, 1)
 
     def margin(self, _: object) -> float:
         return 5.0
@@ -90,3 +92,38 @@ def test_promotion_is_repeated_with_a_higher_aim_if_other_samples_are_worse(
         # The search's samples promised 5 dB inside the usable, others showed 4 dB outside.
         first, second = (required.wanted_db for required in promotions.asked)
         assert second == first + 9.0
+
+
+def _step(error: float) -> Step:
+    return Step(name="bias correction", before=error, after=2 * error, kept=False)
+
+
+@pytest.mark.parametrize(
+    ("expected_error", "margin", "refined"),
+    [
+        (0.5, -9.0, ["promoted"]),
+        (0.5, -1.0, ["plain", "promoted"]),
+        (0.01, -9.0, ["plain", "promoted"]),
+    ],
+    ids=["hopeless", "nearly usable on samples of the search", "small error expected"],
+)
+def test_a_hopeless_model_is_promoted_before_it_is_refined(
+    monkeypatch, expected_error: float, margin: float, refined: list[str]
+) -> None:
+    promotions, seen = _Promotions("promoted"), []
+    promotions.margin = lambda _: margin
+    monkeypatch.setattr(finishing, "Promoter", promotions)
+
+    def finished(_, state):
+        seen.append(state)
+        usable = state == "promoted"
+        verdict = types.SimpleNamespace(margin_db=1.0 if usable else -9.0, is_usable=usable)
+        return state, _Report(verdict=verdict), Refinement()
+
+    monkeypatch.setattr(Finisher, "finished", finished)
+    steps = (_step(expected_error),)
+
+    state, report, _ = dataclasses.replace(_finisher(), steps=steps).promoted("plain")
+
+    assert (state, seen) == ("promoted", refined)
+    assert report.promoted

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
+from typing import TypeAlias
 
 import msgspec
 
@@ -18,6 +20,11 @@ from lowbit.state import Quantized
 _ROUNDS = 2
 """How often parts are promoted: once more if the first time was too little on verification samples."""
 
+_EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
+"""A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""
+
+Finished: TypeAlias = tuple[Quantized, Report, stages.Refinement]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finisher:
@@ -29,45 +36,63 @@ class Finisher:
     resume: bool
     keep_partial: bool = False
 
-    def finished(self, state: Quantized) -> tuple[Quantized, Report, stages.Refinement]:
+    def finished(self, state: Quantized) -> Finished:
         """Return the refined model and how good it is."""
         state, refinement = self.refined(state)
         stages.sign(state)
         with self.pipeline.clock.stage("verify"):
             return state, verify_model(state, state.samples, self.steps), refinement
 
-    def promoted(self, state: Quantized) -> tuple[Quantized, Report, stages.Refinement]:
-        """Return the same, with parts promoted and refined once more if it is not usable."""
+    def promoted(self, state: Quantized) -> Finished:
+        """Return the same, with parts promoted if it is not usable.
+
+        A model of which refinement would make nothing is promoted before it is refined.
+        """
+        promoter = self._promoter(state) if self._looks_hopeless() else None
+        if promoter is not None and promoter.margin(state) < -_HOPELESS_DB:
+            return self._in_rounds(state, promoter, None)
         found = self.finished(state)
         verdict = found[1].verdict
         if verdict is None or verdict.is_usable or not found[2].complete:
             return found
-        best, margin, note, required = found, verdict.margin_db, "", USABLE
+        return self._in_rounds(state, self._promoter(state, found[0]), found)
+
+    def _in_rounds(self, state: Quantized, promoter: Promoter, found: Finished | None) -> Finished:
+        """Promote, and once more with a higher aim if other samples are worse than the search's."""
+        best, note, required = found, "", USABLE
         for _ in range(_ROUNDS):
             with self.pipeline.clock.charge("promote"):
-                promoter = Promoter(self.pipeline, state, found[0], required)
-                result = promoter.promote()
+                result = promoter.promote(required)
             if not result.regions:
                 note = note or result.describe()
                 break
             again = self.finished(result.state)
-            better = again[1].verdict
-            if better is None or better.margin_db <= margin:
+            if best is not None and _margin(again) <= _margin(best):
                 note = note or (
                     "promotion was tried and brought nothing on verification samples: "
                     f"{result.where()}"
                 )
             else:
                 report = msgspec.structs.replace(again[1], promoted=result.regions)
-                best, margin, note = (
-                    (again[0], report, again[2]),
-                    better.margin_db,
-                    result.describe(),
-                )
-            if better is None or better.is_usable:
+                best, note = (again[0], report, again[2]), result.describe()
+            verdict = again[1].verdict
+            if verdict is None or verdict.is_usable or not again[2].complete:
                 break
-            required = required.raised(promoter.margin(again[0]) - better.margin_db)
-        return best[0], best[1], best[2].with_note(note)
+            required = required.raised(promoter.margin(again[0]) - verdict.margin_db)
+        state, report, refinement = best or self.finished(state)
+        return state, report, refinement.with_note(note)
+
+    def _promoter(self, state: Quantized, refined: Quantized | None = None) -> Promoter:
+        with self.pipeline.clock.charge("promote"):
+            return Promoter(self.pipeline, state, refined)
+
+    def _looks_hopeless(self) -> bool:
+        """Whether the error that is expected after refinement, known from the steps, is very large."""
+        if not self.steps:
+            return False
+        last = self.steps[-1]
+        error = last.after if last.kept else last.before
+        return error > 10 ** (-_EXPECTED_DB / 10)
 
     def refined(
         self, state: Quantized, *, keep: bool = True
@@ -85,3 +110,8 @@ class Finisher:
                 keep_partial=self.keep_partial,
             )
         return self.pipeline.emitted(solved), refinement
+
+
+def _margin(found: Finished) -> float:
+    verdict = found[1].verdict
+    return -math.inf if verdict is None else verdict.margin_db

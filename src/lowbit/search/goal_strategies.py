@@ -142,18 +142,20 @@ def _requirement(search: GoalSearch, attempt: int) -> Requirement:
         # What calibration samples show may be less than others do.
         found = search.confirmed or search.measured
         missing = max(0.0, -found.margin_db) if attempt else 0.0
-        return Requirement(evaluator.margin, _SLACK_DB * (attempt + 1) + missing, _LEAST_DB, why)
-    now = Promoter(search.pipeline, search.best.built, search.best.state).margin(search.best.state)
+        wanted_db = _SLACK_DB * (attempt + 1) + missing
+        return Requirement(evaluator.margin, wanted_db, _LEAST_DB, why, evaluator.margin)
+    best = search.best
+    now = Promoter(search.pipeline, best.built).margin(best.state)
 
     def gained(errors: OutputErrors) -> float:
         return evaluator.margin(errors) - now
 
-    return Requirement(gained, _STEPS_DB[attempt], _LEAST_DB, why)
+    return Requirement(gained, _STEPS_DB[attempt], _LEAST_DB, why, gained)
 
 
 def _promoted(search: GoalSearch, required: Requirement) -> Candidate | None:
     best = search.best
-    found = Promoter(search.pipeline, best.built, best.state, required).promote()
+    found = Promoter(search.pipeline, best.built, best.state).promote(required)
     if not found.regions:
         return None
     where = "; ".join(region.describe() for region in found.regions[:3])

@@ -22,7 +22,10 @@ _SMALL = 0.002
 """A part of this share of the cost is not halved any further."""
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
-_CORRECTIONS, _EXACT_DB, _SPARE_DB = 6, 0.5, 0.2
+_CORRECTIONS, _EXACT_DB, _SPARE_DB = 5, 0.5, 0.2
+_TELLING = 0.05
+"""A part with so much of the noise that is allowed may be worth wider integers."""
+
 _PRICES = 60
 
 
@@ -51,6 +54,10 @@ class _Part:
     cost: float
     noise: tuple[tuple[Format, float], ...]
 
+    def with_noise(self, word: Format, noise: float) -> _Part:
+        """Return it with the noise of one format more."""
+        return dataclasses.replace(self, noise=(*self.noise, (word, noise)))
+
     def chosen(self, price: float) -> Format:
         """Return the format that costs least when noise has a price."""
         return min(self.noise, key=lambda f: _COST[f[0]] * self.cost + price * f[1])[0]
@@ -71,14 +78,14 @@ class RegionSearch:
         """
         self._costs, self._part, self._whole = costs, part, whole
         self._every: Region = frozenset(range(len(costs)))
-        self._formats: tuple[Format, ...] = ("narrow", "wide") if has_wide else ("narrow",)
+        self._has_wide = has_wide
         self._parts = [self._measured(c) for c in _split(range(len(costs)), _CHUNKS)]
         self._factor = 1.0
 
     def without_wide(self) -> RegionSearch:
         """Return the same without wider integers, where they turn out to be too narrow as well."""
         other = object.__new__(RegionSearch)
-        other.__dict__ = {**self.__dict__, "_formats": ("narrow",)}
+        other.__dict__ = {**self.__dict__, "_has_wide": False}
         other._parts = [
             dataclasses.replace(part, noise=tuple(n for n in part.noise if n[0] != "wide"))
             for part in self._parts
@@ -87,7 +94,6 @@ class RegionSearch:
 
     def divide(self, wanted_db: float, effort: int) -> None:
         """Halve what would be promoted for a margin; ``effort`` is how many parts are measured."""
-        effort = effort // len(self._formats)
         while effort >= 2:
             promoted = [
                 part
@@ -114,6 +120,7 @@ class RegionSearch:
         """Return the cheapest choice that reaches a margin as a whole; ``None`` if it is all in float."""
         best: Trial | None = None
         seen: set[Choice] = set()
+        self._measure_wide(_noise(wanted_db) * self._factor)
         for _ in range(_CORRECTIONS):
             choice = self._choice(_noise(wanted_db) * self._factor)
             if choice in seen:
@@ -130,14 +137,23 @@ class RegionSearch:
             self._factor *= 10 ** (-min(missing, 20.0) / 10)
         return None if best is None or best.choice.in_float == self._every else best
 
+    def expected_cost(self, wanted_db: float) -> float:
+        """Return what a margin is expected to cost, as far as noises add up; nothing is measured."""
+        return self._cost(self._choice(_noise(wanted_db) * self._factor))
+
     def _measured(self, units: Sequence[int]) -> _Part:
-        part = frozenset(units)
-        noise: list[tuple[Format, float]] = []
-        for word in self._formats:
-            wide = part if word == "wide" else frozenset()
-            noise.append((word, _noise(self._part(Choice(wide, self._every - part)))))
+        noise = _noise(self._part(Choice(in_float=self._every - frozenset(units))))
         cost = sum(self._costs[i] for i in units)
-        return _Part(tuple(units), cost, (*noise, ("float", 0.0)))
+        return _Part(tuple(units), cost, (("narrow", noise), ("float", 0.0)))
+
+    def _measure_wide(self, budget: float) -> None:
+        """Measure wider integers where 8 bits bring much of the noise that is allowed."""
+        for index, part in enumerate(self._parts if self._has_wide else ()):
+            noise = dict(part.noise)
+            if "wide" not in noise and noise["narrow"] > _TELLING * budget:
+                units = frozenset(part.units)
+                margin = self._part(Choice(units, self._every - units))
+                self._parts[index] = part.with_noise("wide", _noise(margin))
 
     def _chosen(self, budget: float) -> list[tuple[_Part, Format]]:
         """Return the format of each part: cheap together, and within the budget."""
