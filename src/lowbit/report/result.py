@@ -13,6 +13,7 @@ from lowbit.errors import visible
 from lowbit.evaluate.verdict import Verdict
 from lowbit.report.tables import (
     Name,
+    below,
     cosine,
     counted,
     decibels,
@@ -45,6 +46,9 @@ def show_budget(console: Console, budget: Budget) -> None:
     """Print the tensors that add most to the error, why, and what was tried on them."""
     show(console, _rows(budget))
     show(console, _suggested_fixes(budget))
+    if useless := _useless(budget):
+        console.print(Text(visible(useless), style="dim"))
+        console.print()
     console.print(Text(_how(budget), style="dim"))
     if budget.promotion is not None:
         console.print(_promotion(budget))
@@ -60,10 +64,9 @@ def _print_json(console: Console, line: str) -> None:
 
 def _show_configurations(console: Console, budget: Budget) -> None:
     """Print how to ask for each suggested fix that helps."""
-    for index, fix in enumerate(_fixes(budget), 1):
-        if fix.gain_db > 0:
-            console.print(f"fix {index}, as --config or as an option:")
-            _print_json(console, fix.config)
+    for index, (_, fix) in enumerate(_fixes(budget), 1):
+        console.print(f"fix {index}, as --config or as an option:")
+        _print_json(console, fix.config)
 
 
 def _rows(budget: Budget) -> Table:
@@ -73,7 +76,7 @@ def _rows(budget: Budget) -> Table:
     )
     for row in budget.rows[:_SHOWN]:
         lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
-        lines += [Text(f"  {c.name}: {c.detail}", style="dim") for c in row.causes]
+        lines += [below(f"{c.name}: {c.detail}") for c in row.causes]
         change = "" if row.recovered is None else f"{-row.recovered:+.1%}"
         sensitivity = f"{row.sensitivity:.1%}" if row.samples else f"~{row.sensitivity:.1%}"
         table.add_row(Group(*lines), decibels(row.own_sqnr_db), sensitivity, change)
@@ -84,14 +87,28 @@ def _suggested_fixes(budget: Budget) -> Table:
     table = make_table(
         "suggested fixes, tried one at a time", "", "tensor", "fix", "gain dB", figures=1
     )
-    rows = [(row.tensor, fix) for row in budget.rows[:_SHOWN] for fix in row.suggested_fixes]
-    for index, (tensor, fix) in enumerate(rows, 1):
+    for index, (tensor, fix) in enumerate(_fixes(budget), 1):
         table.add_row(str(index), Name(tensor), fix.what, f"{fix.gain_db:+.2f}")
     return table
 
 
-def _fixes(budget: Budget) -> list[SuggestedFix]:
-    return [fix for row in budget.rows[:_SHOWN] for fix in row.suggested_fixes]
+def _fixes(budget: Budget) -> list[tuple[str, SuggestedFix]]:
+    """Return the tensors and fixes that help."""
+    return [(tensor, fix) for tensor, fix in _tried(budget) if fix.gain_db > 0]
+
+
+def _tried(budget: Budget) -> list[tuple[str, SuggestedFix]]:
+    return [(row.tensor, fix) for row in budget.rows[:_SHOWN] for fix in row.suggested_fixes]
+
+
+def _useless(budget: Budget) -> str:
+    """Return what was tried and does not help."""
+    found = [
+        f"{tensor}: {fix.what} ({fix.gain_db:+.2f} dB)"
+        for tensor, fix in _tried(budget)
+        if fix.gain_db <= 0
+    ]
+    return f"tried, and no help: {', '.join(found)}" if found else ""
 
 
 def _how(budget: Budget) -> str:
@@ -206,8 +223,8 @@ def show_goal(console: Console, goal: GoalOutcome) -> None:
     title = f"tried for {goal.goal}, on {counted(goal.search_samples, 'sample')} of the search"
     table = make_table(title, "what", goal.figure, "margin dB", "time", "", figures=3)
     for row in goal.trials:
-        name = [Text(visible(f"{row.strategy}: {row.what}"))]
-        name += [Text(visible(f"  {row.note}"), style="dim")] if row.note else []
+        name: list[RenderableType] = [Text(visible(f"{row.strategy}: {row.what}"))]
+        name += [below(row.note)] if row.note else []
         figures = (
             "" if row.value is None else number(row.value),
             "" if row.margin_db is None else decibels(row.margin_db),
@@ -244,6 +261,7 @@ def show_comparison(console: Console, report: Report) -> None:
     facts.add_row("constants", _sizes(report))
     facts.add_row("time", _times(report.seconds))
     show_verdict(console, report)
+    console.print()
     show(console, facts)
     show(console, _accuracy(report))
     if report.accuracy:

@@ -10,11 +10,10 @@ import msgspec
 from rich.console import Console, Group
 from rich.text import Text
 
-from lowbit.errors import visible
 from lowbit.evaluate.accuracy import Accuracy
 from lowbit.evaluate.latency import Latency
 from lowbit.report.result import LEVEL_COLOURS
-from lowbit.report.tables import Name, make_table, show, size
+from lowbit.report.tables import Name, below, make_table, show, size
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +48,7 @@ def show_sweep(console: Console, rows: Sequence[SweepRow]) -> None:
         level = Text(row.level or "refused", style=LEVEL_COLOURS.get(row.level, "bold red"))
         accuracy, *cells = _cells(row)
         words = [word for word in (row.figure or row.refused, accuracy) if word]
-        below = [Text(visible(f"  {word}"), style="dim") for word in words]
-        table.add_row(Group(Name(f"{row.model} {row.preset}"), *below), level, *cells)
+        table.add_row(Group(Name(f"{row.model} {row.preset}"), *map(below, words)), level, *cells)
     show(console, table)
 
 

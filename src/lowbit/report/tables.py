@@ -11,6 +11,7 @@ from typing import Protocol
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -54,6 +55,7 @@ def make_table(title: str, *names: str, figures: int = 0) -> Table:
         box=box.SIMPLE_HEAD,
         title=Text(title, style="bold") if title else None,
         title_justify="left",
+        min_width=len(title),
         title_style="",
         show_edge=False,
         pad_edge=False,
@@ -63,6 +65,11 @@ def make_table(title: str, *names: str, figures: int = 0) -> Table:
         is_figure = index >= len(names) - figures
         table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure)
     return table
+
+
+def below(text: str) -> Padding:
+    """Return what is said of a name in the lines below it, indented however it wraps."""
+    return Padding(Text(visible(text), style="dim"), (0, 0, 0, 2))
 
 
 def make_facts() -> Table:
