@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -9,7 +11,15 @@ import onnxruntime as ort
 import pytest
 
 from lowbit.config.specs import BLOCKS, BfpSpec, MxSpec
-from lowbit.emit.functions import DOMAIN, Functions, block_body, block_shape, number
+from lowbit.emit.functions import (
+    DOMAIN,
+    Form,
+    Functions,
+    block_body,
+    block_shape,
+    form_attributes,
+    number,
+)
 from lowbit.graph.editing import GraphEditor
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.scales.formats import rounded_values
@@ -23,16 +33,29 @@ SPECS = {
 
 
 def _session(spec: BfpSpec | MxSpec, axis: int, rank: int, opset: int = 17) -> ort.InferenceSession:
-    return _run_body(f"axis = {axis}", "axis", block_body(spec, opset), rank, opset)
+    return _run_form(spec, axis, rank, form_attributes(Form.PADDED), opset)
 
 
-def _run_body(call: str, attribute: str, body: str, rank: int, opset: int) -> ort.InferenceSession:
+def _run_form(
+    spec: BfpSpec | MxSpec, axis: int, rank: int, form: dict, opset: int = 17
+) -> ort.InferenceSession:
+    attributes = {"axis": axis, **form}
+    call = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    return _run_body(call, ", ".join(attributes), block_body(spec, opset), rank, opset)
+
+
+def _calling(call: str, attribute: str, body: str, rank: int, opset: int) -> onnx.ModelProto:
+    """Return a model that calls a function of this body once."""
     dims = ", ".join(f"d{i}" for i in range(rank))
     text = f"""<ir_version: 8, opset_import: ["" : {opset}, "test" : 1]>
         graph (float[{dims}] x) => (float[{dims}] y) {{ y = test.Block <{call}> (x) }}
         <domain: "test", opset_import: ["" : {opset}]>
         Block <{attribute}> (x) => (y) {{ {body} }}"""
-    model = onnx.parser.parse_model(text)
+    return onnx.parser.parse_model(text)
+
+
+def _run_body(call: str, attribute: str, body: str, rank: int, opset: int) -> ort.InferenceSession:
+    model = _calling(call, attribute, body, rank, opset)
     onnx.checker.check_model(model)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -98,11 +121,37 @@ def test_whole_blocks_need_no_padding(name: str, shape: tuple[int, ...], axis: i
     x = np.random.default_rng(9).normal(size=shape).astype(np.float32)
     cut = block_shape(spec, axis, rank, shape[axis])
 
-    session = _run_body(
-        f"block_shape = {cut}", "block_shape", block_body(spec, 17, whole=True), rank, 17
-    )
+    session = _run_form(spec, axis, rank, form_attributes(Form.WHOLE, cut))
 
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], rounded_values(x, spec, axis))
+
+
+def test_what_is_stored_is_left_alone() -> None:
+    x = np.random.default_rng(9).normal(size=(3, 5)).astype(np.float32)
+
+    session = _run_form(SPECS["MX6"], 1, 2, form_attributes(Form.STORED))
+
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], x)
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_loaded_model_has_no_branches_left(form: Form, tmp_path: pathlib.Path) -> None:
+    """A form is chosen by a constant, so onnxruntime takes the branch once."""
+    spec = SPECS["MXFP4E2M1"]
+    shape = block_shape(spec, 1, 2, 64) if form is Form.WHOLE else None
+    given = form_attributes(form) if shape is None else form_attributes(form, shape)
+    attributes = {"axis": 1, **given}
+    call = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+
+    model = _calling(call, ", ".join(attributes), block_body(spec, 17), 2, 17)
+    ort.InferenceSession(model.SerializeToString(), options)
+
+    left = {node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node}
+    assert "If" not in left
+    assert ("Pad" in left) == (form is Form.PADDED)
 
 
 def test_a_length_that_is_no_multiple_is_padded() -> None:
@@ -120,11 +169,11 @@ def _editor() -> GraphEditor:
     )
 
 
-def test_a_body_is_defined_once_and_another_one_is_an_overload() -> None:
+def test_a_body_is_defined_once_and_another_one_is_in_a_domain_of_its_own() -> None:
     editor = _editor()
     functions = Functions(editor)
 
-    overloads = [
+    domains = [
         functions.define("Twice", "(x) => (y)", "y = Add(x, x)"),
         functions.define("Twice", "(x) => (y)", "y = Add(x, x)"),
         functions.define("Twice", "<n> (x) => (y)", "y = Sum(x, x)"),
@@ -132,30 +181,21 @@ def test_a_body_is_defined_once_and_another_one_is_an_overload() -> None:
         functions.define("Twice", "(x) => (y)", "z = Neg(x) y = Sub(x, z)"),
     ]
 
-    assert overloads == ["", "", "v2", "", "v3"]
-    assert [f.name for f in editor.model.functions.values()] == ["Twice", "Twice", "Other", "Twice"]
-    assert editor.model.opset_imports[DOMAIN] == 1
-    # Overloads came with this version of the file format.
-    assert editor.model.ir_version == 10
+    second, third = f"{DOMAIN}.v2", f"{DOMAIN}.v3"
+    assert domains == [DOMAIN, DOMAIN, second, DOMAIN, third]
+    names = [(f.domain, f.name) for f in editor.model.functions.values()]
+    assert names == [(DOMAIN, "Twice"), (second, "Twice"), (DOMAIN, "Other"), (third, "Twice")]
+    assert set(editor.model.opset_imports) == {"", DOMAIN, second, third}
 
 
-def test_a_model_without_overloads_keeps_its_version() -> None:
-    editor = _editor()
-
-    Functions(editor).define("Twice", "(x) => (y)", "y = Add(x, x)")
-
-    assert editor.model.ir_version == 8
-
-
-def test_nodes_run_the_body_of_their_overload() -> None:
+def test_nodes_run_their_own_body() -> None:
     editor = _editor()
     functions = Functions(editor)
     first = functions.define("F", "(x) => (y)", "y = Add(x, x)")
     second = functions.define("F", "(x) => (y)", "y = Mul(x, x)")
     x = editor.values["x"]
     nodes = [
-        editor.node("F", [x], f"n{i}", domain=DOMAIN, overload=overload)
-        for i, overload in enumerate((first, second))
+        editor.node("F", [x], f"n{i}", domain=domain) for i, domain in enumerate((first, second))
     ]
     for node in nodes:
         node.outputs[0].type, node.outputs[0].shape = x.type, x.shape
@@ -170,7 +210,12 @@ def test_nodes_run_the_body_of_their_overload() -> None:
     assert [array.tolist() for array in found] == [[2, 6, 10], [1, 9, 25]]
 
 
-@pytest.mark.parametrize("value", [0.1, -65504.0, 3.4028234663852886e38, 2.0**-140, 1e-7])
+def test_numbers_that_older_parsers_do_not_read_are_refused() -> None:
+    with pytest.raises(ValueError, match="least normal"):
+        number(2.0**-140)
+
+
+@pytest.mark.parametrize("value", [0.1, -65504.0, 3.4028234663852886e38, 2.0**-126, 1e-7])
 def test_numbers_in_bodies_are_exact(value: float) -> None:
     session = _run_body("a = 0", "a", f"k = {number(value)} z = Sub(x, x) y = Add(z, k)", 1, 17)
 

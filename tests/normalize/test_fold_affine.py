@@ -429,3 +429,33 @@ def test_an_offset_leaves_a_shared_weight_shared(parse, floats, assert_same) -> 
 
     assert len({n.inputs[1] for n in normal.graph if n.op_type == "Conv"}) == 1
     assert_same(original, normal, {"x": floats(1, 3, 8, 8)})
+
+
+@pytest.mark.parametrize("attributes", ["alpha=0.5", "alpha=-1.5, beta=2.0, transB=1"])
+def test_the_factor_of_a_gemm_is_part_of_its_weights(
+    parse, floats, assert_same, attributes
+) -> None:
+    original = parse(
+        f"""g (float[2,4] x) => (float[2,4] y, float[2,4] z) {{
+          y = Gemm<{attributes}>(x, w, b)
+          z = Gemm(x, w, b)
+        }}""",
+        {"w": floats(4, 4), "b": floats(4)},
+    )
+
+    normal = normalize(io.load(original))
+
+    assert [node.attributes.get_float("alpha", 1.0) for node in normal.graph] == [1.0, 1.0]
+    assert_same(original, normal, {"x": floats(2, 4)})
+
+
+def test_the_factor_of_a_gemm_stays_beside_weights_that_vary(parse, floats, assert_same) -> None:
+    original = parse(
+        "g (float[2,4] x, float[4,4] w) => (float[2,4] y) { y = Gemm<alpha=0.5>(x, w, b) }",
+        {"b": floats(4)},
+    )
+
+    normal = normalize(io.load(original))
+
+    assert normal.graph[0].attributes.get_float("alpha", 1.0) == 0.5
+    assert_same(original, normal, {"x": floats(2, 4), "w": floats(4, 4)})

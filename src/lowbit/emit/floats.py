@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lowbit.config.specs import FloatSpec
 from lowbit.emit.emission import Emission, EmittedTensor
-from lowbit.emit.functions import DOMAIN, PAIR, number
+from lowbit.emit.functions import PAIR, number
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import FloatArray, FloatFormat, as_stored
 from lowbit.planning.plan import TensorPlan
@@ -119,11 +119,9 @@ class NamedOperators:
         self, op: str, tensor: TensorPlan, spec: FloatSpec, value: ir.Value, steps: list[str]
     ) -> ir.Node:
         name = f"Extended{op}"
-        overload = self._functions.define(name, PAIR, "\n".join(steps))
+        domain = self._functions.define(name, PAIR, "\n".join(steps))
         inputs = [value, *self._of(tensor.leader, spec)]
-        return self._editor.node(
-            name, inputs, f"{tensor.name}_{op}", domain=DOMAIN, overload=overload
-        )
+        return self._editor.node(name, inputs, f"{tensor.name}_{op}", domain=domain)
 
     def _of(self, leader: str, spec: FloatSpec) -> list[ir.Value]:
         if leader not in self._parameters:

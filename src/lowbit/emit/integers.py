@@ -16,7 +16,6 @@ from lowbit.emit.dynamic import IntegerProducts
 from lowbit.emit.embeddings import EmbeddingNodes, Table
 from lowbit.emit.emission import Emission, EmittedTensor
 from lowbit.emit.functions import (
-    DOMAIN,
     PAIR,
     dequantize_body,
     quantize_body,
@@ -147,10 +146,8 @@ class IntegerNodes:
         if op == "QuantizeLinear":
             body = quantize_body(_DTYPES[params.format], spread)
         signature = f"<axis> {PAIR}" if spread else PAIR
-        overload = self._context.functions.define(f"Extended{op}", signature, body)
-        return self._editor.node(
-            f"Extended{op}", inputs, f"{name}_{op}", attributes, DOMAIN, overload=overload
-        )
+        domain = self._context.functions.define(f"Extended{op}", signature, body)
+        return self._editor.node(f"Extended{op}", inputs, f"{name}_{op}", attributes, domain)
 
     def _domain_of(self, fmt: IntegerFormat) -> str:
         if self._domain == "auto":

@@ -18,7 +18,7 @@ from lowbit.graph.onnx_passes import infer_anew, infer_types, require_opset
 from lowbit.graph.session import Feed, session
 from lowbit.graph.soundness import check_calls
 from lowbit.normalize.conditions import fold_conditions
-from lowbit.normalize.fold_affine import fold_affine
+from lowbit.normalize.fold_affine import fold_affine, fold_gemm_factors
 from lowbit.normalize.fused_attention import separate_projections
 from lowbit.normalize.precision import single_precision
 from lowbit.normalize.simplify import (
@@ -89,6 +89,7 @@ def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     drop_identities(model)
     fold_constants(model)
     fold_conditions(model)
+    fold_gemm_factors(model)
     fold_affine(model)
     decompose_hardswish(model)
     drop_duplicates(model)

@@ -227,7 +227,7 @@ def full_precision(model: ir.Model) -> None:
     for name, value in tuple(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
-    for key in [key for key in model.functions if key[0] == "com.amd.quark"]:
+    for key in [key for key in model.functions if key[0].startswith("com.amd.quark")]:
         del model.functions[key]
     _retype_ends(model)
     single_precision(model)

@@ -28,23 +28,31 @@ def rename(model: ir.Model, *, back: bool) -> ir.Model:
     names = {new: old for old, new in NAMES.items()} if back else NAMES
     source, target = (OLD_DOMAIN, NEW_DOMAIN) if back else (NEW_DOMAIN, OLD_DOMAIN)
     for node in model.graph.all_nodes():
-        if node.domain == source and node.op_type in names:
-            node.domain, node.op_type = target, names[node.op_type]
+        if _within(node.domain, source) and node.op_type in names:
+            node.domain = node.domain.replace(source, target)
+            node.op_type = names[node.op_type]
     for key, function in tuple(model.functions.items()):
-        if function.domain == source and function.name in names:
+        if _within(function.domain, source) and function.name in names:
             del model.functions[key]
-            function.domain, function.name = target, names[function.name]
+            function.domain = function.domain.replace(source, target)
+            function.name = names[function.name]
             model.functions[function.identifier()] = function
-    if source in model.opset_imports:
-        model.opset_imports[target] = model.opset_imports.pop(source)
+    for domain in [name for name in model.opset_imports if _within(name, source)]:
+        version = model.opset_imports.pop(domain)
+        model.opset_imports[domain.replace(source, target)] = version
     return model
+
+
+def _within(domain: str, family: str) -> bool:
+    """Whether a domain is the family's own, or one that it has for second bodies of a name."""
+    return domain == family or domain.startswith(f"{family}.")
 
 
 def to_standard(model: ir.Model) -> ir.Model:
     """Return the model with Q/DQ of integers from onnxruntime's set instead of Quark's."""
     model = model.clone()
     for node in model.graph:
-        if node.domain == NEW_DOMAIN and node.op_type in (QUANTIZE | DEQUANTIZE):
+        if _within(node.domain, NEW_DOMAIN) and node.op_type in (QUANTIZE | DEQUANTIZE):
             zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
             if zero is not None and zero.dtype.name in _INTEGERS:
                 node.op_type = node.op_type.removeprefix("Extended")
@@ -58,7 +66,7 @@ def to_casts(model: ir.Model) -> ir.Model:
     model = model.clone()
     graph = model.graph
     for node in tuple(graph):
-        if node.domain != NEW_DOMAIN or not _is_bf16(node):
+        if not _within(node.domain, NEW_DOMAIN) or not _is_bf16(node):
             continue
         quantizes = node.op_type in QUANTIZE
         cast = ir.node("Cast", [node.inputs[0]], {"to": 16 if quantizes else 1})
