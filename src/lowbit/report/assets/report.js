@@ -55,8 +55,8 @@
   // ---- header and summary
   by("version").textContent = report.version;
   by("title").textContent = entry.title;
-  by("subtitle").textContent = report.preset + " for " + report.target + ", " + report.verification_samples +
-    (report.held_out && report.calibration_samples ? " held-out samples" : " samples") + ", " + report.data;
+  const seen = report.verification_samples + (report.held_out && report.calibration_samples ? " held-out samples" : " samples");
+  by("subtitle").textContent = report.preset + " for " + report.target + ", " + (report.data.startsWith(seen) ? "" : seen + ", ") + report.data;
   const verdict = report.verdict;
   if (verdict) {
     const place = by("verdict");
@@ -113,6 +113,8 @@
     ctx.save();
     ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
     ctx.fillStyle = colour("ink");
+    ctx.textAlign = "left"; // the axes leave their own
+    ctx.textBaseline = "alphabetic";
     for (const [index, fall] of falls.sort((a, b) => b[1] - a[1]).slice(0, 8)) {
       if (fall <= 0 || places.length > 4) continue;
       const text = cutName(plotted[index].tensor, 26), x = plot.valToPos(index + 1, "x", true), y = plot.valToPos(plotted[index].sqnr, "y", true) + 14 * devicePixelRatio;
@@ -140,6 +142,7 @@
   const drawBudget = () => {
     const top = report.budget.rows.slice(0, document.documentElement.clientWidth < 640 ? 9 : 24);
     draw(document.querySelector("#budget .plot"), "Sensitivity of the " + top.length + " worst tensors: share of the outputs' noise with only that tensor quantized; the list below has the numbers", 300, {
+      padding: [null, 60, null, null], // for the last name, which goes beyond its bar
       scales: { x: { time: false, range: [0.4, top.length + 0.6] }, y: { range: (_, low, high) => [0, (high || 1) * 1.1] } },
       axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => top.map((row) => cutName(row.tensor, 20)), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
       series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : top[Math.round(v) - 1]?.tensor ?? v) },
@@ -302,7 +305,7 @@
 
   // ---- samples: classes, boxes or images of both models
   const pictured = (address, boxes, alt) => {
-    const frame = make("div", { className: "picture" }, make("img", { src: address, alt }));
+    const frame = make("div", { className: boxes ? "picture boxed" : "picture" }, make("img", { src: address, alt }));
     for (const [left, top, right, bottom, score, label] of boxes ?? []) {
       const box = make("i", { title: "class " + label + ", " + percent(score, 0) }, make("span", { textContent: label + " · " + score.toFixed(2) }));
       const part = (value) => 100 * Math.max(0, Math.min(1, value));
@@ -349,7 +352,10 @@
       place.append(make("details", { open: index < 2 }, make("summary", {}, name, make("span", { className: "number", textContent: (row.samples ? "" : "~") + percent(row.sensitivity) }), make("span", { className: "quiet", textContent: row.causes.map((c) => c.name).join(", ") })),
         ...row.causes.map((c) => make("div", {}, make("b", { textContent: c.name }), ": " + c.detail)),
         inFloat ? make("div", { className: "quiet", textContent: inFloat }) : null,
-        ...row.suggested_fixes.map((fix) => make("div", {}, "suggested fix: " + fix.what + ": ", make("span", { className: known(fix.gain_db) && fix.gain_db <= 0 ? "loss" : "gain", textContent: known(fix.gain_db) ? (fix.gain_db > 0 ? "+" : "") + fix.gain_db.toFixed(2) + " dB" : "exact" }), make("code", { className: "line", textContent: fix.config })))));
+        ...row.suggested_fixes.map((fix) => {
+          const helps = !known(fix.gain_db) || fix.gain_db > 0, gain = known(fix.gain_db) ? (helps ? "+" : "") + fix.gain_db.toFixed(2) + " dB" : "exact";
+          return make("div", {}, (helps ? "suggested fix: " : "tried, and no help: ") + fix.what + ": ", make("span", { className: helps ? "gain" : "loss", textContent: gain }), helps ? make("code", { className: "line", textContent: fix.config }) : null);
+        })));
     });
     const promotion = budget.promotion;
     if (promotion) place.append(make("p", {}, make("b", { textContent: "The " + promotion.tensors.length + " worst tensors promoted to 16 bits, measured together: " }), db(budget.sqnr_db) + " → " + db(promotion.sqnr_db) + " dB, " + percent(promotion.noise_recovered, 0) + " of the noise recovered." + (known(promotion.requantized_sqnr_db) ? " Quantized again with them at 16 bits: " + db(promotion.requantized_sqnr_db) + " dB." : ""), make("code", { className: "line", textContent: promotion.config })));
