@@ -48,6 +48,27 @@ def test_bash_offers_files_for_arguments(tmp_path, monkeypatch) -> None:
     assert offered(["lowbit", "quantize", "mod"]) == ["model.onnx"]
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed here")
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("lowbit qu", ["quantize"]),
+        ("lowbit quantize --no-sm", ["--no-smooth-quant"]),
+        ("lowbit plan m.onnx --preset XINT8_", ["XINT8_ACCURATE"]),
+        ("lowbit presets --no-sm", []),
+    ],
+)
+def test_fish_offers_commands_options_and_values(line, found) -> None:
+    script = f"{completion('fish', make_parser(), VALUES)}\ncomplete -C '{line}'"
+    ran = subprocess.run(
+        [shutil.which("fish") or "", "--no-config", "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert [offer.split("\t")[0] for offer in ran.stdout.splitlines()] == found
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_option_of_every_command_is_there(shell) -> None:
     parser = make_parser()
