@@ -136,10 +136,10 @@ def test_formats_go_together_in_one_file() -> None:
 
     model = result.model
     onnx.checker.check_model(model, full_check=True)
-    names = [(f.name, f.domain) for f in model.functions]
+    names = [(f.name, f.domain, f.overload) for f in model.functions]
     assert len(set(names)) == len(names)
-    assert sum(name == "ExtendedQuantizeLinear" for name, _ in names) == 2
-    assert sum(name == "BFPQuantizeDequantize" for name, _ in names) >= 2
+    assert sum(name == "ExtendedQuantizeLinear" for name, *_ in names) == 2
+    assert sum(name == "BFPQuantizeDequantize" for name, *_ in names) >= 2
     ort.InferenceSession(model.SerializeToString())
     assert result.report.sqnr_db > 20
 

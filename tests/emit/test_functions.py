@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -11,15 +9,7 @@ import onnxruntime as ort
 import pytest
 
 from lowbit.config.specs import BLOCKS, BfpSpec, MxSpec
-from lowbit.emit.functions import (
-    DOMAIN,
-    Form,
-    Functions,
-    block_body,
-    block_shape,
-    form_attributes,
-    number,
-)
+from lowbit.emit.functions import DOMAIN, STORED, Functions, block_body, block_shape, number
 from lowbit.graph.editing import GraphEditor
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.scales.formats import rounded_values
@@ -33,29 +23,16 @@ SPECS = {
 
 
 def _session(spec: BfpSpec | MxSpec, axis: int, rank: int, opset: int = 17) -> ort.InferenceSession:
-    return _run_form(spec, axis, rank, form_attributes(Form.PADDED), opset)
+    return _run_body(f"axis = {axis}", "axis", block_body(spec, opset), rank, opset)
 
 
-def _run_form(
-    spec: BfpSpec | MxSpec, axis: int, rank: int, form: dict, opset: int = 17
-) -> ort.InferenceSession:
-    attributes = {"axis": axis, **form}
-    call = ", ".join(f"{name} = {value}" for name, value in attributes.items())
-    return _run_body(call, ", ".join(attributes), block_body(spec, opset), rank, opset)
-
-
-def _calling(call: str, attribute: str, body: str, rank: int, opset: int) -> onnx.ModelProto:
-    """Return a model that calls a function of this body once."""
+def _run_body(call: str, attribute: str, body: str, rank: int, opset: int) -> ort.InferenceSession:
     dims = ", ".join(f"d{i}" for i in range(rank))
     text = f"""<ir_version: 8, opset_import: ["" : {opset}, "test" : 1]>
         graph (float[{dims}] x) => (float[{dims}] y) {{ y = test.Block <{call}> (x) }}
         <domain: "test", opset_import: ["" : {opset}]>
         Block <{attribute}> (x) => (y) {{ {body} }}"""
-    return onnx.parser.parse_model(text)
-
-
-def _run_body(call: str, attribute: str, body: str, rank: int, opset: int) -> ort.InferenceSession:
-    model = _calling(call, attribute, body, rank, opset)
+    model = onnx.parser.parse_model(text)
     onnx.checker.check_model(model)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -121,37 +98,11 @@ def test_whole_blocks_need_no_padding(name: str, shape: tuple[int, ...], axis: i
     x = np.random.default_rng(9).normal(size=shape).astype(np.float32)
     cut = block_shape(spec, axis, rank, shape[axis])
 
-    session = _run_form(spec, axis, rank, form_attributes(Form.WHOLE, cut))
+    session = _run_body(
+        f"block_shape = {cut}", "block_shape", block_body(spec, 17, whole=True), rank, 17
+    )
 
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], rounded_values(x, spec, axis))
-
-
-def test_what_is_stored_is_left_alone() -> None:
-    x = np.random.default_rng(9).normal(size=(3, 5)).astype(np.float32)
-
-    session = _run_form(SPECS["MX6"], 1, 2, form_attributes(Form.STORED))
-
-    np.testing.assert_array_equal(session.run(None, {"x": x})[0], x)
-
-
-@pytest.mark.parametrize("form", Form)
-def test_a_loaded_model_has_no_branches_left(form: Form, tmp_path: pathlib.Path) -> None:
-    """A form is chosen by a constant, so onnxruntime takes the branch once."""
-    spec = SPECS["MXFP4E2M1"]
-    shape = block_shape(spec, 1, 2, 64) if form is Form.WHOLE else None
-    given = form_attributes(form) if shape is None else form_attributes(form, shape)
-    attributes = {"axis": 1, **given}
-    call = ", ".join(f"{name} = {value}" for name, value in attributes.items())
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-
-    model = _calling(call, ", ".join(attributes), block_body(spec, 17), 2, 17)
-    ort.InferenceSession(model.SerializeToString(), options)
-
-    left = {node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node}
-    assert "If" not in left
-    assert ("Pad" in left) == (form is Form.PADDED)
 
 
 def test_a_length_that_is_no_multiple_is_padded() -> None:
@@ -173,7 +124,7 @@ def test_a_body_is_defined_once_and_another_one_is_in_a_domain_of_its_own() -> N
     editor = _editor()
     functions = Functions(editor)
 
-    domains = [
+    calls = [
         functions.define("Twice", "(x) => (y)", "y = Add(x, x)"),
         functions.define("Twice", "(x) => (y)", "y = Add(x, x)"),
         functions.define("Twice", "<n> (x) => (y)", "y = Sum(x, x)"),
@@ -182,21 +133,68 @@ def test_a_body_is_defined_once_and_another_one_is_in_a_domain_of_its_own() -> N
     ]
 
     second, third = f"{DOMAIN}.v2", f"{DOMAIN}.v3"
-    assert domains == [DOMAIN, DOMAIN, second, DOMAIN, third]
-    names = [(f.domain, f.name) for f in editor.model.functions.values()]
-    assert names == [(DOMAIN, "Twice"), (second, "Twice"), (DOMAIN, "Other"), (third, "Twice")]
+    assert [call.domain for call in calls] == [DOMAIN, DOMAIN, second, DOMAIN, third]
+    assert {call.overload for call in calls} == {""}
+    assert {(f.domain, f.name) for f in editor.model.functions.values()} == {
+        (DOMAIN, "Twice"),
+        (second, "Twice"),
+        (DOMAIN, "Other"),
+        (third, "Twice"),
+    }
     assert set(editor.model.opset_imports) == {"", DOMAIN, second, third}
+    assert editor.model.ir_version == 8
+
+
+def test_bodies_with_a_general_one_in_common_are_overloads_and_it_is_the_last() -> None:
+    """Up to 1.26 onnxruntime runs the last one for all."""
+    editor = _editor()
+    functions = Functions(editor)
+    general = "z = Neg(x) y = Sub(x, z)"
+
+    calls = [
+        functions.define("Twice", "(x) => (y)", "y = Add(x, x)", general),
+        functions.define("Twice", "(x) => (y)", general, general),
+        functions.define("Twice", "(x) => (y)", "y = Sum(x, x)", general),
+        functions.define("Twice", "(x) => (y)", "y = Add(x, x)", "y = Other(x)"),
+    ]
+
+    assert [call.domain for call in calls] == [DOMAIN, DOMAIN, DOMAIN, f"{DOMAIN}.v2"]
+    assert [call.overload for call in calls] == ["", "v2", "v3", ""]
+    last = [f for f in editor.model.functions.values() if f.domain == DOMAIN][-1]
+    assert (last.overload, [node.op_type for node in last]) == ("v2", ["Neg", "Sub"])
+    # Overloads came with this version of the file format.
+    assert editor.model.ir_version == 10
+
+
+def test_a_runtime_that_runs_the_last_overload_for_all_gives_the_same() -> None:
+    spec = SPECS["MX6"]
+    general = block_body(spec, 17)
+    x = np.random.default_rng(9).normal(size=(3, 64)).astype(np.float32)
+    editor = _editor()
+    functions = Functions(editor)
+    for body in (STORED, block_body(spec, 17, whole=True)):
+        functions.define("Block", "<axis, block_shape> (x) => (y)", body, general)
+    *_, last = editor.model.functions.values()
+    steps = [node.op_type for node in last]
+
+    (got,) = _session(spec, 1, 2).run(None, {"x": x})
+    (again,) = _session(spec, 1, 2).run(None, {"x": got})
+
+    assert "Pad" in steps
+    np.testing.assert_array_equal(got, rounded_values(x, spec, 1))
+    # So it is right after constants too, which hold values of the format.
+    np.testing.assert_array_equal(again, got)
 
 
 def test_nodes_run_their_own_body() -> None:
     editor = _editor()
     functions = Functions(editor)
-    first = functions.define("F", "(x) => (y)", "y = Add(x, x)")
-    second = functions.define("F", "(x) => (y)", "y = Mul(x, x)")
-    x = editor.values["x"]
-    nodes = [
-        editor.node("F", [x], f"n{i}", domain=domain) for i, domain in enumerate((first, second))
+    calls = [
+        functions.define("F", "(x) => (y)", "y = Add(x, x)"),
+        functions.define("F", "(x) => (y)", "y = Mul(x, x)"),
     ]
+    x = editor.values["x"]
+    nodes = [editor.node("F", [x], f"n{i}", domain=call.domain) for i, call in enumerate(calls)]
     for node in nodes:
         node.outputs[0].type, node.outputs[0].shape = x.type, x.shape
     editor.graph.extend(nodes)

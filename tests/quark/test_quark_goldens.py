@@ -201,7 +201,7 @@ def _conversions(model: onnx.ModelProto) -> list[tuple]:
     """Return type and attributes of what reads each activation to round it, and each weight.
 
     Quark names folded weights otherwise, so constants are told apart by their shape alone. The
-    attributes ``block_shape`` and ``form`` are ours alone: our function reads them.
+    attribute ``block_shape`` is ours alone: our function reads it.
     """
     shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
     found = []
@@ -210,7 +210,6 @@ def _conversions(model: onnx.ModelProto) -> list[tuple]:
             source = shapes.get(node.input[0], node.input[0].removesuffix(_RENAMED))
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
             attributes.pop("block_shape", None)
-            attributes.pop("form", None)
             found.append((node.op_type, str(source), sorted(attributes.items())))
     return sorted(found)
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
 from lowbit.emit.emission import Emission, EmittedTensor
-from lowbit.emit.functions import Form, block_body, block_shape, form_attributes
+from lowbit.emit.functions import STORED, block_body, block_shape
 from lowbit.graph.editing import Attributes
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.blocks import Element, Rounding
@@ -44,32 +44,39 @@ class BlockNodes:
 
     def weight(self, tensor: TensorPlan, make: Callable[[], FloatArray]) -> EmittedTensor:
         """Let all consumers of a constant read it in blocks."""
-        value = self._editor.values[tensor.name]
+        value, spec = self._editor.values[tensor.name], _block_spec(tensor)
         uses = tuple(value.uses())
         if not _stays(tensor, make):
             self._editor.set_values(value, make)
             node = self._rounding(tensor, value)
         else:
             self._editor.set_values(value, lambda: rounded_values(make(), tensor.spec, tensor.axis))
-            node = self._node(tensor, value, form_attributes(Form.STORED))
+            node = self._node(tensor, value, _attributes(spec, _axis(tensor)), STORED)
         result = self._editor.read_through(value, uses, [node])
         return EmittedTensor(tensor_name(value), tensor_name(result))
 
     def _rounding(self, tensor: TensorPlan, value: ir.Value) -> ir.Node:
-        shape = _whole_blocks(_block_spec(tensor), _axis(tensor), value)
-        if shape is None:
-            return self._node(tensor, value, form_attributes(Form.PADDED))
-        return self._node(tensor, value, form_attributes(Form.WHOLE, shape))
+        axis, spec = _axis(tensor), _block_spec(tensor)
+        attributes = _attributes(spec, axis)
+        shape = _whole_blocks(spec, axis, value)
+        if shape is not None:
+            attributes = {**attributes, "block_shape": shape}
+        body = block_body(spec, self._editor.opset, whole=shape is not None)
+        return self._node(tensor, value, attributes, body)
 
-    def _node(self, tensor: TensorPlan, value: ir.Value, form: Attributes) -> ir.Node:
+    def _node(
+        self, tensor: TensorPlan, value: ir.Value, attributes: Attributes, body: str
+    ) -> ir.Node:
         spec = _block_spec(tensor)
-        attributes = {**_attributes(spec, _axis(tensor)), **form}
         name = "BFPQuantizeDequantize" if isinstance(spec, BfpSpec) else "MXQuantizeDequantize"
-        signature = f"<{', '.join(attributes)}> (x) => (y)"
-        domain = self._functions.define(name, signature, block_body(spec, self._editor.opset))
-        return self._editor.node(
-            name, [value], f"{tensor.name}_DequantizeLinear", attributes, domain
+        call = self._functions.define(
+            name,
+            f"<{', '.join(attributes)}> (x) => (y)",
+            body,
+            general=block_body(spec, self._editor.opset),
         )
+        made = f"{tensor.name}_DequantizeLinear"
+        return self._editor.node(name, [value], made, attributes, call.domain, call.overload)
 
 
 def _block_spec(tensor: TensorPlan) -> BlockSpec:

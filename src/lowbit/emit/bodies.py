@@ -15,11 +15,9 @@ from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
 from lowbit.emit.functions import (
     DOMAIN,
     PAIR,
-    Form,
     Functions,
     block_body,
     dequantize_body,
-    form_attributes,
     number,
     quantize_body,
     spread_along,
@@ -65,7 +63,7 @@ def with_bodies(model: ir.Model) -> ir.Model:
                 f"{', '.join(_BODIES)}"
             )
         signature, steps = _BODIES[name](node, model.opset_imports.get("", 1))
-        node.domain, node.op_type = functions.define(name, signature, steps), name
+        node.domain, node.op_type = functions.define(name, signature, steps).domain, name
     _put_pairs_together(model.graph)
     if OLDER_DOMAIN in model.opset_imports:
         del model.opset_imports[OLDER_DOMAIN]
@@ -87,8 +85,6 @@ def _put_pairs_together(graph: ir.Graph) -> None:
 
 def _blocks(spec: BlockSpec, node: ir.Node, opset: int) -> tuple[str, str]:
     node.attributes.setdefault("axis", ir.AttrInt64("axis", 1))
-    for name, value in form_attributes(Form.PADDED).items():
-        node.attributes.setdefault(name, ir.convenience.convert_attribute(name, value))
     signature = f"<{', '.join(node.attributes)}> (x) => (y)"
     return signature, block_body(spec, opset)
 

@@ -119,9 +119,9 @@ class NamedOperators:
         self, op: str, tensor: TensorPlan, spec: FloatSpec, value: ir.Value, steps: list[str]
     ) -> ir.Node:
         name = f"Extended{op}"
-        domain = self._functions.define(name, PAIR, "\n".join(steps))
+        call = self._functions.define(name, PAIR, "\n".join(steps))
         inputs = [value, *self._of(tensor.leader, spec)]
-        return self._editor.node(name, inputs, f"{tensor.name}_{op}", domain=domain)
+        return self._editor.node(name, inputs, f"{tensor.name}_{op}", domain=call.domain)
 
     def _of(self, leader: str, spec: FloatSpec) -> list[ir.Value]:
         if leader not in self._parameters:

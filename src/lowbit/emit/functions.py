@@ -6,9 +6,7 @@ shape.
 
 A tensor in blocks is seen as [..., blocks, size of a block, inner]. Where the length along the axis is
 known and a multiple of a block, that shape is an attribute of the node; otherwise the body computes it
-and puts zeros after the last block. An attribute says which of these a node needs, or that its constant
-holds values of the format already, so that one body serves all tensors of a format: onnxruntime takes
-the branch when it loads the model.
+and puts zeros after the last block.
 
 The shared scale is a power of two below the largest number t of a block, found with nothing but
 correctly rounded sums and products: in double precision, splitting a number by the factor 2**52 + 1
@@ -18,8 +16,8 @@ two at or below t, whatever t is.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -32,37 +30,63 @@ DOMAIN = "com.amd.quark"
 PAIR = "(x, scale, zero_point) => (y)"
 """The signature of the two operators of a Q/DQ pair."""
 
+_OVERLOADS_FROM_IR_VERSION = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """What a node says to be computed by one body of several that its name has."""
+
+    domain: str
+    overload: str
+
 
 class Functions:
-    """The functions of one model, added when they are first used.
-
-    A second body of a name is in a domain of its own. ONNX has overloads for this, but onnxruntime
-    runs the same body for all of them up to 1.28.
-    """
+    """The functions of one model, added when they are first used."""
 
     def __init__(self, editor: GraphEditor) -> None:
         self._model = editor.model
         self._opset = editor.opset
-        self._domains: dict[tuple[str, str], str] = {}
+        self._calls: dict[tuple[str, str], dict[str, Call]] = {}
 
-    def define(self, name: str, signature: str, body: str) -> str:
-        """Make sure that ``name`` with this body is defined, and return its domain."""
-        if (name, body) not in self._domains:
-            number = 1 + sum(known == name for known, _ in self._domains)
-            domain = DOMAIN if number == 1 else f"{DOMAIN}.v{number}"
-            self._add(domain, name, signature, body)
-            self._domains[name, body] = domain
-        return self._domains[name, body]
+    def define(self, name: str, signature: str, body: str, general: str = "") -> Call:
+        """Make sure that ``name`` with this body is defined, and return how a node calls it.
 
-    def _add(self, domain: str, name: str, signature: str, body: str) -> None:
+        ``general`` is a body that gives the same, in more steps. Bodies that have it in common are
+        overloads of each other, and it is the last of them: up to 1.26, onnxruntime runs the last
+        one for all. Any other body of the name is in a domain of its own.
+        """
+        general = general or body
+        family = self._calls.setdefault((name, general), {})
+        for each in (body, general):
+            if each not in family:
+                family[each] = self._add(name, signature, each, family)
+        last = family[general]
+        functions = self._model.functions
+        functions[last.domain, name, last.overload] = functions.pop(
+            (last.domain, name, last.overload)
+        )
+        return family[body]
+
+    def _add(self, name: str, signature: str, body: str, family: Mapping[str, Call]) -> Call:
+        number = sum(known == name for known, _ in self._calls)
+        domain = DOMAIN if number == 1 else f"{DOMAIN}.v{number}"
+        call = next(iter(family.values()), Call(domain, ""))
+        if family:
+            call = Call(call.domain, f"v{len(family) + 1}")
+            self._model.ir_version = max(self._model.ir_version, _OVERLOADS_FROM_IR_VERSION)
         text = (
             f'<ir_version: 8, opset_import: ["" : {self._opset}]> unused (float x) => (float y) '
-            f'{{ y = Identity(x) }} <domain: "{domain}", opset_import: ["" : {self._opset}]> '
+            f'{{ y = Identity(x) }} <domain: "{call.domain}", opset_import: ["" : {self._opset}]> '
             f"{name} {signature} {{ {body} }}"
         )
         (parsed,) = ir.from_onnx_text(text).functions.values()
-        self._model.functions[parsed.identifier()] = parsed
-        self._model.opset_imports.setdefault(domain, 1)
+        function = ir.Function(
+            call.domain, name, call.overload, graph=parsed.graph, attributes=parsed.attributes
+        )
+        self._model.functions[function.identifier()] = function
+        self._model.opset_imports.setdefault(call.domain, 1)
+        return call
 
 
 def number(value: float) -> str:
@@ -139,24 +163,8 @@ _LARGEST = 3.4028234663852886e38
 _LOWEST_BINADE = 2.0**-127
 _THREE_QUARTERS = 0.75 * (1 + 2.0**-30)
 _FLOAT, _DOUBLE = int(ir.DataType.FLOAT), int(ir.DataType.DOUBLE)
-# A shape for nodes whose blocks have none: any tensor can be seen so.
-_ANY_SHAPE = (-1, 1, 1, 1)
-
-
-class Form(enum.IntEnum):
-    """What an operator of blocks does."""
-
-    STORED = 0
-    """Nothing: its constant holds values of the format."""
-    WHOLE = 1
-    """Cut the tensor into whole blocks."""
-    PADDED = 2
-    """Put zeros after the last block."""
-
-
-def form_attributes(form: Form, shape: Sequence[int] = _ANY_SHAPE) -> dict[str, int | list[int]]:
-    """Return the attributes that the body of a block format reads besides the axis."""
-    return {"form": int(form), "block_shape": list(shape)}
+STORED = "y = Identity(x)"
+"""The body for constants that hold values of the format already."""
 
 
 def block_shape(spec: BlockSpec, axis: int, rank: int, length: int) -> list[int] | None:
@@ -167,32 +175,15 @@ def block_shape(spec: BlockSpec, axis: int, rank: int, length: int) -> list[int]
     return [*before, length // spec.block, *_inside(spec), inner]
 
 
-def block_body(spec: BlockSpec, opset: int) -> str:
-    """Return the body of a function of ``x`` that gives ``y``, by ``axis`` and `form_attributes`."""
-    whole = _steps(spec, opset, _cut_whole(), _join_whole())
-    padded = _steps(spec, opset, _cut(spec.block, _inside(spec)), _join())
-    return f"""
-        form = Constant <value_int: int = @form> ()
-        stored_form = Constant <value_int = {Form.STORED:d}> ()
-        whole_form = Constant <value_int = {Form.WHOLE:d}> ()
-        is_stored = Equal(form, stored_form)
-        is_whole = Equal(form, whole_form)
-        y = If (is_stored) <
-            then_branch = stored () => (y_stored) {{ y_stored = Identity(x) }},
-            else_branch = rounding () => (y_rounded) {{
-                y_rounded = If (is_whole) <
-                    then_branch = whole () => (y_joined) {{ {whole} }},
-                    else_branch = padded () => (y_joined) {{ {padded} }}
-                >
-            }}
-        >
+def block_body(spec: BlockSpec, opset: int, *, whole: bool = False) -> str:
+    """Return the body of a function of ``x`` that gives ``y``.
+
+    It reads the attribute ``block_shape`` if blocks are ``whole``, otherwise ``axis``.
     """
-
-
-def _steps(spec: BlockSpec, opset: int, cut: list[str], join: list[str]) -> str:
-    """Return the steps from ``x`` to ``y_joined``."""
+    inside = _inside(spec)
+    cut, join = (_cut_whole(), _join_whole()) if whole else (_cut(spec.block, inside), _join())
     steps = [*cut, *_sizes()]
-    steps += _largest("top", [-3, -2] if len(_inside(spec)) > 1 else [-2], opset)
+    steps += _largest("top", [-3, -2] if len(inside) > 1 else [-2], opset)
     if isinstance(spec, MxSpec) and spec.element is not Element.INT8:
         steps += _minifloats(MINIFLOATS[spec.element])
     else:
@@ -258,7 +249,7 @@ def _cut_whole() -> list[str]:
 
 
 def _join_whole() -> list[str]:
-    return ["shape = Shape(x)", "y_joined = Reshape(kept, shape)"]
+    return ["shape = Shape(x)", "y = Reshape(kept, shape)"]
 
 
 def _cut(size: int, inside: list[int]) -> list[str]:
@@ -294,13 +285,13 @@ def _cut(size: int, inside: list[int]) -> list[str]:
 
 
 def _join() -> list[str]:
-    """Return the steps from ``kept`` to ``y_joined``, without the zeros that were put after it."""
+    """Return the steps from ``kept`` to ``y``, without the zeros that were put after it."""
     return [
         "whole_length = Add(length, missing)",
         "long_shape = Concat <axis = 0> (outer, whole_length, inner)",
         "long = Reshape(kept, long_shape)",
         "cut = Slice(long, zero, length, one)",
-        "y_joined = Reshape(cut, shape)",
+        "y = Reshape(cut, shape)",
     ]
 
 

@@ -146,8 +146,8 @@ class IntegerNodes:
         if op == "QuantizeLinear":
             body = quantize_body(_DTYPES[params.format], spread)
         signature = f"<axis> {PAIR}" if spread else PAIR
-        domain = self._context.functions.define(f"Extended{op}", signature, body)
-        return self._editor.node(f"Extended{op}", inputs, f"{name}_{op}", attributes, domain)
+        call = self._context.functions.define(f"Extended{op}", signature, body)
+        return self._editor.node(f"Extended{op}", inputs, f"{name}_{op}", attributes, call.domain)
 
     def _domain_of(self, fmt: IntegerFormat) -> str:
         if self._domain == "auto":

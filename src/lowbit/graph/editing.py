@@ -245,6 +245,7 @@ class GraphEditor:
         name: str,
         attributes: Attributes | None = None,
         domain: str = "",
+        overload: str = "",
         outputs: Sequence[str] = ("Output",),
     ) -> ir.Node:
         """Return a new node ``name`` whose output is ``name_Output``; of several each has its word."""
@@ -255,6 +256,7 @@ class GraphEditor:
             inputs,
             attributes or {},
             domain=domain,
+            overload=overload,
             name=self.free(name),
             num_outputs=len(outputs),
         )
