@@ -20,22 +20,43 @@ def test_what_is_kept_in_memory_keeps_nothing_else_alive(tmp_path: pathlib.Path)
     np.testing.assert_array_equal(store.get(0, "x"), [10, 11])
 
 
-def test_what_does_not_fit_in_memory_goes_to_files_and_comes_back(tmp_path: pathlib.Path) -> None:
-    arrays = [np.full(100, k, np.float32) for k in range(6)]
+def _on_disk(folder: pathlib.Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_what_does_not_fit_in_memory_goes_to_a_file_and_comes_back(tmp_path: pathlib.Path) -> None:
+    arrays = [np.full(128, k, np.float32) for k in range(6)]
     store = Store(tmp_path, room=2 * arrays[0].nbytes)
 
     for k, array in enumerate(arrays):
         store.put(k, "x", array)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert _on_disk(tmp_path) == 4 * 512
     store.drop(0, "x")
     store.put(7, "y", arrays[5])
 
-    assert len(list(tmp_path.iterdir())) == 4
+    assert _on_disk(tmp_path) == 4 * 512
     for k in range(1, 6):
         np.testing.assert_array_equal(store.get(k, "x"), arrays[k])
         store.drop(k, "x")
-    assert not list(tmp_path.iterdir())
     np.testing.assert_array_equal(store.get(7, "y"), arrays[5])
+    store.close()
+
+
+def test_places_in_the_file_are_used_again(tmp_path: pathlib.Path) -> None:
+    """Random arrays come and go; the file is no longer than what was there at once, rounded up."""
+    random = np.random.default_rng(0)
+    store, kept = Store(tmp_path, room=0), dict[int, np.ndarray]()
+    for k in range(300):
+        if len(kept) == 8:
+            sample, array = kept.popitem() if k % 2 else (min(kept), kept.pop(min(kept)))
+            np.testing.assert_array_equal(store.get(sample, "x"), array)
+            store.drop(sample, "x")
+        kept[k] = random.integers(0, 255, random.integers(1, 1000)).astype(np.uint8)
+        store.put(k, "x", kept[k])
+    for sample, array in kept.items():
+        np.testing.assert_array_equal(store.get(sample, "x"), array)
+    assert _on_disk(tmp_path) <= 8 * sum(2**n for n in range(6, 11))
+    store.close()
 
 
 def test_names_and_samples_are_kept_apart_in_files(tmp_path: pathlib.Path) -> None:
@@ -79,9 +100,10 @@ def test_room_is_given_back_by_many_threads(tmp_path: pathlib.Path) -> None:
 
     for k in range(4):
         store.put(k, "x", array)
-    assert not list(tmp_path.iterdir())
+    assert not _on_disk(tmp_path)
     store.put(4, "x", array)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert _on_disk(tmp_path)
+    store.close()
 
 
 def test_a_folder_that_takes_nothing_is_named_with_the_way_out(tmp_path: pathlib.Path) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from helpers.column_moments import moments_of
 
-from lowbit.ops.geometry import MatrixLayer
 from lowbit.refine.column_sums import ColumnSums
 from lowbit.refine.moments import LayerMoments
 from lowbit.refine.samples import SampleInMemory
@@ -69,7 +68,7 @@ def test_small_errors_beside_large_outputs_are_told_apart(held_out: tuple[int, .
     weight, patches, _ = _columns(groups=1)
     weight, bias = 1000 * weight, np.float32([5.0, -3.0, 0.0])
     targets = np.asarray(weight @ patches + bias.reshape(1, -1, 1), np.float32)
-    seen = LayerMoments(_MATRIX, weight, bias, held_out=held_out)
+    seen = LayerMoments(weight, bias, held_out=held_out)
     samples = _samples(patches, targets)
     seen.add(list(enumerate(samples)))
     decide = samples if not held_out else [samples[i] for i in held_out]
@@ -85,7 +84,7 @@ def test_small_errors_beside_large_outputs_are_told_apart(held_out: tuple[int, .
 def test_a_bias_that_stays_is_taken_off_the_targets() -> None:
     weight, patches, targets = _columns(groups=1)
     fixed = np.arange(3, dtype=np.float32)
-    seen = LayerMoments(_MATRIX, weight, None, fixed_bias=fixed)
+    seen = LayerMoments(weight, None, fixed_bias=fixed)
     seen.add(list(enumerate(_samples(patches, targets))))
     expected = moments_of(patches, targets - fixed.reshape(1, -1, 1), centred=False)
     np.testing.assert_allclose(seen.moments.outputs, expected.outputs, rtol=1e-4, atol=1e-3)
@@ -97,11 +96,18 @@ def test_a_bias_that_stays_is_taken_off_the_targets() -> None:
 def test_relative_errors_count_a_position_by_its_own_size() -> None:
     weight, patches, _ = _columns(groups=1)
     patches[:, :, 0] *= 1000
-    seen, plain = (LayerMoments(_MATRIX, weight, None, relative=r) for r in (True, False))
+    seen, plain = (LayerMoments(weight, None, relative=r) for r in (True, False))
     for moments in (seen, plain):
         moments.add(list(enumerate(_samples(patches, weight @ patches))))
     off = weight * np.float32(1.01)
     assert plain.error(off, None) > 1000 * seen.error(off, None)
 
 
-_MATRIX = MatrixLayer(groups=1, outputs=3, inputs=5, transposed=False)
+@pytest.mark.parametrize("held_out", [(), (1,)])
+def test_means_are_those_of_all_columns(held_out: tuple[int, ...]) -> None:
+    weight, patches, targets = _columns(groups=2)
+    bias = np.arange(6, dtype=np.float32)
+    seen = LayerMoments(weight, bias, held_out=held_out)
+    seen.add(list(enumerate(_samples(patches, targets))))
+    np.testing.assert_allclose(seen.means[0], patches.mean(axis=2), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(seen.means[1], targets.mean(axis=2), rtol=1e-5, atol=1e-5)

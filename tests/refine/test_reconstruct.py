@@ -15,6 +15,7 @@ from lowbit.config.refinement import LayerReconstruction
 from lowbit.graph.session import session
 from lowbit.numerics.affine import dequantize
 from lowbit.refine.layers import find_layers, float_bias, float_weights
+from lowbit.refine.moments import LayerMoments
 from lowbit.refine.reconstruct import (
     Grid,
     better_rounding,
@@ -22,7 +23,7 @@ from lowbit.refine.reconstruct import (
     layer_moments,
     stored_integers,
 )
-from lowbit.refine.samples import SampleInMemory, held_out_numbers, means_of
+from lowbit.refine.samples import LayerColumns, SampleInMemory, held_out_numbers, means_of
 
 
 def _config(preset, refinement):
@@ -188,8 +189,10 @@ def test_a_grid_holds_both_neighbours_of_every_weight(state) -> None:
 
 
 def _seen(state, layer, samples, share=0.125):
-    """Return what some samples show of a layer."""
-    seen = layer_moments(state, layer, held_out_numbers(len(samples), share))
+    """Return what some samples show of a layer, to be solved whatever rounding has a share in."""
+    out = held_out_numbers(len(samples), share)
+    weight = layer.geometry.matrix(float_weights(state, layer))
+    seen = LayerMoments(weight, float_bias(state, layer), held_out=out)
     seen.add(list(enumerate(samples)))
     return seen
 
@@ -224,6 +227,35 @@ def test_the_best_of_rounding_bias_and_nothing_is_taken(state) -> None:
     assert worse.kept
     assert worse.after < worse.before
     assert better.after < 1e-3 * better.before
+
+
+def test_rounding_is_left_alone_where_it_adds_next_to_nothing(state) -> None:
+    """Targets that differ for other reasons get a bias; no rounding could make up for that."""
+    layer, samples = _problem(state)
+    random = np.random.default_rng(0)
+    tried = []
+
+    def rounded(_, grid):
+        tried.append(grid)
+        return grid.lowest
+
+    for noise in (0.0, 100.0):
+        seen = layer_moments(state, layer)
+        targets = [
+            s.targets + noise * random.standard_normal(s.targets.shape) + noise for s in samples
+        ]
+        seen.add(
+            [
+                (i, LayerColumns(s.patches, np.float32(t)))
+                for i, (s, t) in enumerate(zip(samples, targets, strict=True))
+            ]
+        )
+        result = better_rounding(state, rounded, layer, seen)
+        assert len(tried) == 1
+    assert result.kept
+    assert result.after == pytest.approx(noise**2, rel=0.05)
+    nearest = Grid.of(layer, float_weights(state, layer)).nearest
+    np.testing.assert_array_equal(result.stored, stored_integers(layer, nearest))
 
 
 def test_held_out_samples_decide(state) -> None:

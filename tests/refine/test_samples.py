@@ -15,6 +15,7 @@ from lowbit.refine.samples import (
     SampleInMemory,
     SampleOnDisk,
     enough_positions,
+    enough_samples,
     held_out_split,
     means_of,
     sums_of,
@@ -38,6 +39,19 @@ def test_the_number_of_columns_does_not_grow_with_samples(depth: int) -> None:
     few, many = (enough_positions(layer, 64, n) * n for n in (64, 2048))
 
     assert many <= few + 2048  # rounded up for each sample
+
+
+@pytest.mark.parametrize(
+    ("unknowns", "samples", "enough"),
+    [
+        ([0.1, 0.5, 20.0], 64, 32),  # a convolutional network whose last layers show few positions
+        ([0.1, 0.5, 20.0], 20, 20),
+        ([1280.0, 512.0, 512.0], 500, 500),  # rows of a matrix
+        ([6.0, 6.0, 1280.0], 500, 48),
+    ],
+)
+def test_so_many_samples_are_used_as_the_layers_need(unknowns, samples, enough) -> None:
+    assert enough_samples(unknowns, samples) == enough
 
 
 _CONV = ConvLayer(
@@ -110,18 +124,19 @@ def test_samples_in_files_are_those_in_memory(tmp_path: pathlib.Path, floats: bo
     target = take_target(_CONV, y, x + 1 if floats else None, 8, np.random.default_rng(0))
     memory = take_sample(_CONV, x, target)
 
-    disk = SampleOnDisk(Store(tmp_path, room=0), "conv/1", 3, memory)
+    store = Store(tmp_path, room=0)
+    disk = SampleOnDisk(store, "conv/1", 3, memory)
 
     for name in ("patches", "targets", "patch_sum", "target_sum"):
         np.testing.assert_array_equal(getattr(disk, name), getattr(memory, name))
     assert disk.count == memory.count
-    assert len(list(tmp_path.iterdir())) == (3 if floats else 2)
+    assert len(store) == (3 if floats else 2)
     if floats:
         np.testing.assert_array_equal(disk.float_patches, memory.float_patches)
     else:
         assert disk.float_patches is None
     disk.drop()
-    assert not list(tmp_path.iterdir())
+    assert not len(store)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ class LayerReconstruction(
     target. It costs about as much as calibration.
 
     Attributes:
-        data_size: How many calibration samples to use; all of them if not given.
+        data_size: How many calibration samples to use; if not given 32, spread over all of them, or
+            more where layers show few positions of each.
         positions: How many positions of each sample a layer's moments are taken at; fewer where
             there are few weights an output, more where there are thousands.
         ridge: How strongly the weights are held to the float ones.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,13 @@ _AT_ONCE = 1 << 21
 
 Positions = NDArray[np.intp]
 Array = NDArray[np.generic]
+Floats = Callable[[Array], FloatArray]
+"""Returns the numbers that stored ones stand for."""
+
+
+def same_floats(array: Array) -> FloatArray:
+    """Return numbers that stand for themselves."""
+    return np.asarray(array, np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +82,13 @@ class LinearLayer(abc.ABC):
         """Return a matrix as the operator stores it."""
 
     @abc.abstractmethod
-    def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
-        """Return ``[groups, depth, positions]`` of an input; ``shape`` is the output's."""
+    def patches(
+        self, x: Array, at: Positions, shape: Sequence[int], floats: Floats = same_floats
+    ) -> FloatArray:
+        """Return ``[groups, depth, positions]`` of an input; ``shape`` is the output's.
+
+        ``floats`` is applied to what is read of the input, so that the rest of it stays as it is stored.
+        """
 
     @abc.abstractmethod
     def patch_sums(self, x: FloatArray, shape: Sequence[int]) -> FloatArray:
@@ -155,10 +167,15 @@ class ConvLayer(LinearLayer):
         """Return the inverse of ``matrix``."""
         return matrix.reshape(self.channels, self.inputs, *self.window)
 
-    def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
+    def patches(
+        self, x: Array, at: Positions, shape: Sequence[int], floats: Floats = same_floats
+    ) -> FloatArray:
         """Gather, with zeros where the window reaches over the border."""
         if not len(at):
             return np.zeros((self.groups, self.depth, 0), np.float32)
+        flat = x.reshape(x.shape[1], -1) if len(x) == 1 else _channels_first(x)
+        if self.sees_once:
+            return floats(np.take(flat, at, axis=1)).reshape(self.groups, self.depth, len(at))
         grid = np.unravel_index(at, (shape[0], *shape[2:]))
         index, inside = grid[0][:, None], np.ones((len(at), 1), bool)
         for axis, size in enumerate(x.shape[2:]):
@@ -167,13 +184,12 @@ class ConvLayer(LinearLayer):
             read = np.clip(read, 0, size - 1)
             index = (index[:, :, None] * size + read[:, None, :]).reshape(len(at), -1)
             inside = (inside[:, :, None] & valid[:, None, :]).reshape(len(at), -1)
-        flat = x.reshape(x.shape[1], -1) if len(x) == 1 else _channels_first(x)
         # Taps before positions, so that what is taken need not be turned round.
-        taken = np.take(flat, index.T.reshape(-1), axis=1)
+        taken = floats(np.take(flat, index.T.reshape(-1), axis=1))
         outside = ~inside.T.reshape(-1)
         if outside.any():
             taken[:, outside] = 0
-        return np.asarray(taken.reshape(self.groups, self.depth, len(at)), np.float32)
+        return taken.reshape(self.groups, self.depth, len(at))
 
     def _read(self, axis: int, at: Positions) -> tuple[Positions, NDArray[np.bool_]]:
         """Return which positions of one axis the window reads, and whether it does."""
@@ -270,10 +286,12 @@ class MatrixLayer(LinearLayer):
         """Return the inverse of ``matrix``."""
         return np.ascontiguousarray(matrix[0] if self.transposed else matrix[0].T)
 
-    def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
+    def patches(
+        self, x: Array, at: Positions, shape: Sequence[int], floats: Floats = same_floats
+    ) -> FloatArray:
         """Return rows."""
         del shape
-        rows = x.reshape(-1, self.depth)[at]
+        rows = floats(x.reshape(-1, self.depth)[at])
         return np.ascontiguousarray(rows.T)[None] * np.float32(self.alpha)
 
     def patch_sums(self, x: FloatArray, shape: Sequence[int]) -> FloatArray:
@@ -303,10 +321,12 @@ class NormLayer(LinearLayer):
         """Return the inverse of ``matrix``."""
         return matrix.reshape(self.shape)
 
-    def patches(self, x: FloatArray, at: Positions, shape: Sequence[int]) -> FloatArray:
+    def patches(
+        self, x: Array, at: Positions, shape: Sequence[int], floats: Floats = same_floats
+    ) -> FloatArray:
         """Return one normalized value each."""
         del shape
-        return np.asarray(self.flat(self._normalized(x))[:, None, at], np.float32)
+        return np.asarray(self.flat(self._normalized(floats(x)))[:, None, at], np.float32)
 
     def patch_sums(self, x: FloatArray, shape: Sequence[int]) -> FloatArray:
         """Add up the normalized values of a channel."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from lowbit.graph.session import Feed
 from lowbit.refine.layers import LayerResult, RefinedLayer
-from lowbit.refine.samples import LayerSample
+from lowbit.refine.samples import Columns
 from lowbit.state import Quantized
 
 Feeds = Callable[[], Iterable[Feed]]
@@ -20,7 +20,7 @@ Solve = Callable[[RefinedLayer, Any], LayerResult]
 class Collector(Protocol):
     """Takes in the samples of a layer, so that none need be kept."""
 
-    def add(self, samples: Sequence[tuple[int, LayerSample]]) -> None:
+    def add(self, samples: Sequence[tuple[int, Columns]]) -> None:
         """Add some samples, with their numbers; they come in order."""
 
 
@@ -33,6 +33,7 @@ class LoopSettings:
         op_types: Operators that are refined; all linear layers if there are none.
         moments: Whether samples serve for moments alone; positions are then as many as each layer
             needs.
+        few_samples: Whether no more samples are used than the layers need, if no number is asked for.
         seed: Of the positions drawn.
         float_inputs: Whether samples hold the float model's layer inputs as well.
         at_once: Whether the targets of all layers are taken in one pass and kept in memory.
@@ -46,6 +47,7 @@ class LoopSettings:
     positions: int
     op_types: tuple[str, ...] = ()
     moments: bool = False
+    few_samples: bool = False
     seed: int = 0
     float_inputs: bool = False
     at_once: bool = False

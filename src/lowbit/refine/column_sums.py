@@ -44,6 +44,16 @@ class ColumnSums:
         self._products += y @ across
         self._squares += float(np.einsum("gon,gon->", y, y, dtype=np.float64))
 
+    def add_totals(self, x: FloatArray, y: FloatArray) -> None:
+        """Add columns to the totals alone: second moments then do not hold."""
+        self.columns += x.shape[2]
+        self._plain.add(x, y)
+
+    @property
+    def totals(self) -> tuple[DoubleArray, DoubleArray]:
+        """The sums of inputs and outputs, whatever the importance of their columns."""
+        return self._plain.inputs, self._plain.outputs
+
     def moments(self, *, centred: bool) -> Moments:
         """Return second moments, about the means of all columns if asked for."""
         inputs, products = self._inputs, self._products
@@ -77,8 +87,9 @@ class _Totals:
         self.inputs, self.outputs = np.zeros((groups, depth)), np.zeros((groups, outputs))
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
-        self.inputs += x.sum(axis=2, dtype=np.float64)
-        self.outputs += y.sum(axis=2, dtype=np.float64)
+        # Few columns at a time: their sums are as exact as they are themselves.
+        self.inputs += x.sum(axis=2)
+        self.outputs += y.sum(axis=2)
 
 
 def _outer(a: DoubleArray, b: DoubleArray) -> FloatArray:

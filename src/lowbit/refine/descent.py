@@ -15,7 +15,7 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 Array = Any
-_BLOCK = 64
+_BLOCK = 32
 _TINY = 1e-12
 
 
@@ -89,17 +89,18 @@ def _sweep_block(
     xp: Any, inputs: Array, error: Array, codes: Array, scales: Array, low: Array, high: Array
 ) -> Array:
     """Return by how much the codes of one block change, column after column."""
-    size = codes.shape[1]
     gain = 1.0 / (_diagonal(xp, inputs)[:, :, None] * scales)
-    error = error + 0.0
-    new = codes + 0.0
-    for j in range(size):
-        best = xp.round(codes[:, j, :] + error[:, j, :] * gain[:, j, :])
-        best = xp.minimum(xp.maximum(best, low[:, j, :]), high[:, j, :])
+    # What each column is to be, were none before it changed; that is taken off in its turn.
+    wanted = codes + error * gain
+    new, moved = xp.zeros_like(codes), xp.zeros_like(codes)
+    for j in range(codes.shape[1]):
+        best = wanted[:, j, :]
+        if j:
+            before = xp.matmul(inputs[:, j : j + 1, :j], moved[:, :j, :])[:, 0, :]
+            best = best - before * gain[:, j, :]
+        best = xp.minimum(xp.maximum(xp.round(best), low[:, j, :]), high[:, j, :])
         new[:, j, :] = best
-        moved = (best - codes[:, j, :]) * scales[:, j, :]
-        if j + 1 < size and xp.any(moved):
-            error[:, j + 1 :, :] -= inputs[:, j + 1 :, j, None] * moved[:, None, :]
+        moved[:, j, :] = (best - codes[:, j, :]) * scales[:, j, :]
     return new - codes
 
 

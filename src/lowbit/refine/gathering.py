@@ -1,4 +1,4 @@
-"""Layer targets that the float model itself gathers: a few positions and the sum of all leave it.
+"""Layer targets that the float model itself gathers: only a few positions leave it.
 
 To hand whole outputs out takes longer than to compute them, and several layers can then be run at
 once without holding what they give.
@@ -7,6 +7,7 @@ once without holding what they give.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 
@@ -23,20 +24,36 @@ Size = int | str
 """A number, or the name of a size that a sample decides."""
 
 
-def draw_positions(count: int, wanted: int, random: np.random.Generator) -> Positions:
-    """Return random positions, each once, without shuffling all there are."""
-    return random.choice(count, min(wanted, count), replace=False)
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def spread_positions(count: int, wanted: int, sample: int) -> Positions:
+    """Return positions, each once, that are spread evenly, as are those of all samples together.
+
+    Each is the golden section of all further than the one before, and a sample goes on where the
+    last one ended: no part of an image is looked at more often than another.
+    """
+    wanted = min(wanted, count)
+    step = _coprime(count)
+    return (np.arange(sample * wanted, (sample + 1) * wanted) * step) % max(count, 1)
+
+
+@functools.cache
+def _coprime(count: int) -> int:
+    """Return the number nearest to the golden section of ``count`` that has no divisor with it."""
+    middle = round(count * _GOLDEN)
+    near = (middle + sign * off for off in range(count + 1) for sign in (1, -1))
+    return next((n for n in near if n > 0 and math.gcd(n, count) == 1), 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gathered:
-    """One layer's output: fed positions ``at``, given ``values`` at them and the ``total`` of all."""
+    """One layer's output: fed positions ``at``, given ``values`` at them."""
 
     layer: LinearLayer
     sizes: tuple[Size, ...]
     at: str
     values: str
-    total: str
 
     def shape(self, known: Mapping[str, int]) -> tuple[int, ...]:
         """Return the output's shape for a sample with known sizes."""
@@ -46,24 +63,18 @@ class Gathered:
         """Return what is fed for positions: rows, or where in each sample of a batch they are."""
         return at if _in_rows(self.layer) else at % math.prod(shape[2:])
 
-    def target(
-        self, at: Positions, shape: tuple[int, ...], values: Array, total: Array
-    ) -> LayerTarget:
-        """Return the target that one sample's values and total make."""
+    def target(self, at: Positions, shape: tuple[int, ...], values: Array) -> LayerTarget:
+        """Return the target that one sample's values make."""
         layer = self.layer
         if _in_rows(layer):
             columns = values.T
+        elif shape[0] == 1:
+            columns = values
         else:
             by_sample = values.reshape(*shape[:2], len(at))
             columns = by_sample[at // math.prod(shape[2:]), :, np.arange(len(at))].T
-            total = total.reshape(shape[:2]).sum(axis=0)
-        # Copied: an array of onnxruntime's keeps all memory of its session.
-        return LayerTarget(
-            np.array(columns, order="C").reshape(layer.groups, layer.outputs, len(at)),
-            np.array(total).reshape(layer.groups, layer.outputs),
-            at,
-            shape,
-        )
+        targets = np.ascontiguousarray(columns).reshape(layer.groups, layer.outputs, len(at))
+        return LayerTarget(targets, at, shape)
 
 
 def with_gathering(
@@ -124,9 +135,7 @@ def _gather(
     graph: ir.Graph, value: ir.Value, layer: LinearLayer, sizes: tuple[Size, ...]
 ) -> Gathered:
     name = tensor_name(value)
-    found = Gathered(
-        layer, sizes, f"{name}/lowbit/at", f"{name}/lowbit/values", f"{name}/lowbit/total"
-    )
+    found = Gathered(layer, sizes, f"{name}/lowbit/at", f"{name}/lowbit/values")
     rows = _in_rows(layer)
     at = ir.Value(name=found.at, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([None]))
     graph.inputs.append(at)
@@ -135,16 +144,8 @@ def _gather(
     axis = 0 if rows else 1
     flat_from = {"axis": len(sizes) - 1 if rows else 2}
     flat = _append(graph, "Flatten", [value], f"{name}/lowbit/flat", flat_from)
-    summed = _constant(graph, f"{name}/lowbit/axes", np.array([axis], np.int64))
     _append(graph, "Gather", [flat, at], found.values, {"axis": axis})
-    _append(graph, "ReduceSum", [flat, summed], found.total, {"keepdims": 0})
     return found
-
-
-def _constant(graph: ir.Graph, name: str, array: Array) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-    graph.initializers[name] = value
-    return value
 
 
 def _append(

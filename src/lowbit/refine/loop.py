@@ -25,15 +25,17 @@ from lowbit.graph.store import Store
 from lowbit.ops.geometry import Positions
 from lowbit.parallel import cpu_count, ordered_map, worker_count
 from lowbit.refine.algorithm import Collector, Feeds, LoopSettings, Solve
-from lowbit.refine.gathering import Gathered, draw_positions, known_sizes, with_gathering
+from lowbit.refine.gathering import Gathered, known_sizes, spread_positions, with_gathering
 from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
 from lowbit.refine.remote import LayerSolver, LayerWork
 from lowbit.refine.samples import (
+    LayerColumns,
     LayerSample,
     LayerTarget,
     SampleInMemory,
     SampleOnDisk,
     enough_positions,
+    take_columns,
     take_sample,
     take_target,
 )
@@ -41,8 +43,8 @@ from lowbit.state import Quantized
 
 _T = TypeVar("_T")
 
-# Targets of layers that the float model is run through at once, in bytes.
-_ROOM = 8 << 20
+# Weights of layers that the float model is run through at once, in bytes.
+_ROOM = 32 << 20
 # Samples that are taken in together.
 _TOGETHER = 4
 
@@ -73,9 +75,10 @@ class LayerTargets:
         if settings.moments and not settings.float_inputs:
             model, self._gathered = with_gathering(model, layers)
         self._model = model
-        self._drawn: dict[tuple[str, int], tuple[Positions, tuple[int, ...]]] = {}
+        self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._kept: dict[tuple[int, int], LayerTarget] = {}
-        self._parts = [range(len(layers))] if settings.at_once else self._divided(samples)
+        self._store = store
+        self._parts = [range(len(layers))] if settings.at_once else self._divided()
         self._run = LayerwiseRun(
             model,
             [list(dict.fromkeys(n for i in part for n in self._wanted(i))) for part in self._parts],
@@ -86,12 +89,11 @@ class LayerTargets:
             name="the float model",
         )
 
-    def _divided(self, samples: int) -> list[range]:
-        """Return the layers in parts that are run at once, as far as their targets may be kept."""
+    def _divided(self) -> list[range]:
+        """Return the layers in parts that are run at once, as far as their weights fit."""
         parts, start, size = [], 0, 0
         for index, layer in enumerate(self._layers):
-            columns = self._positions[layer.node] * samples
-            size += 4 * layer.geometry.channels * columns
+            size += 4 * layer.geometry.channels * layer.geometry.depth
             following = self._layers[index + 1].node if index + 1 < len(self._layers) else ""
             if layer.node not in self._gathered or following not in self._gathered or size > _ROOM:
                 parts.append(range(start, index + 1))
@@ -103,7 +105,7 @@ class LayerTargets:
         layer = self._layers[index]
         gathered = self._gathered.get(layer.node)
         if gathered is not None:
-            return [gathered.values, gathered.total]
+            return [gathered.values]
         return [name for name in (layer.output, self._inputs.get(layer.node)) if name]
 
     def begin(self, step: int) -> None:
@@ -118,8 +120,26 @@ class LayerTargets:
             if part.start == step:
                 found = self._run.run(sample, self._fed(sample, feed))
                 for index in part:
-                    self._kept[index, sample] = self._target(self._layers[index], sample, found)
-        return self._kept.pop((step, sample))
+                    self._keep(index, sample, found)
+        return self._taken(step, sample)
+
+    def _keep(self, index: int, sample: int, found: Mapping[str, Array]) -> None:
+        layer = self._layers[index]
+        gathered = self._gathered.get(layer.node)
+        if gathered is None:
+            self._kept[index, sample] = self._target(layer, sample, found)
+        else:
+            self._store.put(sample, gathered.values, found[gathered.values])
+
+    def _taken(self, step: int, sample: int) -> LayerTarget:
+        layer = self._layers[step]
+        gathered = self._gathered.get(layer.node)
+        if gathered is None:
+            return self._kept.pop((step, sample))
+        values = self._store.get(sample, gathered.values)
+        self._store.drop(sample, gathered.values)
+        shape = self._shapes.pop((layer.node, sample))
+        return gathered.target(self._at(layer, sample, shape), shape, values)
 
     def _fed(self, sample: int, feed: Feed | None) -> Feed | None:
         """Return a feed with the positions that the float model gathers."""
@@ -130,22 +150,19 @@ class LayerTargets:
         for layer in self._layers:
             gathered = self._gathered.get(layer.node)
             if gathered is not None:
-                shape, random = gathered.shape(known), self._random(layer, sample)
-                wanted = self._positions[layer.node]
-                at = draw_positions(layer.geometry.count(shape), wanted, random)
-                self._drawn[layer.node, sample] = at, shape
-                fed[gathered.at] = gathered.fed(at, shape)
+                self._shapes[layer.node, sample] = shape = gathered.shape(known)
+                fed[gathered.at] = gathered.fed(self._at(layer, sample, shape), shape)
         return fed
+
+    def _at(self, layer: RefinedLayer, sample: int, shape: Sequence[int]) -> Positions:
+        count = layer.geometry.count(shape)
+        return spread_positions(count, self._positions[layer.node], sample)
 
     def _random(self, layer: RefinedLayer, sample: int) -> np.random.Generator:
         # Drawn by name, so that a run that continues another draws the same.
         return np.random.default_rng((self._seed, sample, *layer.node.encode()))
 
     def _target(self, layer: RefinedLayer, sample: int, found: Mapping[str, Array]) -> LayerTarget:
-        gathered = self._gathered.get(layer.node)
-        if gathered is not None:
-            at, shape = self._drawn.pop((layer.node, sample))
-            return gathered.target(at, shape, found[gathered.values], found[gathered.total])
         x = self._inputs.get(layer.node)
         return take_target(
             layer.geometry,
@@ -308,6 +325,13 @@ class LayerLoop:
         x = self.quantized.run(index, feed)[layer.input.name]
         return take_sample(layer.geometry, layer.input.floats(x), target)
 
+    def _columns(
+        self, step: int, layer: RefinedLayer, index: int, feed: Feed | None
+    ) -> LayerColumns:
+        target = self.targets.of(step, index, feed)
+        x = self.quantized.run(index, feed)[layer.input.name]
+        return take_columns(layer.geometry, x, target, layer.input.floats)
+
     def _collected(
         self,
         collector: Collector,
@@ -318,12 +342,13 @@ class LayerLoop:
         """Let the samples of a layer be taken in, a few at a time."""
         self._begin(step, constants)
 
-        def take(items: Sequence[tuple[int, Feed | None]]) -> list[tuple[int, LayerSample]]:
-            return [(index, self._sample(step, layer, index, feed)) for index, feed in items]
+        def take(items: Sequence[tuple[int, Feed | None]]) -> list[tuple[int, LayerColumns]]:
+            return [(index, self._columns(step, layer, index, feed)) for index, feed in items]
 
         some = _grouped(self._indexed_feeds(step), _TOGETHER)
         for samples in ordered_map(take, some, cpu_count()):
-            collector.add([(index, sample) for index, sample in samples if sample.count])
+            # A sample of batch 0, or an empty cache, shows nothing of a layer.
+            collector.add([(index, columns) for index, columns in samples if columns.count])
         return collector
 
     def _solved(

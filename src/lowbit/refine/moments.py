@@ -5,15 +5,18 @@ Samples come a few at a time and are let go of, so that memory does not grow wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from lowbit.numerics.formats import DoubleArray, FloatArray
-from lowbit.ops.geometry import LinearLayer
 from lowbit.refine.column_sums import ColumnSums
 from lowbit.refine.descent import Moments
-from lowbit.refine.samples import LayerSample
+from lowbit.refine.samples import Columns
+
+# The share of a layer's error below which the rounding of its weights is left as it is.
+_NEGLIGIBLE = 0.005
 
 
 class LayerMoments:
@@ -25,19 +28,21 @@ class LayerMoments:
 
     def __init__(
         self,
-        geometry: LinearLayer,
         weight: FloatArray,
         bias: FloatArray | None,
         *,
         fixed_bias: FloatArray | None = None,
         relative: bool = False,
         held_out: Collection[int] = (),
+        rounding: FloatArray | None = None,
     ) -> None:
         """Begin with no samples.
 
         ``weight`` (groups x outputs x depth) and ``bias`` are the float layer's; a ``fixed_bias`` is
         taken off the targets. ``held_out`` are the numbers of the samples that decide; if there
         are none, all do. ``relative``: each position counts relative to its own output.
+        ``rounding`` is what rounding to the nearest changes of the weights: where that is next to
+        nothing beside all else, no other rounding is looked for, and no second moments are taken.
         """
         groups, outputs, depth = weight.shape
         self.weight, self.bias = weight, bias
@@ -49,34 +54,47 @@ class LayerMoments:
         self._held_out, self._relative = frozenset(held_out), relative
         self._solved_on = ColumnSums(groups, outputs, depth, relative=relative)
         self._decides = ColumnSums(groups, outputs, depth, relative=relative)
-        self._patch_sum = np.zeros((groups, geometry.depth))
-        self._target_sum = np.zeros((groups, outputs))
-        self._positions = 0
         self._unit: float | None = None
+        self._rounding = rounding
+        self._share: float | None = None
 
-    def add(self, samples: Sequence[tuple[int, LayerSample]]) -> None:
+    def add(self, samples: Sequence[tuple[int, Columns]]) -> None:
         """Add some samples, with their numbers."""
-        for _, sample in samples:
-            self._patch_sum += sample.patch_sum
-            self._target_sum += sample.target_sum
-            self._positions += sample.count
         held = [sample for index, sample in samples if index in self._held_out]
         others = [sample for index, sample in samples if index not in self._held_out]
         self._add(others, solve=True, decide=not self._held_out)
         self._add(held, solve=False, decide=True)
 
-    def _add(self, samples: Sequence[LayerSample], *, solve: bool, decide: bool) -> None:
+    def _add(self, samples: Sequence[Columns], *, solve: bool, decide: bool) -> None:
         if not samples:
             return
         patches = np.concatenate([s.patches for s in samples], axis=2)
         targets = np.concatenate([s.targets for s in samples], axis=2)
         importance = self._importance(targets) if self._relative else None
         targets = targets - self._offset
-        if solve:
-            self._solved_on.add(patches, targets, importance)
-        if decide:
+        rest = None
+        if decide or self._share is None:
             rest = targets - np.matmul(self.weight, patches) - self._added
+            self._share = self._share_of(patches, rest) if self._share is None else self._share
+        if solve and self.is_worth_solving:
+            self._solved_on.add(patches, targets, importance)
+        elif solve:
+            self._solved_on.add_totals(patches, targets)
+        if decide and rest is not None:
             self._decides.add(patches, rest, importance)
+
+    def _share_of(self, patches: FloatArray, rest: FloatArray) -> float:
+        """Return what rounding to the nearest adds, as a share of the layer's error without it."""
+        if self._rounding is None:
+            return math.inf
+        added = np.matmul(self._rounding, patches)
+        error = float(np.square(rest).sum())
+        return float(np.square(added).sum()) / error if error > 0 else math.inf
+
+    @property
+    def is_worth_solving(self) -> bool:
+        """Whether another rounding could gain anything, as far as the first samples show."""
+        return self._share is None or self._share > _NEGLIGIBLE
 
     def _importance(self, targets: FloatArray) -> FloatArray:
         """Return one over the size of the output at each position; about one on average."""
@@ -93,9 +111,23 @@ class LayerMoments:
 
     @property
     def means(self) -> tuple[DoubleArray, DoubleArray]:
-        """The means of patches and targets over all positions of all samples."""
-        count = max(self._positions, 1)
-        return self._patch_sum / count, self._target_sum / count - self._offset[:, :, 0]
+        """The means of patches and targets over all columns.
+
+        At the same positions: their difference, which a bias takes off, varies far less from one
+        position to another than either does.
+        """
+        inputs, outputs = self._solved_on.totals
+        count = self._solved_on.columns
+        if self._held_out:
+            more, rest = self._decides.totals
+            count += self._decides.columns
+            inputs = inputs + more
+            # What decides is summed up relative to the float layer.
+            outputs = outputs + rest + np.matmul(self.weight, more[:, :, None])[:, :, 0]
+            outputs += (
+                self._decides.columns * np.broadcast_to(self._added, (*outputs.shape, 1))[:, :, 0]
+            )
+        return inputs / max(count, 1), outputs / max(count, 1)
 
     @property
     def moments(self) -> Moments:

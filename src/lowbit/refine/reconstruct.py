@@ -108,12 +108,13 @@ def better_rounding(
         return unrefined(state, layer, 0.0)
     grid = Grid.of(layer, float_weights(state, layer))
     bias = seen.bias
-    found = rounded(seen.moments, grid)
     candidates = {
-        "rounding": (found, exact_bias(found * grid.scale, seen.means, bias)),
-        "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, seen.means, bias)),
         "nothing": (grid.nearest, bias),
+        "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, seen.means, bias)),
     }
+    if seen.is_worth_solving:
+        found = rounded(seen.moments, grid)
+        candidates["rounding"] = found, exact_bias(found * grid.scale, seen.means, bias)
     errors = {
         name: seen.error(codes * grid.scale, offset) for name, (codes, offset) in candidates.items()
     }
@@ -133,10 +134,11 @@ def layer_moments(
     state: Quantized, layer: RefinedLayer, held_out: Collection[int] = ()
 ) -> LayerMoments:
     """Return what takes in the samples of one layer; those ``held_out`` decide what is kept."""
+    grid = Grid.of(layer, float_weights(state, layer))
     return LayerMoments(
-        layer.geometry,
-        np.asarray(layer.geometry.matrix(float_weights(state, layer)), np.float32),
+        grid.weight,
         float_bias(state, layer),
+        rounding=grid.nearest * grid.scale - grid.weight,
         fixed_bias=layer.fixed_bias,
         relative=layer.relative,
         held_out=held_out,
@@ -163,7 +165,7 @@ def _solver(state: Quantized, config: LayerReconstruction, stop: threading.Event
 
 RECONSTRUCTION = Algorithm(
     settings=lambda config: LoopSettings(
-        positions=config.positions, moments=True, held_out=config.held_out
+        positions=config.positions, moments=True, few_samples=True, held_out=config.held_out
     ),
     solver=_solver,
     collector=layer_moments,

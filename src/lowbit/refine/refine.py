@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.refinement import AdaQuant, AdaRound, Gptq, LayerReconstruction, Refinement
+from lowbit.data.shards import Selection as Samples
 from lowbit.errors import ConfigError
 from lowbit.graph.editing import with_dynamic_batch
 from lowbit.graph.layerwise_run import LayerwiseRun
@@ -29,7 +30,7 @@ from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers
 from lowbit.refine.loop import LayerLoop, LayerTargets, batched
 from lowbit.refine.reconstruct import RECONSTRUCTION
 from lowbit.refine.remote import LayerSolver
-from lowbit.refine.samples import held_out_numbers
+from lowbit.refine.samples import enough_samples, held_out_numbers
 from lowbit.refine.selection import Selection
 from lowbit.state import Quantized, extended
 
@@ -129,7 +130,11 @@ def refine(
     layers, skipped = find_layers(state, settings.op_types, integers=algorithm.integers_only)
     results = checkpoint.results(layers) if checkpoint is not None else []
     if len(results) < len(layers):
+        used = min(samples, config.data_size or samples)
         limited: Feeds = functools.partial(_first, feeds, config.data_size)
+        if settings.few_samples and config.data_size is None:
+            used = enough_samples(_unknowns(state, layers), samples)
+            limited = functools.partial(_spread, feeds, used, samples)
         if settings.batch_size > 1:
             state = _with_dynamic_batch(state)
             limited = functools.partial(batched, limited, settings.batch_size)
@@ -138,7 +143,6 @@ def refine(
         if output is not None:
             selection = Selection.of(state, layers, output, limited, done, device)
         listener = _Listener(selection, checkpoint, progress, len(layers))
-        used = min(samples, config.data_size or samples)
         stop = threading.Event()
         with _loop(state, layers, settings, limited, done, device, used) as loop:
             if algorithm.collector is not None:
@@ -225,6 +229,31 @@ def _collector(
     layer: RefinedLayer,
 ) -> Collector:
     return made(state, layer, held_out)
+
+
+def _unknowns(state: Quantized, layers: Sequence[RefinedLayer]) -> list[float]:
+    """Return how many weights each layer's outputs have to a position of a sample."""
+    values = ir.convenience.create_value_mapping(
+        state.calibrated_model.graph, include_subgraphs=False
+    )
+    found = []
+    for layer in layers:
+        shape = values[layer.output].shape or ()
+        sizes = [size if isinstance(size, int) else 1 for size in shape]
+        found.append(layer.geometry.depth / max(layer.geometry.count(sizes), 1))
+    return found
+
+
+def _spread(feeds: Feeds, count: int, total: int) -> Iterable[Feed]:
+    """Return ``count`` of ``total`` samples, evenly spaced."""
+    found = feeds()
+    if count >= total:
+        return found
+    numbers = (np.arange(count) * total // count).tolist()
+    if isinstance(found, Samples):
+        return Samples(found.data, [found.indices[number] for number in numbers])
+    wanted = frozenset(numbers)
+    return (feed for number, feed in enumerate(found) if number in wanted)
 
 
 def _first(feeds: Callable[[], Iterable[Feed]], count: int | None) -> Iterable[Feed]:

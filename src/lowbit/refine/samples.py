@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from lowbit.graph.store import Store
 from lowbit.numerics.formats import FloatArray
-from lowbit.ops.geometry import LinearLayer, Positions
+from lowbit.ops.geometry import Array, Floats, LinearLayer, Positions
 from lowbit.refine.descent import Moments
 
 _FEWEST_POSITIONS = 16
@@ -19,6 +19,8 @@ _FEWEST_POSITIONS = 16
 _DEEP = 8
 # With more samples than this, their number makes up for positions.
 _MANY_SAMPLES = 64
+# Fewer do not show enough kinds of inputs, and leave none to be held out.
+_FEWEST_SAMPLES = 32
 # Samples whose moments are taken together.
 _AT_ONCE = 8
 _ENOUGH_TO_HOLD_OUT = 32
@@ -26,13 +28,41 @@ _ENOUGH_TO_HOLD_OUT = 32
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerTarget:
-    """The float model's side of a layer sample: targets, at which positions, and the output's shape."""
+    """The float model's side of a layer sample: targets, at which positions, and the output's shape.
+
+    ``target_sum`` adds up all positions, where that is asked for.
+    """
 
     targets: FloatArray
-    target_sum: FloatArray
     at: Positions
     shape: tuple[int, ...]
+    target_sum: FloatArray | None = None
     float_patches: FloatArray | None = None
+
+
+class Columns(Protocol):
+    """What moments are taken of: inputs and outputs of a layer at the same positions."""
+
+    @property
+    def patches(self) -> FloatArray:
+        """Inputs: groups x depth x positions."""
+
+    @property
+    def targets(self) -> FloatArray:
+        """Outputs: groups x outputs x positions."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerColumns:
+    """What one calibration sample shows of a layer at some positions, and nothing of the others."""
+
+    patches: FloatArray
+    targets: FloatArray
+
+    @property
+    def count(self) -> int:
+        """How many positions there are."""
+        return int(self.patches.shape[2])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,6 +134,17 @@ def enough_positions(layer: LinearLayer, usual: int, samples: int) -> int:
     return math.ceil(enough * min(1.0, _MANY_SAMPLES / max(samples, 1)))
 
 
+def enough_samples(unknowns: Sequence[float], samples: int) -> int:
+    """Return how many samples of so many are enough, given each layer's unknowns to a position.
+
+    The middle one of the layers decides: most show so many positions of each sample that a few
+    samples say all there is, while for rows of a matrix, one to a sample, every sample counts.
+    """
+    if not unknowns:
+        return samples
+    return min(samples, max(_FEWEST_SAMPLES, math.ceil(_DEEP * float(np.median(unknowns)))))
+
+
 def take_target(
     layer: LinearLayer,
     y: FloatArray,
@@ -116,16 +157,29 @@ def take_target(
     at = random.permutation(layer.count(y.shape))[:positions]
     total = np.asarray(layer.flat(y).sum(axis=1)).reshape(layer.groups, layer.outputs)
     other = None if x is None else layer.patches(x, at, y.shape)
-    return LayerTarget(layer.values(y, at), total, at, tuple(y.shape), other)
+    return LayerTarget(layer.values(y, at), at, tuple(y.shape), total, other)
+
+
+def take_columns(layer: LinearLayer, x: Array, target: LayerTarget, floats: Floats) -> LayerColumns:
+    """Return the quantized model's layer inputs beside a target; ``floats`` reads what is stored."""
+    return LayerColumns(layer.patches(x, target.at, target.shape, floats), target.targets)
 
 
 def take_sample(layer: LinearLayer, x: FloatArray, target: LayerTarget) -> SampleInMemory:
-    """Return the quantized model's layer inputs beside a target."""
+    """Return the quantized model's layer inputs beside a target; sums are of what the target has."""
+    patches, targets, total = (
+        layer.patches(x, target.at, target.shape),
+        target.targets,
+        target.target_sum,
+    )
+    if total is None:
+        sums = patches.sum(axis=2), targets.sum(axis=2)
+        return SampleInMemory(patches, targets, *sums, len(target.at), target.float_patches)
     return SampleInMemory(
-        patches=layer.patches(x, target.at, target.shape),
-        targets=target.targets,
+        patches=patches,
+        targets=targets,
         patch_sum=layer.patch_sums(x, target.shape),
-        target_sum=target.target_sum,
+        target_sum=total,
         count=layer.count(target.shape),
         float_patches=target.float_patches,
     )
