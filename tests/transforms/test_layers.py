@@ -236,7 +236,8 @@ def test_large_weights_outside_the_file_are_scaled_when_they_are_read(tmp_path) 
         find_layer(model.graph[0], hold=hold)
         for model, hold in zip(models, (False, True), strict=True)
     )
-    assert outside is not None and inside is not None
+    assert outside is not None
+    assert inside is not None
 
     for layer, model in zip((outside, inside), models, strict=True):
         for _ in range(2):
@@ -244,7 +245,8 @@ def test_large_weights_outside_the_file_are_scaled_when_they_are_read(tmp_path) 
             layer.scale_inputs(np.linspace(0.7, 2, 600, dtype=np.float32))
         layer.write(model.graph)
 
-    assert outside.held is None and inside.held is not None
+    assert outside.held is None
+    assert inside.held is not None
     written = [constant(model.graph[0].inputs[1]) for model in models]
     assert np.array_equal(written[0], written[1])
     assert np.array_equal(outside.kernel, inside.kernel)
