@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 
 import lowbit
-from lowbit.api import examine
+from lowbit.api.compare import examine
 from lowbit.report.html import write_report
 from lowbit.report.result import show_result
 from lowbit.report.tables import stdout

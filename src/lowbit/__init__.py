@@ -26,10 +26,18 @@ from lowbit.errors import (
     VerificationError,
     WorkerError,
 )
+from lowbit.postponed import postpone
 from lowbit.version import __version__
 
+# onnx-ir imports both for sums of symbolic sizes, which nothing here asks for: a quarter of all imports.
+for _name in ("sympy", "onnx_ir._symbolic_shapes"):
+    postpone(_name)
+
 if TYPE_CHECKING:
-    from lowbit.api import Result, compare, convert, inspect, plan, quantize
+    from lowbit.api.compare import compare
+    from lowbit.api.convert import convert
+    from lowbit.api.inspect import inspect
+    from lowbit.api.quantize import Result, plan, quantize
     from lowbit.api.sweep import sweep
     from lowbit.config import presets
     from lowbit.config.config import QuantConfig
@@ -62,17 +70,17 @@ _LAZY = {
     "AccumulatorBias": "lowbit.config.specs",
     "QuantConfig": "lowbit.config.config",
     "Report": "lowbit.report.values",
-    "Result": "lowbit.api",
+    "Result": "lowbit.api.quantize",
     "Rule": "lowbit.config.specs",
     "TensorOverride": "lowbit.config.specs",
     "Tokenization": "lowbit.data",
     "IntegerSpec": "lowbit.config.specs",
-    "convert": "lowbit.api",
-    "compare": "lowbit.api",
-    "inspect": "lowbit.api",
+    "convert": "lowbit.api.convert",
+    "compare": "lowbit.api.compare",
+    "inspect": "lowbit.api.inspect",
     "load_plan": "lowbit.planning.plan",
-    "plan": "lowbit.api",
-    "quantize": "lowbit.api",
+    "plan": "lowbit.api.quantize",
+    "quantize": "lowbit.api.quantize",
     "read_config": "lowbit.config.files",
     "save_plan": "lowbit.planning.plan",
     "sweep": "lowbit.api.sweep",

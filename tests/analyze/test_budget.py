@@ -21,7 +21,7 @@ from lowbit.analyze.budget import Subject, find_causes
 from lowbit.analyze.observations import Observation
 from lowbit.analyze.quantizers import Constant
 from lowbit.analyze.sensitivity import Switch
-from lowbit.api import compare
+from lowbit.api.compare import compare
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert
 from lowbit.config.presets import find_preset

@@ -16,7 +16,7 @@ from helpers.small_models import small_cnn, small_feeds
 import lowbit
 from lowbit.analyze.quantizers import find_quantizers
 from lowbit.analyze.tensors import _line, analyze_tensors, noise_of
-from lowbit.api import compare
+from lowbit.api.compare import compare
 from lowbit.config.presets import find_preset
 from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.evaluate.outputs import OutputSlice

@@ -15,9 +15,9 @@ import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.api import compare as compare_models
-from lowbit.api import comparison_report, examine
-from lowbit.api.compare import _analyzed_on, _effort
+from lowbit.api import comparison_report
+from lowbit.api.compare import _analyzed_on, _effort, examine
+from lowbit.api.compare import compare as compare_models
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert, decode_json
 from lowbit.config.presets import find_preset

@@ -8,7 +8,7 @@ import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.api import compare
+from lowbit.api.compare import compare
 from lowbit.evaluate import latency as module
 from lowbit.evaluate.latency import Unfused, _unfused, _verdict, measure_latency
 from lowbit.graph import io

@@ -12,7 +12,7 @@ import pytest
 from helpers.quark_cases import DATA, differences, outputs_of, read_quantized, samples
 from helpers.quark_helpers import ListReader, quiet
 
-from lowbit.api import Result, quantize
+from lowbit.api.quantize import Result, quantize
 from lowbit.config.mixed_precision import MixedPrecision
 from lowbit.config.specs import BLOCKS, AccumulatorBias, IntegerSpec
 from lowbit.graph import io

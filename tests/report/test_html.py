@@ -13,7 +13,7 @@ import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.api import compare
+from lowbit.api.compare import compare
 from lowbit.errors import OutputError
 from lowbit.evaluate.accuracy import Accuracy
 from lowbit.evaluate.latency import Latency, Unfused

@@ -10,7 +10,7 @@ from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.analyze.network import _Folding
-from lowbit.api import compare
+from lowbit.api.compare import compare
 from lowbit.evaluate.boxes import Box
 from lowbit.evaluate.shown_samples import ShownSample
 from lowbit.report.html import write_report

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from helpers.chains import chain, node, outputs
+from onnx import TensorProto, helper, numpy_helper
 
+from lowbit.graph import io
+from lowbit.graph.editing import constant
 from lowbit.graph.session import session
 from lowbit.ops.channels import ChannelLayout
 from lowbit.transforms.layers import (
@@ -213,3 +217,37 @@ def test_the_tensor_a_layer_reads_is_named() -> None:
     _, layer = _only("Gemm")
 
     assert layer.source == "f"
+
+
+def test_large_weights_outside_the_file_are_scaled_when_they_are_read(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(600, 512)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 600])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 512])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin")
+    models = [io.load(tmp_path / "m.onnx") for _ in range(2)]
+    outside, inside = (
+        find_layer(model.graph[0], hold=hold)
+        for model, hold in zip(models, (False, True), strict=True)
+    )
+    assert outside is not None
+    assert inside is not None
+
+    for layer, model in zip((outside, inside), models, strict=True):
+        for _ in range(2):
+            layer.scale_outputs(np.linspace(0.3, 3, 512, dtype=np.float32))
+            layer.scale_inputs(np.linspace(0.7, 2, 600, dtype=np.float32))
+        layer.write(model.graph)
+
+    assert outside.held is None
+    assert inside.held is not None
+    written = [constant(model.graph[0].inputs[1]) for model in models]
+    assert np.array_equal(written[0], written[1])
+    assert np.array_equal(outside.kernel, inside.kernel)
+    assert not np.array_equal(written[0], weight)

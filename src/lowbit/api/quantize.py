@@ -38,6 +38,7 @@ from lowbit.numerics.metrics import Metric
 from lowbit.ops.traits import OPERATORS, Operators
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
+from lowbit.pipeline.plan_only import plan_only
 from lowbit.pipeline.stages import Refinement
 from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
 from lowbit.planning.plan import Plan
@@ -308,8 +309,7 @@ def planned_state(
     """Return a model after all stages that need no data; its plan may quantize nothing."""
     loaded = _load(model, _choose_config(preset, config), target, operators)
     with malformed_refused(loaded.loaded):
-        transformed = stages.transform(stages.normalize(loaded))
-        return stages.plan(stages.prepare(transformed), check=False)
+        return plan_only(loaded)
 
 
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:

@@ -10,8 +10,8 @@ import pathlib
 import sys
 from typing import Any
 
-from lowbit.api import Result, examine
-from lowbit.api.quantize import checkpoint_of, source_files
+from lowbit.api.compare import examine
+from lowbit.api.quantize import Result, checkpoint_of, source_files
 from lowbit.api.quantize import quantize as run
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing

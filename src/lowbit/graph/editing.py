@@ -69,22 +69,28 @@ def scalar(value: ir.Value | None) -> float | None:
 def add_constant(graph: ir.Graph, name: str, data: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
     """Register ``data`` under ``name``, or a free name like it, and return its value."""
     name = free_name(graph, name)
-    if isinstance(data, (np.ndarray, np.generic)):
-        # Not ir.tensor: its checks of protocols take longer than all the rest of emission.
-        data = ir.Tensor(np.asarray(data), name=name)
-    value = ir.val(name, const_value=data)
+    value = ir.val(name, const_value=_tensor(data, name))
     graph.register_initializer(value)
     return value
 
 
-def replace_constant(graph: ir.Graph, node: ir.Node, index: int, data: NDArray[Any]) -> None:
+def _tensor(data: NDArray[Any] | ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
+    # Not ir.tensor: its checks of protocols take longer than all the rest of emission.
+    if isinstance(data, (np.ndarray, np.generic)):
+        return ir.Tensor(np.asarray(data), name=name)
+    return data
+
+
+def replace_constant(
+    graph: ir.Graph, node: ir.Node, index: int, data: NDArray[Any] | ir.TensorProtocol
+) -> None:
     """Replace a node's constant; other nodes that share the old one keep it. Changes ``graph``."""
     value = node.inputs[index]
     if value is None:
         raise ValueError(f"node {node.name!r} has no input {index} to replace")
     if len(value.uses()) == 1 and not value.is_graph_output():
-        value.const_value = ir.tensor(data, name=value.name)
-        value.shape = ir.Shape(data.shape)
+        value.const_value = _tensor(data, value.name)
+        value.shape = ir.Shape(value.const_value.shape.numpy())
     else:
         node.replace_input_with(index, add_constant(graph, f"{node.name}_{index}", data))
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.api import quantize
+from lowbit.api.quantize import quantize
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import Hqq, MinMax
 from lowbit.config.refinement import Gptq

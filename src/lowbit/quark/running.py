@@ -14,7 +14,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from lowbit.api import Result, compare, quantize
+from lowbit.api.compare import compare
+from lowbit.api.quantize import Result, quantize
 from lowbit.config.specs import Spec
 from lowbit.data.sources import Reader
 from lowbit.files import check_outputs

@@ -58,12 +58,17 @@ class Group:
     limits: list[Limit] = dataclasses.field(default_factory=list)
     obstacles: list[str] = dataclasses.field(default_factory=list)
 
-    def absorb(self, other: Group) -> None:
-        """Take over all of another group."""
+    def absorb(self, other: Group, *, after: bool = True) -> None:
+        """Take over all of another group, after what is here or before."""
         for field in ("producers", "consumers", "offsets", "limits", "obstacles"):
-            getattr(self, field).extend(getattr(other, field))
+            own, theirs = getattr(self, field), getattr(other, field)
+            place = len(own) if after else 0
+            own[place:place] = theirs
         if other.channels != self.channels:
-            self.obstacles.append(f"added to {other.channels} channels")
+            gone = other.channels if after else self.channels
+            self.obstacles.append(f"added to {gone} channels")
+        if not after:
+            self.name, self.channels = other.name, other.channels
 
 
 def find_groups(graph: ir.Graph) -> list[Group]:
@@ -89,7 +94,7 @@ class _Search:
 
     def visit(self, node: ir.Node) -> None:
         """Let a node write, pass on or read channels."""
-        layer = find_layer(node)
+        layer = find_layer(node, hold=False)
         if layer is not None:
             self._read(layer)
             self._write(layer)
@@ -147,9 +152,9 @@ class _Search:
         if not tied:
             return
         layouts = {self._layouts[value] for value in tied}
-        group = self.groups[tied[0]]
         for value in tied[1:]:
-            self._merge(group, self.groups[value])
+            self._merge(self.groups[tied[0]], self.groups[value])
+        group = self.groups[tied[0]]
         layout = layouts.pop()
         if layouts or layout.repeat > 1:
             group.obstacles.append(f"{node.op_type} of different layouts")
@@ -166,10 +171,13 @@ class _Search:
     def _merge(self, kept: Group, gone: Group) -> None:
         if kept is gone:
             return
-        kept.absorb(gone)
-        members = self._members.pop(gone)
-        self._members[kept] += members
-        self.groups.update(dict.fromkeys(members, kept))
+        # The smaller is renamed: along a stream of sums the larger would be, again and again.
+        after = len(self._members[gone]) <= len(self._members[kept])
+        larger, smaller = (kept, gone) if after else (gone, kept)
+        larger.absorb(smaller, after=after)
+        members = self._members.pop(smaller)
+        self._members[larger] += members
+        self.groups.update(dict.fromkeys(members, larger))
 
     def _check_uses(self, value: ir.Value) -> None:
         group = self.groups.get(value)

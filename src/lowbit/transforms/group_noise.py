@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.transforms.channel_groups import Consumer, Group
 from lowbit.transforms.channel_statistics import ChannelSizes
 from lowbit.transforms.implementation import Levels
@@ -82,42 +82,43 @@ class NoiseOfGroups:
             self._importance[id(layer)] = found
         return found
 
-    def _gains(self, layer: WeightedLayer) -> DoubleArray:
+    def _gains(self, layer: WeightedLayer, energy: DoubleArray) -> DoubleArray:
         """Return how much noise in each output of a layer matters, as groups x outputs."""
-        shape = layer.kernel.shape[:2]
+        shape = layer.shape[:2]
         known = self._importance.get(id(layer))
         gains = np.ones(shape) if known is None else known.reshape(shape)
-        return gains / max(self._power(layer, gains), 1e-30)
+        return gains / max(self._power(layer, gains, energy), 1e-30)
 
-    def _power(self, layer: WeightedLayer, gains: DoubleArray) -> float:
+    def _power(self, layer: WeightedLayer, gains: DoubleArray, energy: DoubleArray) -> float:
         """Return the power of a layer's outputs, each counted by its gain."""
-        energy = np.square(layer.kernel, dtype=np.float64).sum(axis=3)
         _, power = self._read(layer.source)
-        return float(np.einsum("go,goi,gi->", gains, energy, power.reshape(len(energy), -1)))
+        outputs = energy @ power.reshape(len(energy), -1, 1)
+        return float((gains * outputs[:, :, 0]).sum())
 
     def _columns(self, consumer: Consumer) -> DoubleArray:
         """Return what noise in each channel does to a consumer's outputs."""
         layer = consumer.layer
-        energy = np.square(layer.kernel, dtype=np.float64).sum(axis=3)
-        found = np.einsum("go,goi->gi", self._gains(layer), energy)
+        energy = _energy(layer.kernel)
+        found = self._gains(layer, energy)[:, None, :] @ energy
         return np.asarray(found.reshape(-1, consumer.repeat).sum(axis=1))
 
     def _rows(self, layer: WeightedLayer) -> DoubleArray:
         """Return what the weights of each output are divided by: with a scale each, the largest."""
         if not self._levels.per_channel:
-            return np.ones(layer.kernel.shape[:2])
+            return np.ones(layer.shape[:2])
         largest = np.abs(layer.kernel).max(axis=(2, 3), initial=0).astype(np.float64)
         return np.where(largest > 0, largest, 1.0)
 
     def _consumed(self, consumer: Consumer, level: float) -> Rounded:
         layer = consumer.layer
-        if self._levels.per_channel and layer.kernel.shape[2] == 1:
+        if self._levels.per_channel and layer.shape[2] == 1:
             # A depthwise layer's own scale takes the factor.
             return _nothing(layer.inputs // consumer.repeat)
-        rows, taps = self._rows(layer), layer.kernel.shape[3]
-        relative = np.abs(layer.kernel) / rows[:, :, None, None]
+        rows, taps, kernel = self._rows(layer), layer.shape[3], layer.kernel
+        relative = np.abs(kernel) / rows[:, :, None, None]
         largest = relative.max(axis=(1, 3), initial=0).reshape(-1, consumer.repeat).max(axis=1)
-        weight = (self._gains(layer) * np.square(rows)).sum(axis=1, keepdims=True) * taps
+        gains = self._gains(layer, _energy(kernel))
+        weight = (gains * np.square(rows)).sum(axis=1, keepdims=True) * taps
         power = self._read(layer.source)[1].reshape(len(weight), -1) * weight
         noise = power.reshape(-1, consumer.repeat).sum(axis=1) * level
         return Rounded(np.asarray(largest, np.float64), noise)
@@ -126,9 +127,17 @@ class NoiseOfGroups:
         if self._levels.per_channel:  # each channel's own scale takes the factor
             return _nothing(layer.outputs)
         largest = np.abs(layer.kernel).max(axis=(2, 3), initial=0).reshape(-1)
-        power = self._read(layer.source)[1].reshape(len(layer.kernel), -1).sum(axis=1)
-        each = np.repeat(power * layer.kernel.shape[3], layer.kernel.shape[1])
+        groups, outputs, _, taps = layer.shape
+        power = self._read(layer.source)[1].reshape(groups, -1).sum(axis=1)
+        each = np.repeat(power * taps, outputs)
         return Rounded(np.asarray(largest, np.float64), each * importance * level)
+
+
+def _energy(kernel: FloatArray) -> DoubleArray:
+    """Return the squares of a kernel, added up over its taps."""
+    squares = np.square(kernel, dtype=np.float64)
+    # To add up axes of one number each takes longer than all the rest.
+    return squares[:, :, :, 0] if kernel.shape[3] == 1 else squares.sum(axis=3)
 
 
 def _nothing(channels: int) -> Rounded:

@@ -7,7 +7,13 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.editing import add_constant, constant, replace_constant
+from lowbit.graph.editing import (
+    add_constant,
+    constant,
+    constant_shape,
+    read_tensor,
+    replace_constant,
+)
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.channels import ChannelLayout
@@ -29,14 +35,40 @@ def input_ranges(kernel: FloatArray) -> FloatArray:
 class WeightedLayer:
     """A linear layer with copies of its weights.
 
-    ``kernel`` is a view of ``weight`` as ``[group, out, in, taps]``: scaling it scales both.
+    ``kernel`` is ``weight`` as ``[group, out, in, taps]``, and ``shape`` the shape of that. Where the
+    weights are ``held``, it is a view: what is done to it is done to both. Others are read whenever they
+    are asked for, and multiplied by all ``factors`` so far.
     """
 
     node: ir.Node
     geometry: LinearLayer
-    weight: FloatArray
-    kernel: FloatArray
+    shape: tuple[int, ...]
     bias: FloatArray | None
+    held: FloatArray | None = None
+    factors: list[FloatArray] = dataclasses.field(default_factory=list)
+
+    @property
+    def weight(self) -> FloatArray:
+        """The weights as the node stores them."""
+        return self._read(self.node.inputs[1]) if self.held is None else self.held
+
+    @property
+    def kernel(self) -> FloatArray:
+        """The weights by group, output, input and tap."""
+        return np.asarray(self.geometry.kernel(self.weight))
+
+    def _read(self, value: ir.Value | None) -> FloatArray:
+        weight = _own_floats(value)
+        if weight is None:
+            raise ValueError(f"node {self.node.name!r} has no constant weights")
+        return self.scaled(weight)
+
+    def scaled(self, weight: FloatArray) -> FloatArray:
+        """Return a layer's own weights multiplied by the factors so far. Changes ``weight``."""
+        kernel = self.geometry.kernel(weight)
+        for factor in self.factors:
+            kernel *= factor
+        return weight
 
     @property
     def operator(self) -> LinearOperator:
@@ -70,7 +102,8 @@ class WeightedLayer:
     def output_layout(self) -> ChannelLayout | None:
         """Return where the channels of its output lie, or ``None`` if that is not known."""
         if not self.operator.is_matrix:
-            return ChannelLayout(self.operator.output_axis, self.weight.ndim)
+            rank = len(constant_shape(self.node.inputs[1]) or ())
+            return ChannelLayout(self.operator.output_axis, rank)
         if self.operator.bias is not None:
             wide = self.bias is not None and self.bias.ndim > 2
             return None if wide else ChannelLayout(1, 2)
@@ -88,37 +121,86 @@ class WeightedLayer:
 
     def scale_outputs(self, factors: FloatArray) -> None:
         """Multiply what the layer computes."""
-        groups, outputs = self.kernel.shape[:2]
-        self.kernel *= factors.reshape(groups, outputs, 1, 1)
+        groups, outputs = self.shape[:2]
+        self._scale(factors.reshape(groups, outputs, 1, 1))
         if self.bias is not None:
             self.bias *= factors
 
     def scale_inputs(self, factors: FloatArray) -> None:
         """Multiply the weights on what the layer reads."""
-        self.kernel *= factors.reshape(len(self.kernel), 1, -1, 1)
+        self._scale(factors.reshape(self.shape[0], 1, -1, 1))
+
+    def _scale(self, factors: FloatArray) -> None:
+        if self.held is None:
+            self.factors.append(factors)
+        else:
+            kernel = self.kernel
+            kernel *= factors
 
     def write(self, graph: ir.Graph) -> None:
         """Put weights and bias back. Changes ``graph``."""
-        replace_constant(graph, self.node, 1, self.weight)
+        if self.held is not None:
+            replace_constant(graph, self.node, 1, self.held)
+        elif self.factors:
+            replace_constant(graph, self.node, 1, self._lazy())
+            self.factors = []
         if self.bias is not None:
             replace_constant(graph, self.node, 2, self.bias)
 
+    def _lazy(self) -> ir.LazyTensor:
+        """Return a tensor of the multiplied weights, made anew whenever it is read."""
+        value = self.node.inputs[1]
+        before = None if value is None else value.const_value
+        if value is None or before is None:
+            raise ValueError(f"node {self.node.name!r} has no constant weights")
+        name, made = value.name, dataclasses.replace(self, factors=list(self.factors))
+        return ir.LazyTensor(
+            lambda: ir.Tensor(made.scaled(np.array(read_tensor(before), order="C")), name=name),
+            dtype=before.dtype,
+            shape=ir.Shape(before.shape.numpy()),
+            name=name,
+        )
 
-def find_layer(node: ir.Node) -> WeightedLayer | None:
-    """Return the layer that a node is, or ``None`` where its weights or bias are not constant."""
+
+# Smaller ones are faster kept than read again.
+_LARGE_BYTES = 1 << 20
+
+
+def find_layer(node: ir.Node, *, hold: bool = True) -> WeightedLayer | None:
+    """Return the layer that a node is, or ``None`` where its weights or bias are not constant.
+
+    Unless they are to be ``held``, large weights outside the file are read whenever they are asked for.
+    """
     geometry = layer_of(node) if linear_operator(node) is not None else ""
     if isinstance(geometry, str):
         return None
-    weight = _own_floats(node.inputs[1])
+    shape = _float_shape(node.inputs[1])
     offset = node.inputs[2] if len(node.inputs) > 2 else None
     bias = _own_floats(offset)
-    if weight is None or weight.ndim < 2 or (offset is not None and bias is None):
+    if shape is None or len(shape) < 2 or (offset is not None and bias is None):
         return None
     outputs = geometry.channels
     if bias is not None and (bias.ndim == 0 or bias.shape[-1] != outputs):
         # A Gemm's bias may be one number for all, or one a row.
         bias = np.broadcast_to(bias, (*bias.shape[:-1], outputs)).copy()
-    return WeightedLayer(node, geometry, weight, geometry.kernel(weight), bias)  # type: ignore[arg-type]
+    kernel = geometry.kernel(np.broadcast_to(np.float32(0), shape)).shape
+    held = _own_floats(node.inputs[1]) if hold or not _is_outside(node.inputs[1]) else None
+    return WeightedLayer(node, geometry, kernel, bias, held)
+
+
+def _float_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the shape of a constant of float32, or ``None`` for anything else."""
+    shape = constant_shape(value)
+    tensor = None if value is None else value.const_value
+    return shape if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
+
+
+def _is_outside(value: ir.Value | None) -> bool:
+    """Whether a constant is large, and not in memory."""
+    tensor = None if value is None else value.const_value
+    if not isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor)):
+        return False
+    return tensor.nbytes > _LARGE_BYTES
 
 
 def multiply_inputs(graph: ir.Graph, nodes: list[ir.Node], scale: FloatArray, name: str) -> None:

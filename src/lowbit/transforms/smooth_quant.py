@@ -79,11 +79,12 @@ def _noise_of(layer: Consumed, produced: Produced | None, s: DoubleArray, levels
         return 0.0
     passed = float((np.square(s) * energy).sum())
     noise = _variance(layer.ranges / s, levels.activation) * passed
-    scaled = np.square(layer.weight * s)
+    scaled = layer.weight * s
+    np.square(scaled, out=scaled)
     ranges = scaled.max(axis=1, keepdims=True) if levels.per_channel else scaled.max()
     variance = ranges / levels.weight**2 / 12 if levels.weight else np.zeros(1)
     # A weight below half a step becomes zero, and errs by itself.
-    errors = np.minimum(variance, scaled).sum(axis=0)
+    errors = np.minimum(variance, scaled, out=scaled).sum(axis=0)
     noise += float((errors * layer.powers / np.square(s)).sum())
     if produced is not None and produced.powers.sum() > 0:
         into = float(layer.powers.sum() / produced.powers.sum())

@@ -167,7 +167,7 @@ class _Search:
 
     def _layer(self, node: ir.Node) -> WeightedLayer | None:
         if id(node) not in self._layers:
-            self._layers[id(node)] = find_layer(node)
+            self._layers[id(node)] = find_layer(node, hold=False)
         return self._layers[id(node)]
 
     def _consumer(self, node: ir.Node) -> WeightedLayer | None:

@@ -161,7 +161,7 @@ def with_fixed_shapes(model: ir.Model, args: argparse.Namespace) -> ir.Model:
 
 def to_bf16(model: ir.Model, args: argparse.Namespace) -> ir.Model:
     """Return the model in bfloat16, in the form that ``--format`` names."""
-    from lowbit.api import quantize
+    from lowbit.api.quantize import quantize
     from lowbit.quark.onnx.quantization.config.custom_config import get_default_config
     from lowbit.quark.translate.job import make_job
 
@@ -183,7 +183,7 @@ def to_bf16(model: ir.Model, args: argparse.Namespace) -> ir.Model:
 
 def to_bfp16(model: ir.Model) -> ir.Model:
     """Return the model in BFP16."""
-    from lowbit.api import quantize
+    from lowbit.api.quantize import quantize
     from lowbit.quark.onnx.quantization.config.custom_config import get_default_config
     from lowbit.quark.translate.job import make_job
 
