@@ -127,3 +127,14 @@ def test_the_arrays_of_a_sequence_are_measured_one_by_one() -> None:
     )
 
     assert [row[:2] for row in found] == [("y[0 of 2]", "values"), ("y[1 of 2]", "labels")]
+
+
+def test_caches_are_not_measured_beside_what_is_made_of_them() -> None:
+    graph = """g (float[1,9] x, float[1,2,N,4] past_key) => (float[1,9] logits, float[1,2,N,4] present_key) {
+        logits = Identity(x)
+        present_key = Identity(past_key)
+    }"""
+
+    found = _found(graph, logits=_normal(1, 9, scale=9), present_key=_normal(1, 2, 3, 4))
+
+    assert [name for name, _, _ in found] == ["logits"]

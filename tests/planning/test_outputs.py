@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
 from lowbit.config.presets import find_preset
-from lowbit.config.specs import TensorOverride
+from lowbit.config.specs import Rule, TensorOverride
 
 _RANDOM = np.random.default_rng(0)
 
@@ -108,3 +108,25 @@ def test_a_final_average_stays_in_float(preset: str, kept: set[str]) -> None:
 
 def test_what_a_layer_makes_on_the_npu_is_in_integers() -> None:
     assert _activations(_model([], outputs=("g",)), "A8W8") == {"x", "r", "p", "f", "g"}
+
+
+def test_w4_stores_the_layer_that_makes_an_output_in_8_bits() -> None:
+    model = _model([helper.make_node("Add", ["g", "b2"], ["y"], name="bias")])
+    specs = {t.name: t.spec.format_name for t in lowbit.plan(model, preset="W4").weights()}
+
+    assert specs == {"w1": "uint4", "w2": "int8"}
+
+
+def test_a_rule_decides_about_the_last_layer_as_about_any() -> None:
+    four = find_preset("W4")
+    config = msgspec.structs.replace(four, rules=(Rule(name="gemm", weight=four.weight),))
+    plan = lowbit.plan(_model([], outputs=("g",)), config=config)
+    specs = {t.name: t.spec.format_name for t in plan.weights()}
+
+    assert specs == {"w1": "uint4", "w2": "uint4"}
+
+
+def test_what_another_layer_reads_is_no_last_layer() -> None:
+    specs = {t.name: t.spec.format_name for t in lowbit.plan(_model(_READ), preset="W4").weights()}
+
+    assert specs == {"w1": "uint4", "w2": "uint4", "w3": "int8"}

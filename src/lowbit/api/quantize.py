@@ -229,7 +229,8 @@ def quantize(
         if checkpoint is None and output is not None:
             checkpoint = checkpoint_of(output)
         finisher = Finisher(pipeline, checkpoint, steps, resume=resume, keep_partial=keep_partial)
-        is_measured = samples is not None and not samples.data.is_random
+        # What a model wrote itself refines it, but nobody's data decides what is promoted or refused.
+        is_measured = data is not None and samples is not None and not samples.data.is_random
         promote = promote and plan is None and mixed is None and is_measured
         built, report, refinement = _finished(finisher, built, request, promote=promote)
     if stats is not None:

@@ -36,6 +36,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         name: The preset it started from, for the report.
         activation: Spec of activations; ``None`` quantizes weights only.
         weight: Spec of weights and other constants.
+        final_weight: Spec of the weights of linear layers that make an output of the model, such as the
+            head of a language model; ``None``: that of all others.
         bias: Spec of biases; ``None`` leaves them in float.
         target: Name of a built-in target, or the path of a target file.
         rules: Exceptions by operator type, name or subgraph; the last match wins.
@@ -66,6 +68,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str = "custom"
     activation: Spec | None
     weight: Spec | None
+    final_weight: Spec | None = None
     bias: BiasSpec | None = None
     target: str = "onnxruntime"
     rules: tuple[Rule, ...] = ()

@@ -91,12 +91,14 @@ def _weights(
     weight: IntegerSpec,
     activation: Spec | None = None,
     refinement: Refinement | None = None,
+    final_weight: IntegerSpec | None = None,
 ) -> Preset:
     """Return a preset that calibrates nothing: no activation has a scale of its own."""
     config = QuantConfig(
         name=name,
         activation=activation,
         weight=weight,
+        final_weight=final_weight,
         target="onnxruntime-weights",
         head="int8",
         refinement=refinement,
@@ -181,8 +183,11 @@ _ALL = (
         "no data, better with some: uint4 weights in groups of 32, embeddings included, the rest in float",
         _W4,
         refinement=LayerReconstruction(),
+        final_weight=_W8,
     ),
-    _weights("W4_GPTQ", "W4, its weights rounded by GPTQ", _W4, refinement=Gptq()),
+    _weights(
+        "W4_GPTQ", "W4, its weights rounded by GPTQ", _W4, refinement=Gptq(), final_weight=_W8
+    ),
     _without_integers(
         "BF16", "Ryzen AI: bfloat16 throughout, in AMD's named operators", _BF16, _BF16
     ),

@@ -118,7 +118,7 @@ class TextSource(IndexedSource):
             "positions": np.arange(length)[None],
         }
         return {
-            name: _empty(info) if role == "cache" else made[role].astype(info.dtype)
+            name: empty_cache(info) if role == "cache" else made[role].astype(info.dtype)
             for name, (info, role) in self._roles.items()
         }
 
@@ -151,7 +151,7 @@ def _padded(numbers: Sequence[int], length: int, fill: int) -> NDArray[np.int64]
     return row
 
 
-def _empty(info: InputInfo) -> NDArray[Any]:
+def empty_cache(info: InputInfo) -> NDArray[Any]:
     """Return a cache with nothing in it: one sequence, and no position where any number may be."""
     if info.shape is None:
         raise DataError(f"the shape of input {info.name!r}, a cache, is not known: give .npy files")

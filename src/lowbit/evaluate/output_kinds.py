@@ -28,6 +28,7 @@ _MOVES = frozenset("Identity Reshape Flatten Squeeze Unsqueeze Transpose Cast Dr
 _SELECTS = frozenset("NonMaxSuppression TopK ArgMax ArgMin NonZero Unique".split())
 _SOFTMAX = frozenset(("Softmax", "LogSoftmax"))
 _EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECASE)
+_CACHE = re.compile(r"past|present|cache", re.IGNORECASE)
 _FEW_LABELS = 16
 _LEAST_EMBEDDING = 32
 _PEAKED = 0.1
@@ -97,13 +98,21 @@ def find_measured(
     ``known`` are the tensors that the quantized model has too.
     """
     found: list[MeasuredOutput] = []
-    for output in model.graph.outputs:
+    for output in _telling_outputs(model):
         name = tensor_name(output)
         if isinstance(values.get(name), np.ndarray):
             found += _measured(output, name, values, known)
         else:
             found += _of_sequence(name, values)
     return tuple(dict.fromkeys(found))
+
+
+def _telling_outputs(model: ir.Model) -> list[ir.Value]:
+    """Return the outputs without caches of keys and values: what they lose shows in what is made of them."""
+    caches = {tensor_name(value) for value in model.graph.inputs if _CACHE.search(str(value.name))}
+    outputs = list(model.graph.outputs)
+    found = [v for v in outputs if not (caches and _CACHE.search(tensor_name(v)))]
+    return found or outputs
 
 
 def _of_sequence(name: str, values: Mapping[str, Array]) -> list[MeasuredOutput]:

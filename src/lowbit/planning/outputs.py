@@ -1,18 +1,24 @@
 """Final outputs: nothing that is quantized reads them, so they stay in float where the target can do so.
 
-A scale for all logits has steps as large as the differences that decide between classes.
+A scale for all logits has steps as large as the differences that decide between classes. What the weights of
+the layer that makes them lose, no later layer makes up for: a configuration may give them more bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import only_consumer
+from lowbit.config.specs import Spec
+from lowbit.graph.editing import is_constant, only_consumer
 from lowbit.graph.naming import operator_name, tensor_name
+from lowbit.ops.linear import has_constant_weight
 from lowbit.ops.traits import Operators, is_data_movement
 from lowbit.planning.requests import Placement
+from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
 
 # They turn scores into probabilities, number by number or along one axis.
@@ -34,7 +40,7 @@ def drop_final(
     for node in graph:
         if node not in placement.active or operator_name(node) not in target.float_outputs:
             continue
-        tail = _tail(node, operators)
+        tail = _tail(node, functools.partial(_passes, operators=operators))
         values = [each.outputs[0] for each in (node, *(tail or ()))]
         requests = [placement.activations.get(str(v.name)) for v in values]
         fixed = any(r is not None and r.priority > 0 for r in requests)
@@ -47,13 +53,35 @@ def drop_final(
                 placement.float_why[each] = _WHY
 
 
-def _tail(node: ir.Node, operators: Operators) -> list[ir.Node] | None:
+def with_final_weight(
+    schemes: Mapping[ir.Node, Scheme], weight: Spec | None, operators: Operators
+) -> Mapping[ir.Node, Scheme]:
+    """Give linear layers that make an output of the model weights of their own, where no rule spoke."""
+    if weight is None:
+        return schemes
+
+    def passes(node: ir.Node) -> bool:
+        adds = node.op_type == "Add" and any(v is not None and is_constant(v) for v in node.inputs)
+        return adds or _passes(node, operators)
+
+    return {
+        node: dataclasses.replace(scheme, weight=weight)
+        if scheme.priority == 0
+        and scheme.excluded is None
+        and has_constant_weight(node)
+        and _tail(node, passes) is not None
+        else scheme
+        for node, scheme in schemes.items()
+    }
+
+
+def _tail(node: ir.Node, passes: Callable[[ir.Node], bool]) -> list[ir.Node] | None:
     """Return the nodes that make one output of the graph of what a node writes; ``None``: more follows."""
     found: list[ir.Node] = []
     value = node.outputs[0]
     while not (value.is_graph_output() and not value.uses()):
         consumer = only_consumer(value)
-        if consumer is None or not _passes(consumer, operators):
+        if consumer is None or not passes(consumer):
             return None
         found.append(consumer)
         value = consumer.outputs[0]

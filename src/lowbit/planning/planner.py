@@ -22,7 +22,7 @@ from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement
 from lowbit.planning.block_axes import block_axes
 from lowbit.planning.head import Head, find_head
-from lowbit.planning.outputs import drop_final
+from lowbit.planning.outputs import drop_final, with_final_weight
 from lowbit.planning.placement import drop_fused, place
 from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
 from lowbit.planning.poles import drop_before_poles
@@ -44,7 +44,8 @@ def make_plan(
     """Decide the spec of every tensor of a normalized model; ``head`` is its own, if known."""
     _check_formats(config, target)
     graph = model.graph
-    schemes = _within_formats(choose_schemes(graph, config), target)
+    schemes = with_final_weight(choose_schemes(graph, config), config.final_weight, operators)
+    schemes = _within_formats(schemes, target)
     schemes = _protect_head(schemes, graph, head or find_head(graph), config, operators)
     placement = place(graph, schemes, target, operators)
     drop_fused(graph, placement, target)
