@@ -11,9 +11,11 @@ import pytest
 from helpers.quark_helpers import BareReader, quiet, run_python
 from helpers.small_models import small_cnn, small_feeds
 from onnx import numpy_helper
+from onnxruntime.quantization.quant_utils import QuantType
 
 from lowbit.quark.errors import CompatibilityWarning
 from lowbit.quark.onnx import (
+    AutoSearch,
     CalibMethod,
     Config,
     ModelQuantizer,
@@ -136,3 +138,23 @@ def test_a_preset_is_a_copy() -> None:
     get_default_config("XINT8").include_cle = False
 
     assert get_default_config("XINT8").include_cle
+
+
+def test_a_search_over_several_spaces(tmp_path: pathlib.Path) -> None:
+    """AMD's examples build the choices of several spaces and set them."""
+
+    class Settings:
+        search_space = {"include_cle": [False]}  # noqa: RUF012
+        wide = {"activation_type": [QuantType.QInt16], "include_cle": [False, True]}  # noqa: RUF012
+        search_metric_tolerance = 1e9
+        search_output_dir = str(tmp_path)
+
+    feeds = small_feeds(2, 16)
+    search = AutoSearch(
+        small_cnn(16), quiet("S8S8_AAWS"), Settings(), calibration_data_reader=BareReader(feeds)
+    )
+    spaces = (Settings.search_space, Settings.wide)
+    search.all_configs = [one for space in spaces for one in search.build_all_configs(space)]
+
+    assert len(search.all_configs) == 3
+    assert len(search.search_model()) == 3

@@ -59,10 +59,10 @@ def test_what_is_done_anyway_needs_no_word(given: dict) -> None:
 
 
 def test_what_cannot_be_done_is_an_error_unless_it_is_not_asked_for() -> None:
-    read_options({"PreprocessYAML": "", "UseGPTQ": False}, lenient=False)
+    read_options({"ConvertSoftmaxToDPUVersion": False, "UseGPTQ": False}, lenient=False)
 
-    with pytest.raises(NotSupportedError, match="PreprocessYAML='a' is not supported"):
-        read_options({"PreprocessYAML": "a"}, lenient=True)
+    with pytest.raises(NotSupportedError, match="ConvertSoftmaxToDPUVersion=True is not supported"):
+        read_options({"ConvertSoftmaxToDPUVersion": True}, lenient=True)
 
 
 def test_options_are_not_changed_and_numbers_of_numpy_are_taken() -> None:

@@ -38,6 +38,7 @@ from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.translate.algorithms import gptq_refinement, read_gptq
 from lowbit.quark.translate.job import Job, make_job
 from lowbit.quark.translate.options import ExtraOptions
+from lowbit.quark.translate.passes import with_passes
 from lowbit.quark.translate.qconfig import (
     layer_exceptions,
     to_legacy,
@@ -72,7 +73,7 @@ def run(
     if isinstance(config, QConfig):
         layers, group = layer_exceptions(config), weight_group(config)
         config = to_legacy(config)
-    config = with_algorithms(config, algorithms)
+    config = with_passes(with_algorithms(config, algorithms))
     if _is_secret(config):
         _check_secret(given, config)
         given = dataclasses.replace(given, output=None)

@@ -197,7 +197,7 @@ def _tensors(
 
 
 def _equalize(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | None:
-    if not config.include_cle or options.SkipPreprocess:
+    if not config.include_cle:
         return None
     return QuarkCle(
         steps=_or(options.CLESteps, 1),
@@ -210,13 +210,13 @@ def _equalize(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | N
 
 
 def _rotate(config: QuantizationConfig, options: ExtraOptions) -> Rotation | None:
-    if not config.include_rotation or options.SkipPreprocess:
+    if not config.include_rotation:
         return None
     return read_rotation(options)
 
 
 def _smooth(config: QuantizationConfig, options: ExtraOptions) -> QuarkSmoothQuant | None:
-    if not config.include_sq or options.SkipPreprocess:
+    if not config.include_sq:
         return None
     return QuarkSmoothQuant(alpha=_or(options.SmoothAlpha, 0.5))
 

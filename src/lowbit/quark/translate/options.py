@@ -53,6 +53,7 @@ _FLOAT32 = ignored("half-precision models are always quantized in float32", True
 _SPEED = ignored("lowbit measures while it runs, in memory that does not grow with the data", True)
 _UNREAD = ignored("AMD Quark reads it in no Q/DQ flow")
 _RANGES = does("tensors: ranges from the file if it exists; if not, it is written")
+_PASSES = does("a list of passes, each as the option it is")
 _NO_PLOTS = ignored("the report shows ranges and errors instead")
 
 
@@ -109,12 +110,12 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     CopySharedInit: Annotated[Names, _NORMAL] = None
     CopyBiasInit: Annotated[Names, _NORMAL] = None
     FillAllValueInfo: Annotated[Flag, _NORMAL] = None
-    SkipPreprocess: Annotated[Flag, does("no rewrites, no equalization")] = None
+    SkipPreprocess: Annotated[Flag, does("no rewrites")] = None
     ConvertOpsetVersion: Annotated[int | None, does("the operator set of the model")] = None
     ConvertNCHWToNHWC: Annotated[Flag, does("Transpose at four-dimensional inputs, outputs")] = None
     FixShapes: Annotated[str | None, does("the shapes of inputs")] = None
-    ShapeShifterYaml: Annotated[str | None, refused("lists of passes in YAML are not built")] = None
-    PreprocessYAML: Annotated[str | None, refused("lists of passes in YAML are not built")] = None
+    ShapeShifterYaml: Annotated[str | None, _PASSES] = None
+    PreprocessYAML: Annotated[str | None, _PASSES] = None
     ConvertBNToConv: Annotated[Flag, _TRANSFORM] = None
     ConvertReduceMeanToGlobalAvgPool: Annotated[Flag, _TRANSFORM] = None
     SplitLargeKernelPool: Annotated[Flag, _TRANSFORM] = None

@@ -181,10 +181,14 @@ class AutoSearch:
                 f"search_metric {measure!r} is unknown (known: {', '.join(DISTANCES)}); L2 is taken"
             )
             measure = "L2"
-        self.all_configs = SearchSpace(self._setting("search_space")).get_all_configs()
+        self.all_configs = self.build_all_configs(self._setting("search_space"))
         self._trial = self._make_trial(
             measure, calibration_data_reader, calibration_data_path, eval_dataloader
         )
+
+    def build_all_configs(self, search_space_config: dict[str, Any]) -> list[Choice]:
+        """Return every choice of a space; ``all_configs`` may be set to those of several."""
+        return SearchSpace(search_space_config).get_all_configs()
 
     def _make_trial(
         self, measure: str, reader: Any, data_path: str | None, eval_reader: Any
