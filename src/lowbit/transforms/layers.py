@@ -67,7 +67,7 @@ class WeightedLayer:
         """Return a layer's own weights multiplied by the factors so far. Changes ``weight``."""
         kernel = self.geometry.kernel(weight)
         for factor in self.factors:
-            kernel *= factor
+            np.multiply(kernel, factor, out=kernel)
         return weight
 
     @property
