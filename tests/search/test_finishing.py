@@ -48,7 +48,7 @@ class _Promotions:
         self.asked: list[Requirement] = []
         self._made = made
 
-    def __call__(self, _: object, state: Any, **_kept: object) -> _Promotions:
+    def __call__(self, _: object, state: Any, *_refined: object) -> _Promotions:
         self._state = state
         return self
 
