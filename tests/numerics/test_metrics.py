@@ -328,3 +328,19 @@ def test_pooled_cosine_averages_the_tokens_that_are_no_padding() -> None:
     want = [metrics.cosine(x.mean(0), y.mean(0)) for x, y in zip(a, b, strict=True)]
     assert metrics.pooled_cosine(a, b) == pytest.approx(np.mean(want))
     assert metrics.pooled_cosine(a[:, 0], 3 * a[:, 0]) == pytest.approx(1.0)
+
+
+def test_what_is_masked_in_both_is_neither_signal_nor_noise() -> None:
+    want, got = np.array([1.0, 2.0, -np.inf, np.nan]), np.array([1.0, 2.5, -np.inf, np.nan])
+    assert SignalNoise.of(want, got) == SignalNoise.of(want[:2], got[:2])
+    assert SignalNoise.of(want, np.array([1.0, 2.0, 0.0, np.nan])).sqnr_db == -np.inf
+    assert metrics.divergence(want[:3], got[:3]) == pytest.approx(
+        metrics.divergence(want[:2], got[:2])
+    )
+    assert metrics.binary_divergence(want[:3], got[:3]) == pytest.approx(
+        metrics.binary_divergence(want[:2], got[:2])
+    )
+
+
+def test_a_class_that_only_the_quantized_model_masks_out_is_infinitely_far() -> None:
+    assert metrics.divergence(np.array([1.0, 2.0]), np.array([1.0, -np.inf])) == np.inf

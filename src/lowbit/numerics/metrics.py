@@ -20,6 +20,20 @@ from lowbit.numerics.formats import DoubleArray
 _LARGE = 1 << 14
 
 
+def without_masked(
+    want: NDArray[np.floating], got: NDArray[np.floating]
+) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """Return both with zeros where they are the same infinity or both no number.
+
+    An attention mask that is an output, or a class that is masked out, is neither signal nor noise.
+    """
+    special = ~np.isfinite(want)
+    if not special.any():
+        return want, got
+    same = special & ((want == got) | (np.isnan(want) & np.isnan(got)))
+    return np.where(same, 0, want), np.where(same, 0, got)
+
+
 def decibels(signal: float, noise: float) -> float:
     """Return the ratio of two powers in decibels; infinite without noise."""
     if not math.isfinite(noise):
@@ -62,16 +76,16 @@ class SignalNoise:
     def _sums(cls, want: NDArray[Any], got: NDArray[Any], dtype: type[np.floating]) -> SignalNoise:
         # Elementwise products and pairwise sums, not dot products: a threaded BLAS called from
         # several threads at once spends its time waiting.
-        a, b = np.ravel(want).astype(dtype), np.ravel(got).astype(dtype)
+        a, b = without_masked(np.ravel(want).astype(dtype), np.ravel(got).astype(dtype))
         with np.errstate(invalid="ignore"):
             error = a - b
-        return cls(
-            signal=float(np.sum(a * a)),
-            noise=float(np.sum(error * error)),
-            other=float(np.sum(b * b)),
-            product=float(np.sum(a * b)),
-            max_error=float(np.abs(error).max(initial=0.0)),
-        )
+            return cls(
+                signal=float(np.sum(a * a)),
+                noise=float(np.sum(error * error)),
+                other=float(np.sum(b * b)),
+                product=float(np.sum(a * b)),
+                max_error=float(np.abs(error).max(initial=0.0)),
+            )
 
     def __or__(self, more: SignalNoise) -> SignalNoise:
         """Return the figures over the samples of both."""
@@ -130,7 +144,9 @@ def divergence(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
     """Return the KL divergence of each row of logits from that of the float model, in nats."""
     a, b = (np.asarray(z, np.float64) for z in (want, got))
     log_p, log_q = (z - _log_sum(z) for z in (a, b))
-    return np.asarray(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1))
+    p = np.exp(log_p)
+    with np.errstate(invalid="ignore"):  # a class that is masked out, with a logit of -inf
+        return np.asarray(np.sum(np.where(p > 0, p * (log_p - log_q), 0), axis=-1))
 
 
 def _log_sum(z: DoubleArray) -> DoubleArray:
@@ -140,7 +156,7 @@ def _log_sum(z: DoubleArray) -> DoubleArray:
 
 def binary_divergence(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
     """Return the KL divergence of the independent labels of each row of logits, summed, in nats."""
-    a, b = (np.asarray(z, np.float64) for z in (want, got))
+    a, b = without_masked(np.asarray(want, np.float64), np.asarray(got, np.float64))
     p = 1 / (1 + np.exp(-np.clip(a, -700, 700)))
     # p log(p/q) + (1-p) log((1-p)/(1-q)) by way of softplus, which does not overflow.
     return np.asarray(np.sum(p * (a - b) + np.logaddexp(0, b) - np.logaddexp(0, a), axis=-1))
