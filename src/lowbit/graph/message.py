@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
+
+from lowbit.graph.soundness import serialization_errors
 
 if TYPE_CHECKING:
     import onnx
@@ -40,6 +44,36 @@ def write_message(model: ir.Model, path: pathlib.Path) -> None:
         for initializer in initializers:
             initializer.write(file)
         file.write(after + last)
+
+
+def part_message(
+    part: ir.GraphView,
+    inputs: Mapping[str, np.dtype[Any] | None],
+    constants: Mapping[str, NDArray[Any]],
+    ir_version: int,
+) -> bytes:
+    """Return a part of a graph as the message of a model of its own.
+
+    ``inputs`` have types where they are known, and are floats if the graph does not say either.
+    ``constants`` are added to those that the part has.
+    """
+    import onnx
+
+    proto = onnx.ModelProto(ir_version=ir_version)
+    for domain, version in part.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    with serialization_errors():
+        ir.serde.serialize_graph_into(proto.graph, part)
+        for name, array in constants.items():
+            tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
+            ir.serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
+    for info in proto.graph.input:
+        dtype = inputs[info.name]
+        if dtype is not None:
+            info.type.tensor_type.elem_type = int(ir.DataType.from_numpy(dtype))
+        elif not info.type.WhichOneof("value"):
+            info.type.tensor_type.elem_type = int(ir.DataType.FLOAT)
+    return bytes(proto.SerializeToString())
 
 
 @contextlib.contextmanager

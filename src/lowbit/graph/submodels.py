@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from lowbit.graph import io
 from lowbit.graph.editing import node_inputs
+from lowbit.graph.message import part_message
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Optimize, Session
 
@@ -78,6 +79,9 @@ class Extractor:
         name: str = "a sub-model",
     ) -> Session:
         """Return a session on the part that computes ``outputs`` from ``inputs``."""
+        message = self._message(inputs, outputs, constants)
+        if message is not None:
+            return Session(message, threads=1, optimize=optimize, device=device, name=name)
         part = self.model(inputs, outputs, constants)
         if io.tensors_size(part) < _LARGEST_MESSAGE:
             data = io.to_proto(part).SerializeToString()
@@ -89,24 +93,40 @@ class Extractor:
             path, threads=1, optimize=optimize, device=device, name=name, cleanup=stack.close
         )
 
+    def _message(
+        self,
+        inputs: Mapping[str, np.dtype[Any] | None],
+        outputs: Sequence[str],
+        constants: Mapping[str, Array],
+    ) -> bytes | None:
+        """Return a part as a message, written without a copy; ``None`` if it takes more than that.
+
+        Parts of a graph of many nodes are cut out over and over: copies of them took most of a run.
+        """
+        view = self._view([*inputs, *constants], outputs)
+        own = [value for value in view.initializers.values() if value.name not in constants]
+        tensors = [value.const_value for value in own]
+        plain = all(
+            isinstance(t, (ir.Tensor, ir.LazyTensor, ir.TensorProtoTensor)) for t in tensors
+        )
+        size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        if self._model.functions or not plain or size >= _LARGEST_MESSAGE or _holds_more(view):
+            return None
+        given = [self.values[name] for name in inputs]
+        part = _view_like(view, given, view.outputs, tuple(view), own)
+        return part_message(part, inputs, constants, self._model.ir_version)
+
     def _extracted(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Graph:
+        return self._view(inputs, outputs).clone()
+
+    def _view(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.GraphView:
         for name in (*inputs, *outputs):
             if name not in self.values:
                 raise ValueError(f"value {name!r} not found in the model")
         given, wanted = ([self.values[name] for name in names] for names in (inputs, outputs))
         nodes, constants = self._between(given, wanted)
-        graph = self._model.graph
-        view = ir.GraphView(
-            given,
-            wanted,
-            nodes=sorted(nodes, key=self._positions.__getitem__),
-            initializers=constants,
-            doc_string=graph.doc_string,
-            opset_imports=graph.opset_imports,
-            name=graph.name,
-            metadata_props=graph.metadata_props,
-        )
-        return view.clone()
+        ordered = sorted(nodes, key=self._positions.__getitem__)
+        return _view_like(self._model.graph, given, wanted, ordered, constants)
 
     def _between(
         self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
@@ -135,6 +155,38 @@ class Extractor:
                 f"{', '.join(sorted(missing))}"
             )
         return nodes, constants
+
+
+def _view_like(
+    graph: ir.Graph | ir.GraphView,
+    inputs: Sequence[ir.Value],
+    outputs: Sequence[ir.Value],
+    nodes: Sequence[ir.Node],
+    constants: Sequence[ir.Value],
+) -> ir.GraphView:
+    return ir.GraphView(
+        inputs,
+        outputs,
+        nodes=nodes,
+        initializers=constants,
+        doc_string=graph.doc_string,
+        opset_imports=graph.opset_imports,
+        name=graph.name,
+        metadata_props=graph.metadata_props,
+    )
+
+
+_TENSORS_AND_GRAPHS = (
+    ir.AttributeType.TENSOR,
+    ir.AttributeType.TENSORS,
+    ir.AttributeType.GRAPH,
+    ir.AttributeType.GRAPHS,
+)
+
+
+def _holds_more(view: ir.GraphView) -> bool:
+    """Whether a node has tensors or graphs as attributes."""
+    return any(a.type in _TENSORS_AND_GRAPHS for node in view for a in node.attributes.values())
 
 
 def extract_model(

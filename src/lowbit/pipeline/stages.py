@@ -332,6 +332,14 @@ class Refinement:
         return dataclasses.replace(self, notes=(*self.notes, note))
 
 
+def will_be_refined(state: Loaded) -> bool:
+    """Whether refinement is asked for, and the samples say something about the inputs."""
+    config, samples = state.config.refinement, state.samples
+    if config is None or samples is None:
+        return False
+    return not (samples.data.is_random and algorithm_of(config).needs_data)
+
+
 def refine(
     state: Quantized,
     folder: pathlib.Path | None,
@@ -348,7 +356,7 @@ def refine(
     config, samples = state.config.refinement, state.samples
     if config is None or samples is None:
         return state, Refinement()
-    if samples.data.is_random and algorithm_of(config).needs_data:
+    if not will_be_refined(state):
         note = "not refined: random data says nothing about the inputs"
         return state, Refinement(notes=(note,))
     if state.target.packed:

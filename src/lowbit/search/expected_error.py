@@ -13,6 +13,7 @@ import onnx_ir as ir
 from lowbit.evaluate.validation import Validation
 from lowbit.graph.editing import add_constant
 from lowbit.numerics.formats import DoubleArray, FloatArray
+from lowbit.pipeline.stages import will_be_refined
 from lowbit.pipeline.verify import quantized_names
 from lowbit.scales.parameters import bias_values, constant_values
 from lowbit.state import Quantized
@@ -25,7 +26,7 @@ def expected_sqnr(validation: Validation, state: Quantized) -> DoubleArray:
     """Return the SQNR of each sample, as it is or, if the model will be refined, as expected then."""
     names = quantized_names(state)
     found = validation.sqnr(state.emitted.model, names)
-    if state.config.refinement is None or not len(found):
+    if not will_be_refined(state) or not len(found):
         return found
     floats = validation.sqnr(with_float_weights(state), names)
     if len(floats) != len(found):
