@@ -14,6 +14,7 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import BLOCKS
 from lowbit.emit.bodies import with_bodies
+from lowbit.emit.integer_io import with_integer_io
 from lowbit.errors import ConfigError, did_you_mean
 from lowbit.files import check_outputs
 from lowbit.graph import io
@@ -28,7 +29,8 @@ _PRESETS: Mapping[str, str] = MappingProxyType(
     {"bf16": "BF16", "fp16": "FP16", **{name.lower(): name for name in BLOCKS}}
 )
 FUNCTIONS = "functions"
-FORMATS = (SINGLE, *_PRESETS, FUNCTIONS)
+INTEGER_IO = "integer-io"
+FORMATS = (SINGLE, *_PRESETS, FUNCTIONS, INTEGER_IO)
 
 # Beyond this, loading a model once to see that it loads takes more than it is worth.
 _LOADED_BELOW = 1 << 30
@@ -49,7 +51,8 @@ def convert(
         output: Where to write it.
         to: ``bf16``, ``fp16``, ``bfp16``, one of the MX formats (``mx6``, ``mxint8``,
             ``mxfp8e4m3`` ...), or ``fp32`` for the way back; ``functions`` gives AMD's named
-            operators, in models that others wrote, bodies that any onnxruntime runs.
+            operators, in models that others wrote, bodies that any onnxruntime runs; ``integer-io``
+            gives a quantized model the integers of its quantized inputs and outputs, such as caches.
         casts: Write 16-bit floats as pairs of Cast, not as AMD's named operators.
         half_weights: Store weights of 16-bit floats in 16 bits.
     """
@@ -67,6 +70,8 @@ def convert(
         result = loaded
     elif to == FUNCTIONS:
         result = with_bodies(loaded)
+    elif to == INTEGER_IO:
+        result = with_integer_io(loaded)
     else:
         result = _converted(loaded, to, casts=casts, half_weights=half_weights)
     result.producer_name, result.producer_version = "lowbit", __version__

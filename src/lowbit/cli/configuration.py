@@ -11,7 +11,7 @@ from lowbit.api.quantize import DEFAULT_PRESET
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import read_config
 from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, Percentile
-from lowbit.config.presets import PRESETS, find_preset
+from lowbit.config.presets import INT8_CACHE, PRESETS, find_preset
 from lowbit.config.refinement import LayerReconstruction, Refinement
 from lowbit.config.specs import Rule
 from lowbit.data import Preprocessing, Tokenization, find_preprocessing
@@ -45,6 +45,7 @@ _DECIDE_THE_PLAN = (
     ("exclude", "--exclude"),
     ("exclude_op", "--exclude-op"),
     ("head", "--head"),
+    ("cache", "--cache"),
 )
 
 
@@ -84,6 +85,7 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         include=(*config.include, *args.include),
         exclude=(*config.exclude, *args.exclude),
         head=args.head or config.head,
+        cache=INT8_CACHE if args.cache else config.cache,
         fix_inputs={**config.fix_inputs, **dict(args.fix_input)},
         input_shapes={**config.input_shapes, **dict(args.input_shape)},
         skip_rewrites=(*config.skip_rewrites, *args.skip_rewrite),

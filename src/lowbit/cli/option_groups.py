@@ -14,6 +14,7 @@ from lowbit.cli.parser import Parser, one_of
 METHODS = ("minmax", "percentile", "entropy", "mse", "nonoverflow", "distribution", "layerwise")
 WEIGHT_METHODS = ("minmax", "mse", "output", "hqq")
 HEADS = ("auto", "float", "int8")
+CACHES = ("int8",)
 PREPROCESSINGS = ("imagenet", "tensorflow", "caffe", "yolo")
 LAYOUTS = ("auto", "NCHW", "NHWC")
 CHANNEL_ORDERS = ("RGB", "BGR")
@@ -125,6 +126,12 @@ def _add_exceptions(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="TYPE",
         help="keep operators of this type in float (repeatable)",
+    )
+    group.add_argument(
+        "--cache",
+        type=one_of(CACHES),
+        metavar="FORMAT",
+        help="store caches of keys and values in int8 (past_key_values, present)",
     )
     group.add_argument(
         "--head",

@@ -26,7 +26,7 @@ SHELLS = ("bash", "zsh", "fish")
 EFFORTS = ("none", "quick", "full")
 FLOAT_FORMATS = tuple(
     "fp32 bf16 fp16 bfp16 mx4 mx6 mx9 mxint8 mxfp8e5m2 mxfp8e4m3 mxfp6e3m2 mxfp6e2m3 "
-    "mxfp4e2m1 functions".split()
+    "mxfp4e2m1 functions integer-io".split()
 )
 
 _EPILOG = """\
@@ -267,7 +267,8 @@ def _convert(parser: Parser) -> None:
         type=one_of(FLOAT_FORMATS),
         metavar="FORMAT",
         help=f"{', '.join(FLOAT_FORMATS)}; fp32 is the way back from the others, functions gives "
-        "AMD's named operators bodies that any onnxruntime runs",
+        "AMD's named operators bodies that any onnxruntime runs, integer-io makes quantized inputs and outputs "
+        "(caches) integers",
     )
     parser.add_argument(
         "--operators",

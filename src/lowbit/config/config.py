@@ -38,6 +38,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         weight: Spec of weights and other constants.
         final_weight: Spec of the weights of linear layers that make an output of the model, such as the
             head of a language model; ``None``: that of all others.
+        cache: Spec of caches of keys and values, between two calls of a language model; ``None``: float.
         bias: Spec of biases; ``None`` leaves them in float.
         target: Name of a built-in target, or the path of a target file.
         rules: Exceptions by operator type, name or subgraph; the last match wins.
@@ -69,6 +70,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     activation: Spec | None
     weight: Spec | None
     final_weight: Spec | None = None
+    cache: Spec | None = None
     bias: BiasSpec | None = None
     target: str = "onnxruntime"
     rules: tuple[Rule, ...] = ()
@@ -97,6 +99,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         specs = (self.activation, *(rule.activation for rule in self.rules))
         if any(spec is not None and spec.calibration is not None for spec in specs):
             return "the scales of activations are calibrated"
+        if self.cache is not None:
+            return "the scales of caches are calibrated"
         if self.mixed_precision is not None or self.keep_only_if_better:
             return "what helps is measured"
         transforms = (self.rotation, self.equalization, self.smooth_quant)

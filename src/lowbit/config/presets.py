@@ -22,6 +22,10 @@ _PER_CHANNEL = IntegerSpec(format=IntegerFormat.INT8, per_channel=True, method=_
 _POWER_OF_TWO = IntegerSpec(format=IntegerFormat.INT8, power_of_two=True, method=_MSE)
 
 
+INT8_CACHE = IntegerSpec(format=IntegerFormat.INT8, method=_MSE)
+"""Caches of keys and values in 8 bits."""
+
+
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """A named configuration and a sentence about it."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.evaluate.outputs import OutputSlice, find_slices
-from lowbit.graph.naming import tensor_name
+from lowbit.graph.naming import is_cache_name, tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.metrics import softmax
 
@@ -28,7 +28,6 @@ _MOVES = frozenset("Identity Reshape Flatten Squeeze Unsqueeze Transpose Cast Dr
 _SELECTS = frozenset("NonMaxSuppression TopK ArgMax ArgMin NonZero Unique".split())
 _SOFTMAX = frozenset(("Softmax", "LogSoftmax"))
 _EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECASE)
-_CACHE = re.compile(r"past|present|cache", re.IGNORECASE)
 _FEW_LABELS = 16
 _LEAST_EMBEDDING = 32
 _PEAKED = 0.1
@@ -109,9 +108,9 @@ def find_measured(
 
 def _telling_outputs(model: ir.Model) -> list[ir.Value]:
     """Return the outputs without caches of keys and values: what they lose shows in what is made of them."""
-    caches = {tensor_name(value) for value in model.graph.inputs if _CACHE.search(str(value.name))}
+    has_caches = any(is_cache_name(str(value.name)) for value in model.graph.inputs)
     outputs = list(model.graph.outputs)
-    found = [v for v in outputs if not (caches and _CACHE.search(tensor_name(v)))]
+    found = [v for v in outputs if not (has_caches and is_cache_name(tensor_name(v)))]
     return found or outputs
 
 

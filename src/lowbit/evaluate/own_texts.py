@@ -1,7 +1,7 @@
 """Texts that a language model writes itself: samples to reconstruct its layers on where none are given.
 
-What a model makes of its own texts is near to what it makes of others it was trained on, unlike what it
-makes of random tokens. A text begins with a random token; each next one is drawn from the model's own
+What a model computes on its own texts is near to what it computes on those it was trained on; what it
+computes on random tokens is not. A text begins with a random token; each next one is drawn from the model's own
 probabilities (as in LLM-QAT, arXiv:2305.17888).
 """
 

@@ -6,12 +6,14 @@ its name with an earlier one gets a number and still answers to the name it had.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
 _KEY = "lowbit.aliases"
+_CACHE = re.compile(r"past|present|cache", re.IGNORECASE)
 
 
 def names_of(node: ir.Node) -> tuple[str, ...]:
@@ -30,6 +32,11 @@ def answer_to(node: ir.Node, *names: str | None) -> None:
 def absorb(survivor: ir.Node, gone: ir.Node) -> None:
     """Let ``survivor`` answer to the names of ``gone`` as well. Changes ``survivor``."""
     answer_to(survivor, *names_of(survivor)[:1], *names_of(gone))
+
+
+def is_cache_name(name: str) -> bool:
+    """Whether an input or an output of a language model is called as its caches of keys and values are."""
+    return _CACHE.search(name) is not None
 
 
 def tensor_name(value: ir.Value) -> str:

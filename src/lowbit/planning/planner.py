@@ -21,6 +21,7 @@ from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement
 from lowbit.planning.block_axes import block_axes
+from lowbit.planning.caches import place_caches
 from lowbit.planning.head import Head, find_head
 from lowbit.planning.outputs import drop_final, with_final_weight
 from lowbit.planning.placement import drop_fused, place
@@ -52,6 +53,7 @@ def make_plan(
     drop_before_poles(graph, placement, operators)
     if target.float_outputs:
         drop_final(graph, placement, target, operators, {o.tensor for o in config.tensors})
+    place_caches(placement, graph, config.cache)
     _override(placement, graph, config.tensors)
     axes = block_axes(graph, placement, target.block_axes)
     weights = within_pairs(_weights(placement), placement, graph, target)

@@ -38,6 +38,8 @@ class Placement:
     channel_axis: dict[str, int] = dataclasses.field(default_factory=dict)
     active: dict[ir.Node, OpTraits] = dataclasses.field(default_factory=dict)
     float_why: dict[ir.Node, str] = dataclasses.field(default_factory=dict)
+    caches: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Inputs that are caches, with the outputs they come from."""
     parts: FloatParts = dataclasses.field(default_factory=FloatParts)
 
     def request(self, value: ir.Value, scheme: Scheme, node: ir.Node, role: Role) -> None:

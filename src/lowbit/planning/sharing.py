@@ -31,6 +31,8 @@ def find_leaders(placement: Placement, graph: ir.Graph, target: Target) -> dict[
                 and placement.activations[name].spec == placement.activations[inputs[0]].spec
             ):
                 leader[name] = leader[inputs[0]]
+    for before, after in placement.caches.items():
+        leader[after] = leader[before] = after
     return leader
 
 
