@@ -41,9 +41,13 @@ class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
 def show_sweep(console: Console, rows: Sequence[SweepRow]) -> None:
     """Print each model and preset, and below it what its verdict rests on."""
     table = make_table(
-        "models and presets", "model, preset, and what the verdict rests on", "verdict", *_FIGURES[1:],
+        "models and presets (ms: a run of the float and of the quantized model)",
+        "model, preset, and what the verdict rests on",
+        "verdict",
+        *_FIGURES[1:-1],
+        "ms",
         figures=len(_FIGURES) - 1,
-    )  # fmt: skip
+    )
     for row in rows:
         level = Text(row.level or "refused", style=LEVEL_COLOURS.get(row.level, "bold red"))
         accuracy, *cells = _cells(row)
