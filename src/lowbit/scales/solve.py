@@ -21,13 +21,14 @@ from lowbit.numerics.formats import FloatArray
 from lowbit.planning.plan import BiasPlan, Plan, TensorPlan
 from lowbit.scales.alignment import align, components
 from lowbit.scales.bias import bias_params, repaired_weight
+from lowbit.scales.curves import PricedDensities
 from lowbit.scales.density import Density
 from lowbit.scales.formats import float_scales
 from lowbit.scales.limited_nodes import find_limited
 from lowbit.scales.parameters import Adjustment, Params, bias_values, constant_values
 from lowbit.scales.ranges import params_of, params_of_range
 from lowbit.scales.saturation import SummedPairs, pairs_of
-from lowbit.scales.search import error_of
+from lowbit.scales.search import best_params, error_of
 from lowbit.scales.shift_limits import Adjusted, Limited, bounded_bias, satisfy
 from lowbit.scales.solutions import Solutions
 from lowbit.scales.weights import Importance, weight_importance, weight_params
@@ -45,7 +46,7 @@ def solve(
     known = Solutions() if known is None else known
     scales = float_scales(model, plan, stats)
     plan = plan.integers()
-    own = _own(plan, stats, known)
+    own = _own(model, plan, stats, known)
     leaders = align(plan, own, stats)
     adjustments = _alignment_costs(plan, stats, own, leaders)
     importance = weight_importance(model, plan, stats)
@@ -132,8 +133,9 @@ def _weight(
     return weight_params(data, tensor.integer, tensor.axis, importance(), pairs)
 
 
-def _own(plan: Plan, stats: Stats, known: Solutions) -> dict[str, QParams]:
-    own = {}
+def _own(model: ir.Model, plan: Plan, stats: Stats, known: Solutions) -> dict[str, QParams]:
+    priced = PricedDensities.of(model, plan, stats)
+    own: dict[str, QParams] = {}
     for tensor in plan.activations():
         if tensor.leader != tensor.name:
             continue
@@ -141,10 +143,18 @@ def _own(plan: Plan, stats: Stats, known: Solutions) -> dict[str, QParams]:
             own[tensor.name] = params_of_range(tensor.range, tensor.integer)
         else:
             own[tensor.name] = known.get(
-                ("own", tensor.observe, tensor.integer),
-                functools.partial(params_of, stats[tensor.observe], tensor.integer, tensor.name),
+                ("own", tensor.name, tensor.observe, tensor.integer),
+                functools.partial(_measured, tensor, stats, priced),
             )
     return own
+
+
+def _measured(tensor: TensorPlan, stats: Stats, priced: PricedDensities) -> QParams:
+    """Return the parameters that an activation's method chooses for its statistics."""
+    seen, density = stats[tensor.observe], priced.of_tensor(tensor)
+    if density is None:
+        return params_of(seen, tensor.integer, tensor.name)
+    return best_params(density, seen.low, seen.high, tensor.integer)
 
 
 def _repair(

@@ -1,0 +1,108 @@
+"""Errors of a tensor as the function after it passes them on.
+
+x * sigmoid(x) leaves nothing of large negative numbers, so a scale need not hold them; what rounds its
+gate is multiplied by x, so a gate must not be cut off where x is largest. Both follow from the
+density of x alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.calibrate.statistics import Stats
+from lowbit.config.methods import MinMse
+from lowbit.ops.curves import Curve, Function, Gate, find_curves
+from lowbit.planning.plan import Plan, TensorPlan
+from lowbit.scales.density import Density, DoubleArray
+
+# Numbers at which the function is taken in each bin, and the least of them beside the largest:
+# what is smaller is zero with every scale.
+_POINTS, _LEAST = 4, 1e-3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CurvedDensity(Density):
+    """A density whose error is that of a function of its values."""
+
+    curve: Function
+
+    def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
+        """Return the mean squared error of the function for each candidate (see ``Density``)."""
+        values, weight = _points(self)
+        exact = self.curve(values)
+        errors = []
+        for step, least, most in zip(scale, low, high, strict=True):
+            rounded = np.clip(np.rint(values / step) * step, least, most)
+            errors.append(float((weight * np.square(self.curve(rounded) - exact)).sum()))
+        return np.asarray(errors) / max(self.total, 1.0)
+
+    def coarser(self, together: int) -> CurvedDensity:
+        """Return the density with so many adjoining bins made one."""
+        plain = Density(self.start, self.end, self.weight, self.zeros).coarser(together)
+        return CurvedDensity(plain.start, plain.end, plain.weight, plain.zeros, self.curve)
+
+
+def before_curve(density: Density, curve: Curve) -> CurvedDensity:
+    """Return a tensor's density whose errors are those that come out of a curve."""
+    return CurvedDensity(density.start, density.end, density.weight, density.zeros, curve.apply)
+
+
+def of_gate(density: Density, gate: Gate) -> Density:
+    """Return the density of a gate, given that of its tensor; errors go with those of the product."""
+    values, weight = _points(density)
+    gates = gate.apply(values)
+    order = np.argsort(gates, kind="stable")
+    return Density(gates[order], gates[order], (weight * np.square(values))[order], density.zeros)
+
+
+def _points(density: Density) -> tuple[DoubleArray, DoubleArray]:
+    """Return numbers of a density with their weights; those next to zero are left out."""
+    reach = np.maximum(np.abs(density.start), np.abs(density.end))
+    seen = reach > _LEAST * reach.max(initial=0.0)
+    start, width = density.start[seen], (density.end - density.start)[seen]
+    inside = (np.arange(_POINTS) + 0.5) / _POINTS
+    values = start[:, None] + inside * width[:, None]
+    weight = np.repeat(density.weight[seen] / _POINTS, _POINTS)
+    return values.reshape(-1), weight
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PricedDensities:
+    """The densities of tensors whose errors do not count as they are.
+
+    ``curves`` by the tensor that they are functions of; ``gates`` give that tensor by the gate.
+    """
+
+    stats: Stats
+    curves: Mapping[str, Curve]
+    gates: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: ir.Model, plan: Plan, stats: Stats) -> PricedDensities:
+        """Find the curves of a model whose tensors are planned and measured."""
+        measured = {t.name for t in plan.activations() if _is_measured(t, stats)}
+        curves = {n: c for n, c in find_curves(model.graph).items() if n in measured}
+        gates = {c.gate.name: n for n, c in curves.items() if c.gate is not None}
+        return cls(stats, curves, gates)
+
+    def of_tensor(self, tensor: TensorPlan) -> Density | None:
+        """Return what a tensor's errors are reckoned on, or ``None`` where they count as they are."""
+        source = self.gates.get(tensor.name, tensor.name)
+        curve = self.curves.get(source)
+        if curve is None or not isinstance(tensor.integer.method, MinMse):
+            return None
+        density = Density.of(self.stats[source], source)
+        if curve.gate is not None and source != tensor.name:
+            return of_gate(density, curve.gate)
+        return before_curve(density, curve)
+
+
+def _is_measured(tensor: TensorPlan, stats: Stats) -> bool:
+    """Whether a tensor has parameters of its own, and its values were counted under its name."""
+    seen = stats.tensors.get(tensor.name)
+    is_own = tensor.leader == tensor.observe == tensor.name and tensor.range is None
+    return is_own and seen is not None and seen.counts is not None

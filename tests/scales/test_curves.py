@@ -1,0 +1,80 @@
+"""Errors through a curve against those of quantizing the samples themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lowbit.calibrate.statistics import TensorStats
+from lowbit.config.config import QuantConfig
+from lowbit.config.methods import MinMax, MinMse
+from lowbit.config.specs import AccumulatorBias, IntegerSpec
+from lowbit.numerics.formats import IntegerFormat
+from lowbit.ops.curves import Curve, Gate
+from lowbit.scales.curves import before_curve, of_gate
+from lowbit.scales.density import Density
+
+_X = np.random.default_rng(0).normal(-2.0, 3.0, size=100_000).astype(np.float32)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+_GATE = Gate("g", _sigmoid)
+_SWISH = Curve(lambda x: x * _sigmoid(x), _GATE)
+
+
+def _rounded(x: np.ndarray, scale: float) -> np.ndarray:
+    return np.clip(np.rint(x / scale), -128, 127) * scale
+
+
+def _error(density: Density, scale: float) -> float:
+    step = np.array([scale])
+    return float(density.squared_error(step, -128 * step, 127 * step)[0])
+
+
+def _density() -> Density:
+    return Density.of(TensorStats.of(_X, histogram=True))
+
+
+@pytest.mark.parametrize("scale", [0.15, 0.06, 0.02])
+def test_the_error_before_a_curve_is_that_of_its_result(scale: float) -> None:
+    x = _X.astype(np.float64)
+    expected = np.mean((_SWISH.apply(_rounded(x, scale)) - _SWISH.apply(x)) ** 2)
+
+    density = before_curve(_density(), _SWISH)
+
+    assert _error(density, scale) == pytest.approx(expected, rel=0.02)
+    assert _error(density.coarser(4), scale) == pytest.approx(expected, rel=0.05)
+
+
+def test_the_error_of_a_gate_goes_with_that_of_the_product() -> None:
+    x, scales = _X.astype(np.float64), (1 / 127, 1 / 160, 1 / 256)
+    gate = _sigmoid(x)
+    expected = np.array([np.mean((x * (_rounded(gate, s) - gate)) ** 2) for s in scales])
+
+    found = np.array([_error(of_gate(_density(), _GATE), s) for s in scales])
+
+    np.testing.assert_allclose(found / found[0], expected / expected[0], rtol=0.02)
+
+
+_SHIFTED = """<ir_version: 8, opset_import: ["" : 17]>
+agraph (float[1,1,64,64] x) => (float[1,1,64,64] y)
+<float[1,1,1,1] w = {2.0}, float[1] b = {-6.0}>
+{ z = Conv(x, w, b) s = Sigmoid(z) a = Mul(z, s) y = Conv(a, w, b) }"""
+
+
+def _scale(solve_text: Callable, method: object) -> float:
+    spec = IntegerSpec(format=IntegerFormat.INT8, method=method)
+    config = QuantConfig(
+        target="ryzen-ai", activation=spec, weight=spec, bias=AccumulatorBias(), head="int8"
+    )
+    return float(solve_text(_SHIFTED, config).params.tensors["z"].scale)
+
+
+def test_numbers_that_a_swish_leaves_nothing_of_need_no_codes(solve_text: Callable) -> None:
+    # Normal about -6 with a deviation of 2: least error of the numbers themselves holds about -13.
+    assert _scale(solve_text, MinMse()) < 0.7 * _scale(solve_text, MinMax())
