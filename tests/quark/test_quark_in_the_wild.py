@@ -7,6 +7,8 @@ from collections import Counter
 
 import numpy as np
 import onnx
+import onnx.parser
+import onnxruntime as ort
 import pytest
 from helpers.quark_helpers import BareReader, quiet, run_python
 from helpers.small_models import small_cnn, small_feeds
@@ -111,6 +113,8 @@ def test_one_shape_for_a_model_of_one_input() -> None:
 _SCRIPT = """
 import importlib.metadata
 import onnx
+import onnx.parser
+import onnxruntime as ort
 from quark.onnx.quantization.config import DEFAULT_CONFIG_MAPPING, get_default_config
 from quark.onnx.quantization.config.config import CalibrationMethod
 from quark.onnx.quantization.config.config import get_default_config as the_same
@@ -158,3 +162,35 @@ def test_a_search_over_several_spaces(tmp_path: pathlib.Path) -> None:
 
     assert len(search.all_configs) == 3
     assert len(search.search_model()) == 3
+
+
+def test_a_quantized_type_by_its_word() -> None:
+    """The scripts of Stable Diffusion for `vai_q_onnx` name it so."""
+    mix = {"TargetQuantType": "QInt8", "NumTarget": 1, "DataSize": 2}
+    made = _quantized(quiet("A16W8", {"AutoMixprecision": mix}, include_auto_mp=True))
+
+    stored = {t.name: t.data_type for t in made.graph.initializer}
+    kinds = {stored[n.input[2]] for n in made.graph.node if n.op_type == "QuantizeLinear"}
+    assert kinds == {onnx.TensorProto.INT8, onnx.TensorProto.INT16}
+
+
+def test_instance_normalization_under_amds_name() -> None:
+    """Quark 0.13's model of this option has the same operators and gives the same numbers."""
+    feeds = [{"x": np.random.default_rng(i).random((1, 4, 8, 8), np.float32)} for i in range(2)]
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+        <float[4] s = {1, 2, 3, 4}, float[4] b = {0, 1, 0, 1}, float[4, 4, 1, 1] w =
+        {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}>
+        { c = Conv(x, w)  y = InstanceNormalization <epsilon = 0.001> (c, s, b) }"""
+    models = [
+        ModelQuantizer(quiet("XINT8", {"ConvertInstanceNormToDPUVersion": npu})).quantize_model(
+            onnx.parser.parse_model(text), calibration_data_reader=BareReader(feeds)
+        )
+        for npu in (False, True)
+    ]
+
+    assert _operators(models[1])["com.amd.quark:ExtendedInstanceNormalization"] == 1
+    plain, named = (
+        ort.InferenceSession(m.SerializeToString()).run(None, feeds[0])[0] for m in models
+    )
+    np.testing.assert_array_equal(plain, named)

@@ -29,7 +29,7 @@ from lowbit.quark.errors import (
     QuarkDataError,
     say,
 )
-from lowbit.quark.models.custom import clip_before, without_casts
+from lowbit.quark.models.custom import clip_before, to_npu_normalization, without_casts
 from lowbit.quark.models.stored import to_integer_operators
 from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
 from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig
@@ -179,6 +179,8 @@ def _warn(report: Report) -> None:
 
 def _in_format(model: ir.Model, config: QuantizationConfig, options: ExtraOptions) -> ir.Model:
     """Return the quantized model in the form of file that is asked for."""
+    if options.ConvertInstanceNormToDPUVersion:
+        model = to_npu_normalization(model)
     if options.EnableVaimlBF16:
         return without_casts(model)
     if options.BF16WithClip:

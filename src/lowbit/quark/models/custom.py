@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.emit.bodies import with_bodies
 from lowbit.graph.editing import add_constant, constant
 from lowbit.quark.models.pairs import DEQUANTIZE, QUANTIZE, remove_unused
 
@@ -79,6 +80,16 @@ def to_casts(model: ir.Model) -> ir.Model:
         graph.remove(node, safe=True)
     remove_unused(graph)
     return model
+
+
+def to_npu_normalization(model: ir.Model) -> ir.Model:
+    """Return the model with InstanceNormalization under the name of AMD's operator, with a body."""
+    model = model.clone()
+    for node in model.graph.all_nodes():
+        if node.op_type == "InstanceNormalization" and node.domain == "":
+            node.domain, node.op_type = NEW_DOMAIN, "ExtendedInstanceNormalization"
+            model.opset_imports.setdefault(NEW_DOMAIN, 1)
+    return with_bodies(model)
 
 
 def clip_before(model: ir.Model) -> ir.Model:

@@ -23,6 +23,7 @@ from lowbit.graph.naming import names_of
 from lowbit.numerics.metrics import Metric, Outputs
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
+from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantType
 from lowbit.quark.translate.options import ExtraOptions, read_struct
 from lowbit.quark.translate.selection import Exceptions, layer_bias
 from lowbit.quark.translate.specs import layer_spec, typed_spec
@@ -186,7 +187,9 @@ def _typed(asked: AutoMix, precision: Precision) -> LayerOption:
 
 
 def _kind(asked: Any) -> Any:
-    """Return a quantized type; the newer API's data types name one."""
+    """Return a quantized type; the newer API's data types name one, earlier scripts its word."""
+    if isinstance(asked, str):
+        return ExtendedQuantType.from_string(asked)
     return getattr(asked, "map_onnx_format", asked)
 
 

@@ -209,9 +209,11 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ConvertHardSigmoidToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
     ConvertAvgPoolToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
     ConvertReduceMeanToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
-    ConvertSoftmaxToDPUVersion: Annotated[Flag, refused("the NPU's Softmax is not built")] = None
+    ConvertSoftmaxToDPUVersion: Annotated[
+        Flag, refused("no onnxruntime runs what Quark writes for it: bfloat16 arithmetic")
+    ] = None
     ConvertInstanceNormToDPUVersion: Annotated[
-        Flag, refused("the NPU's InstanceNormalization is not built")
+        Flag, does("InstanceNormalization under AMD's name, with a body")
     ] = None
     ConvertClipToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
     NPULimitationCheck: Annotated[Flag, does("whether limits and alignments hold at all")] = None
