@@ -63,7 +63,8 @@ def part_message(
     for domain, version in part.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version)
     with serialization_errors():
-        ir.serde.serialize_graph_into(proto.graph, part)
+        # It takes views, but their declared type has more in common with graphs than with its protocol.
+        ir.serde.serialize_graph_into(proto.graph, part)  # type: ignore[arg-type]
         for name, array in constants.items():
             tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
             ir.serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
