@@ -39,11 +39,14 @@ def test_what_is_left_lies_between_that_of_activations_and_all() -> None:
     validation = Validation(state.loaded, _feeds(4))
     refined = msgspec.structs.replace(state.config, refinement=LayerReconstruction())
 
-    now = expected_sqnr(validation, state)
-    later = expected_sqnr(validation, extended(state, Quantized, config=refined))
+    now = expected_sqnr(validation, state).sqnr
+    refined_state = extended(state, Quantized, config=refined)
+    later = expected_sqnr(validation, refined_state).sqnr
     floats = validation.sqnr(with_float_weights(state))
+    known = expected_sqnr(validation, refined_state, floats)
 
     assert np.all(floats > now + 6)
+    np.testing.assert_array_equal(known.sqnr, later)
     noise = [np.power(10.0, -decibels / 10) for decibels in (now, later, floats)]
     np.testing.assert_allclose(noise[1], noise[2] + LEFT * (noise[0] - noise[2]))
 

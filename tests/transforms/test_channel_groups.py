@@ -86,14 +86,14 @@ def test_a_constant_must_have_a_number_for_each_channel(
     assert found["a"].obstacles == ([] if why is None else [why])
 
 
-def test_a_clip_bounds_the_channels_before_it() -> None:
+def test_a_clip_bounds_the_channels_it_gives() -> None:
     found = groups(
         node("Conv", "x w1", "a"), node("Clip", "a zero six", "b"), node("Conv", "b w3", "y"),
         zero=np.float32(0), six=np.float32(6),
     )  # fmt: skip
 
     (limit,) = found["a"].limits
-    assert (limit.value.name, limit.layout, limit.bound) == ("a", ChannelLayout(1, 4), 6.0)
+    assert (limit.value.name, limit.layout, limit.bound) == ("b", ChannelLayout(1, 4), 6.0)
 
 
 def test_neighbours_after_a_flatten_are_one_channel() -> None:

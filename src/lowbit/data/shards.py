@@ -57,6 +57,13 @@ class Selection:
         """Return how many there are."""
         return len(self.indices)
 
+    def spread(self, count: int) -> Selection:
+        """Return so many of the samples, evenly spaced; all if there are no more."""
+        total = len(self)
+        if count >= total:
+            return self
+        return Selection(self.data, [self.indices[i * total // count] for i in range(count)])
+
     def shards(self, size: int) -> Shards:
         """Return the samples in parts of ``size``."""
         return Shards(self, size)

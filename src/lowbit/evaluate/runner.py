@@ -37,7 +37,7 @@ class Run:
         model: The model.
         names: The tensors wanted, outputs or not.
         name: What errors call the model.
-        optimize: Quantized models run unoptimized: fused int8 kernels saturate on some processors.
+        optimize: Quantized models run without fused int8 kernels, which saturate on some processors.
         runtime: What runs it; only onnxruntime runs large models, and exactly.
         samples: The numbers of the samples to run it on; all if ``None``.
         keep: Returns what is kept of a tensor.
@@ -62,6 +62,10 @@ class Run:
         """Return the exact run of a quantized model."""
         names = output_names(model) if names is None else names
         return cls(model=model, names=names, name="the quantized model")
+
+    def quick(self) -> Run:
+        """Return the same run where all that is faster and does not fuse Q/DQ may be done to it."""
+        return dataclasses.replace(self, optimize="exact")
 
     @property
     def is_large(self) -> bool:

@@ -46,7 +46,7 @@ class Validation:
         measured = self._measured(values, names)
         # Arrays of a sequence cannot be asked for by themselves.
         tensors = {row.tensor: names[row.tensor] for row in measured if row.tensor in names}
-        run = Run.quantized_model(quantized, list(tensors.values()))
+        run = Run.quantized_model(quantized, list(tensors.values())).quick()
         found = [
             _ratios([(want[a], got[b]) for a, b in tensors.items()])
             for want, got in (compared(run, self._samples) if tensors else ())

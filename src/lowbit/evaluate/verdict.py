@@ -384,7 +384,7 @@ def evaluate_outputs(
     ``fused``: the quantized model runs in a default session as well, and the worse verdict holds.
     """
     wanted = [name for name in measured_tensors(reference) if name in names]
-    exact = Run.quantized_model(quantized, [names[name] for name in wanted])
+    exact = Run.quantized_model(quantized, [names[name] for name in wanted]).quick()
     runs = [Run.float_model(reference, wanted), exact]
     if fused:
         runs.append(dataclasses.replace(exact, optimize="all", name="the quantized model, fused"))

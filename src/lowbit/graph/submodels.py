@@ -22,7 +22,7 @@ from lowbit.graph.session import Array, Optimize, Session
 _SMALLEST = 12
 """Fewer nodes than this are not worth a session of their own."""
 
-_LARGEST_MESSAGE = 16 << 20
+_LARGEST_MESSAGE = 4 << 20
 """Sub-models with more constants than this are handed to onnxruntime as files."""
 
 _NOTHING: Mapping[str, Array] = MappingProxyType({})

@@ -247,12 +247,9 @@ def _unknowns(state: Quantized, layers: Sequence[RefinedLayer]) -> list[float]:
 def _spread(feeds: Feeds, count: int, total: int) -> Iterable[Feed]:
     """Return ``count`` of ``total`` samples, evenly spaced."""
     found = feeds()
-    if count >= total:
-        return found
-    numbers = (np.arange(count) * total // count).tolist()
     if isinstance(found, Samples):
-        return Samples(found.data, [found.indices[number] for number in numbers])
-    wanted = frozenset(numbers)
+        return found.spread(count)
+    wanted = frozenset(i * total // count for i in range(min(count, total)))
     return (feed for number, feed in enumerate(found) if number in wanted)
 
 

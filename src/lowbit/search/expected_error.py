@@ -7,6 +7,8 @@ that is gone in the end. So the model is run as it is, and with its weights in f
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 
@@ -22,18 +24,31 @@ LEFT = 0.3
 """The share of the weights' error that refinement is taken to leave: an estimate, not tuned to a model."""
 
 
-def expected_sqnr(validation: Validation, state: Quantized) -> DoubleArray:
-    """Return the SQNR of each sample, as it is or, if the model will be refined, as expected then."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Expected:
+    """The SQNR of each sample as it is expected, and with all weights in float, if that was measured."""
+
+    sqnr: DoubleArray
+    float_weights: DoubleArray | None = None
+
+
+def expected_sqnr(
+    validation: Validation, state: Quantized, known: DoubleArray | None = None
+) -> Expected:
+    """Return the SQNR of each sample, as it is or, if the model will be refined, as expected then.
+
+    ``known`` is the SQNR with all weights in float, of a model that differs in weights and biases only.
+    """
     names = quantized_names(state)
     found = validation.sqnr(state.emitted.model, names)
     if not will_be_refined(state) or not len(found):
-        return found
-    floats = validation.sqnr(with_float_weights(state), names)
+        return Expected(found)
+    floats = validation.sqnr(with_float_weights(state), names) if known is None else known
     if len(floats) != len(found):
-        return found
+        return Expected(found)
     total, activations = (np.power(10.0, -decibels / 10) for decibels in (found, floats))
     left = activations + LEFT * np.maximum(total - activations, 0)
-    return np.asarray(-10 * np.log10(np.minimum(left, total)))
+    return Expected(np.asarray(-10 * np.log10(np.minimum(left, total))), floats)
 
 
 def with_float_weights(state: Quantized) -> ir.Model:

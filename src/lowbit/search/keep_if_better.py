@@ -82,7 +82,7 @@ def keep_what_helps(
     with clock.stage("validate"):
         validation = Validation(state.loaded, samples.validation())
         before = expected_sqnr(validation, best)
-    if not len(before):  # no output is a float: there is nothing to measure
+    if not len(before.sqnr):  # no output is a float: there is nothing to measure
         return pipeline.build(state, samples.calibration, plan=plan), ()
     steps = []
     for option in tried:
@@ -90,9 +90,11 @@ def keep_what_helps(
         if isinstance(wanted, FloatTransform) and not _applies(wanted, best):
             continue
         candidate = _with_step(pipeline, best, option.field, wanted, plan)
+        # Corrected biases change nothing of what the model would give with weights in float.
+        known = before.float_weights if option.field == "bias_correction" else None
         with clock.stage("validate"):
-            after = expected_sqnr(validation, candidate)
-        step = _step(option.name, before, after)
+            after = expected_sqnr(validation, candidate, known)
+        step = _step(option.name, before.sqnr, after.sqnr)
         steps.append(step)
         if step.kept:
             best, before = candidate, after

@@ -39,7 +39,7 @@ class Consumer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limit:
-    """A Clip's upper bound on the channels of its input."""
+    """A Clip's upper bound on the channels of its output ``value``."""
 
     value: ir.Value
     layout: ChannelLayout
@@ -143,7 +143,7 @@ class _Search:
             self._assign(node.outputs[0], group, after)
             bound = clip_bounds(node)[1] if node.op_type == "Clip" else None
             if bound is not None:
-                group.limits.append(Limit(value, layout, bound))
+                group.limits.append(Limit(node.outputs[0], after, bound))
 
     def _add(self, node: ir.Node) -> None:
         """Tie the channels of all that is added, constants included."""

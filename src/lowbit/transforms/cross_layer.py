@@ -209,7 +209,11 @@ def equalize_groups(
 def _measure(
     model: ir.Model, groups: list[Group], reads: Mapping[str, int], context: Context
 ) -> Mapping[str, ChannelSizes]:
-    """Return the sizes of what layers read and of what stands before Clips, from one pass."""
+    """Return the sizes of what layers read and of what Clips give, from one pass.
+
+    What is below a Clip's bound is what stands before it; to look at that as well would take every
+    Clip out of the convolution that onnxruntime computes it in.
+    """
     if context.data is None:
         return {}
     limits = {
@@ -227,10 +231,12 @@ def _start(
 
 
 def _maxima(group: Group, limit: Limit, sizes: Mapping[str, ChannelSizes]) -> DoubleArray:
+    """Return the largest value before a Clip by channel: any at all, if its bound was reached."""
     known = sizes.get(tensor_name(limit.value))
     if known is None:
         return np.full(group.channels, np.inf)
-    return np.asarray(known.maximum.reshape(-1, limit.layout.repeat).max(axis=1))
+    seen = known.maximum.reshape(-1, limit.layout.repeat).max(axis=1)
+    return np.where(seen < limit.bound, seen, np.inf)
 
 
 def _balance(state: _State) -> bool:
