@@ -71,8 +71,8 @@ _QUANTIZED = frozenset(
 
 
 @garbage_collection_paused()
-def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
-    """Return the normal form of ``model``.
+def normalize(model: ir.Model, sample: Feed | None = None, opset: int = 0) -> ir.Model:
+    """Return the normal form of ``model``, at operator set ``opset`` or later.
 
     ``sample`` is run once when ranks cannot be inferred from the graph alone.
     """
@@ -82,7 +82,8 @@ def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     model.ir_version = max(model.ir_version, _LOWEST_IR_VERSION)
     inline_functions(model)
     name_everything(model)
-    model = require_opset(model, LOWEST_OPSET)
+    # Not before: onnx converts no functions.
+    model = require_opset(model, max(opset, LOWEST_OPSET))
     _lift_constants(model)
     name_everything(model)
     single_precision(model)

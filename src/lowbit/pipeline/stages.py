@@ -24,7 +24,6 @@ from lowbit.emit.emit import emit as emit_model
 from lowbit.evaluate.runner import Run, run_model
 from lowbit.graph import io
 from lowbit.graph.editing import is_constant, read_tensor
-from lowbit.graph.onnx_passes import require_opset
 from lowbit.graph.session import Array, Feed
 from lowbit.normalize.normalize import normalize as normalize_model
 from lowbit.ops.linear import has_constant_weight, linear_operator
@@ -76,8 +75,8 @@ def normalize(state: Loaded) -> Normalized:
     _check_float_model(state)
     config, samples = state.config, state.samples
     opset = 0 if config.weight is None else config.weight.lowest_opset
-    model = require_opset(state.loaded, opset)
-    model = normalize_model(model, samples.first() if samples is not None else None)
+    sample = samples.first() if samples is not None else None
+    model = normalize_model(state.loaded, sample, opset)
     _refuse_not_finite(model, state)
     notes: tuple[str, ...] = ()
     if config.rotation is not None:
