@@ -61,3 +61,16 @@ def test_odd_models_are_quantized(name: str, preset: str) -> None:
     result = lowbit.quantize(model, data=feeds, preset=preset, allow_ruined=True)
 
     check(model, feeds, result)
+
+
+@pytest.mark.parametrize("preset", ["U8S8_PERCHANNEL", "DYNAMIC8", "W4"])
+@pytest.mark.parametrize("name", ["functions of one name", "a weight of no columns"])
+def test_odd_models_are_quantized_by_channel_and_group(name: str, preset: str) -> None:
+    model, feeds = odd_model(name)
+
+    result = lowbit.quantize(model, data=feeds, preset=preset, allow_ruined=True)
+
+    assert [row for row in result.plan.tensors if row.role == "weight"]
+    got = outputs(result.model, feeds[0])
+    for output, array in outputs(model, feeds[0]).items():
+        assert difference(array, got[output]) == ""

@@ -104,6 +104,20 @@ def _minus_one(model: onnx.ModelProto) -> None:
         value.type.tensor_type.shape.dim[0].dim_value = -1
 
 
+def _functions() -> Made:
+    """Functions that call each other, two of one name, as newer exporters write them."""
+    text = """<ir_version: 10, opset_import: ["": 18, "own": 1]>
+        g (float[N,4] x) => (float[N,4] z) { a = own.block:one(x, w) z = own.block:two(a, v) }
+        <domain: "own", opset_import: ["": 18, "own": 1], overload: "one">
+        block (p, q) => (r) { s = own.inner(p) r = MatMul(s, q) }
+        <domain: "own", opset_import: ["": 18], overload: "two">
+        block (p, q) => (r) { s = Tanh(p) r = MatMul(s, q) }
+        <domain: "own", opset_import: ["": 18]> inner (p) => (r) { r = Relu(p) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(numpy_helper.from_array(_floats(4, 4), n) for n in "wv")
+    return model, _rows()
+
+
 _BRANCHES = """<then_branch = t () => (float[N,4] p) { p = MatMul(a, v) },
     else_branch = e () => (float[N,4] q) { q = Relu(a) }>"""
 
@@ -244,6 +258,11 @@ ODD: Mapping[str, Callable[[], Made]] = MappingProxyType(
             _model("g (float16[N,4] x) => (float16[N,4] z) { a = MatMul(x, k) z = Relu(a) }",
                    k=_floats(4, 4).astype(np.float16)),
             [{"x": _floats(2, 4).astype(np.float16)} for _ in range(4)],
+        ),
+        "functions of one name": _functions,
+        "a weight of no columns": lambda: _plain(
+            "(float[N,4] z, float[N,0] y) { z = MatMul(x, w) y = MatMul(x, e) }",
+            e=np.zeros((4, 0), np.float32),
         ),
         "indices as the output": lambda: _plain(
             "(float[N,2] z, int64[N,2] i) { a = MatMul(x, w) z, i = TopK(a, two) }",

@@ -12,7 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.errors import VerificationError
-from lowbit.graph.editing import node_inputs, subgraphs
+from lowbit.graph.editing import node_inputs
+from lowbit.graph.nesting import subgraphs
 from lowbit.graph.session import Array
 
 _WAY_OUT = (

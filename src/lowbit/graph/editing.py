@@ -13,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.graph.naming import answer_to, names_of, tensor_name
+from lowbit.graph.nesting import every_node, subgraphs
 
 ARITHMETIC = "lowbit.arithmetic"
 """Mark of nodes that belong to the operator before them: a device's own arithmetic."""
@@ -114,20 +115,9 @@ def node_inputs(node: ir.Node) -> list[ir.Value]:
     """Return the values of its graph that a node reads, those inside its subgraphs included."""
     found = [value for value in node.inputs if value is not None]
     for inner in subgraphs(node):
-        for each in ir.traversal.RecursiveGraphIterator(inner):
+        for each in every_node(inner):
             found += [v for v in each.inputs if v is not None and v.graph is node.graph]
         found += [v for v in inner.outputs if v.graph is node.graph]
-    return found
-
-
-def subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """Return the graphs that are attributes of a node, such as the branches of an If."""
-    found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            found += attribute.as_graphs()
     return found
 
 

@@ -19,6 +19,7 @@ from lowbit.files import check_writable, temporary_folder
 from lowbit.graph import external
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.message import write_message
+from lowbit.graph.nesting import every_graph
 from lowbit.graph.soundness import check_message, check_tensors, serialization_errors
 
 if TYPE_CHECKING:
@@ -258,10 +259,9 @@ def _check_readable(tensor: ir.ExternalTensor, name: str) -> None:
 
 def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """Yield every graph: the model's, its functions', and the subgraphs of both."""
-    yield from model.graphs()
+    yield from every_graph(model.graph)
     for function in model.functions.values():
-        yield function.graph
-        yield from function.subgraphs()
+        yield from every_graph(function.graph)
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
@@ -271,7 +271,7 @@ def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
             if value.const_value is not None:
                 yield value.const_value
         for node in graph:
-            for attribute in node.attributes.values():
+            for attribute in node.attributes.data.values():
                 yield from _attribute_tensors(attribute)
 
 

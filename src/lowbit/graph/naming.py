@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
+from lowbit.graph.nesting import every_graph, every_node
+
 _KEY = "lowbit.aliases"
 _CACHE = re.compile(r"past|present|cache", re.IGNORECASE)
 
@@ -54,7 +56,7 @@ def name_everything(model: ir.Model) -> None:
 
 def _name_nodes(graph: ir.Graph) -> None:
     """Name unnamed nodes after what they write."""
-    nodes = tuple(graph.all_nodes())
+    nodes = tuple(every_node(graph))
     taken = _Taken(node.name for node in nodes)
     owners: set[str] = set()
     for node in nodes:
@@ -83,7 +85,7 @@ def _name_values(graph: ir.Graph) -> None:
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yield every value, those whose names others rely on first."""
-    parts = (graph, *graph.subgraphs())
+    parts = every_graph(graph)
     for part in parts:
         yield from (*part.inputs, *part.outputs)
     for part in parts:

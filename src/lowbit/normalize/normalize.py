@@ -14,6 +14,7 @@ from onnx_ir.passes import common
 from lowbit.errors import ModelError
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, name_everything, names_of, tensor_name
+from lowbit.graph.nesting import every_graph, every_node
 from lowbit.graph.onnx_passes import infer_anew, infer_types, require_opset
 from lowbit.graph.session import Feed, session
 from lowbit.graph.soundness import check_calls
@@ -70,20 +71,20 @@ _QUANTIZED = frozenset(
 
 
 @garbage_collection_paused()
-def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
-    """Return the normal form of ``model``.
+def normalize(model: ir.Model, sample: Feed | None = None, opset: int = 0) -> ir.Model:
+    """Return the normal form of ``model``, at operator set ``opset`` or later.
 
     ``sample`` is run once when ranks cannot be inferred from the graph alone.
     """
     refuse_quantized(model)
     model = model.clone()
-    common.RemoveInitializersFromInputsPass()(model)
+    _drop_defaults(model)
     model.ir_version = max(model.ir_version, _LOWEST_IR_VERSION)
     inline_functions(model)
     name_everything(model)
-    model = require_opset(model, LOWEST_OPSET)
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    # Not before: onnx converts no functions.
+    model = require_opset(model, max(opset, LOWEST_OPSET))
+    _lift_constants(model)
     name_everything(model)
     single_precision(model)
     drop_identities(model)
@@ -103,9 +104,23 @@ def normalize(model: ir.Model, sample: Feed | None = None) -> ir.Model:
     return model
 
 
+def _drop_defaults(model: ir.Model) -> None:
+    """Let no constant be an input as well. Changes ``model``."""
+    if any(v.is_initializer() for graph in every_graph(model.graph) for v in graph.inputs):
+        common.RemoveInitializersFromInputsPass()(model)
+
+
+def _lift_constants(model: ir.Model) -> None:
+    """Leave no Constant nodes, and no constants in subgraphs. Changes ``model``."""
+    if any(node.op_type == "Constant" for node in every_node(model.graph)):
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    if len(every_graph(model.graph)) > 1:
+        common.LiftSubgraphInitializersToMainGraphPass()(model)
+
+
 def refuse_quantized(model: ir.Model) -> None:
     """Raise for a model that is quantized already."""
-    for node in model.graph.all_nodes():
+    for node in every_node(model.graph):
         if node.op_type in _QUANTIZED:
             raise ModelError(
                 f"the model is already quantized (node {node.name!r} is a {node.op_type}); "

@@ -24,6 +24,7 @@ from lowbit.graph.editing import (
     scalar,
 )
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.nesting import every_node
 from lowbit.graph.onnx_passes import infer_types
 from lowbit.numerics.blocks import Element, Rounding, round_bfp, round_mx
 from lowbit.numerics.formats import FloatFormat
@@ -45,7 +46,7 @@ def single_precision(model: ir.Model) -> None:
     _refuse_sequences([*graph.inputs, *graph.outputs])
     infer_types(model)
     idle = [node for node in graph if _is_float_to_float(node)]
-    bitwise = [(node, *_bit_types(node)) for node in graph.all_nodes() if _is_bitwise(node)]
+    bitwise = [(node, *_bit_types(node)) for node in every_node(graph) if _is_bitwise(node)]
     for part in (graph, *graph.subgraphs()):
         _convert(part, keep=inputs)
     for node in idle:
@@ -96,7 +97,7 @@ def _is_concerned(model: ir.Model) -> bool:
         any(value.dtype in _OTHER for value in values)
         or any(tensor is not None and tensor.dtype in _OTHER for tensor in tensors)
         or any(
-            _names_other(a) for node in model.graph.all_nodes() for a in node.attributes.values()
+            _names_other(a) for node in every_node(model.graph) for a in node.attributes.values()
         )
     )
 

@@ -50,7 +50,7 @@ def is_embedding(node: ir.Node) -> bool:
 
 
 def weight_inputs(node: ir.Node, operators: Operators = OPERATORS) -> tuple[WeightInput, ...]:
-    """Return the constant float matrices, or kernels, that a node multiplies or looks up."""
+    """Return the constant float matrices, or kernels, that a node multiplies or looks up; none if empty."""
     found: tuple[WeightInput, ...] = ()
     if is_embedding(node):
         found = (_TABLE,)
@@ -70,4 +70,4 @@ def _is_float_matrix(node: ir.Node, index: int) -> bool:
     value = node.inputs[index] if index < len(node.inputs) else None
     shape = constant_shape(value)
     is_float = value is not None and value.dtype == ir.DataType.FLOAT
-    return is_float and shape is not None and len(shape) > 1
+    return is_float and shape is not None and len(shape) > 1 and 0 not in shape

@@ -24,7 +24,6 @@ from lowbit.emit.emit import emit as emit_model
 from lowbit.evaluate.runner import Run, run_model
 from lowbit.graph import io
 from lowbit.graph.editing import is_constant, read_tensor
-from lowbit.graph.onnx_passes import require_opset
 from lowbit.graph.session import Array, Feed
 from lowbit.normalize.normalize import normalize as normalize_model
 from lowbit.ops.linear import has_constant_weight, linear_operator
@@ -89,8 +88,8 @@ def normalize(state: Loaded, known: ir.Model | None = None) -> Normalized:
 def normalized_model(state: Loaded) -> ir.Model:
     """Return the model in its one form, checked to run."""
     _check_float_model(state)
-    model = require_opset(state.loaded, _lowest_opset(state.config))
-    return normalize_model(model, None if state.samples is None else state.samples.first())
+    sample = None if state.samples is None else state.samples.first()
+    return normalize_model(state.loaded, sample, _lowest_opset(state.config))
 
 
 def normalization_key(config: QuantConfig) -> Hashable:

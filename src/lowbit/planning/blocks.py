@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import is_constant, node_inputs, subgraphs
+from lowbit.graph.editing import is_constant, node_inputs
+from lowbit.graph.nesting import subgraphs
 from lowbit.ops.composites import Composite, find_composites
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.weights import RECURRENT

@@ -281,6 +281,8 @@ def _stays_float(
         return f"{target.name} does not run {node.op_type} quantized"
     if not traits.applies(node):
         return f"{node.op_type} with these attributes is not quantized"
+    if traits.weight is not None and _is_empty(node.inputs[traits.weight]):
+        return "its weight is empty"
     if node.op_type == "Resize" and not moves_exactly(node) and "Resize" in target.shares:
         return None
     # A mask has infinite values by intent, weights have them by mistake.
@@ -300,6 +302,10 @@ def _is_infinite(value: ir.Value | None) -> bool:
     if data is None or data.size > 1 << 16:
         return False
     return bool((np.abs(data) >= _AS_GOOD_AS_INFINITE).any())
+
+
+def _is_empty(value: ir.Value | None) -> bool:
+    return 0 in (constant_shape(value) or ())
 
 
 def _touches_floats(node: ir.Node) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import subgraphs
+from lowbit.graph.nesting import subgraphs
 from lowbit.ops.linear import LINEAR, has_constant_weight, linear_operator
 
 _MOST = 4
