@@ -111,7 +111,7 @@ def test_a_hopeless_model_is_promoted_before_it_is_refined(
     monkeypatch, expected_error: float, margin: float, refined: list[str]
 ) -> None:
     promotions, seen = _Promotions("promoted"), []
-    promotions.margin = lambda _: margin
+    promotions.before = lambda: margin
     monkeypatch.setattr(finishing, "Promoter", promotions)
 
     def finished(_, state):

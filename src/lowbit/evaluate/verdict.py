@@ -300,6 +300,15 @@ class OutputErrors:
                 return interval_of_share(self._values[index], tail)
         return None
 
+    def noise_shares(self) -> list[float]:
+        """Return which share of the noise each sample has, of the output where that is most."""
+        whole = [rows for rows in self._errors if len(rows) == self._samples]
+        noises = [
+            [row.noise if math.isfinite(row.noise) else 1e30 for row in rows] for rows in whole
+        ]
+        shares = [[noise / (sum(row) or 1.0) for noise in row] for row in noises]
+        return [max(column) for column in zip(*shares, strict=True)]
+
     def verdict(self, *, held_out: bool | None) -> Verdict | None:
         """Return the verdict; ``None`` if no output can be measured."""
         rows = [self._row(i) for i, values in enumerate(self._values) if values]

@@ -29,12 +29,12 @@ from lowbit.search.regions import Choice, RegionSearch, Trial
 from lowbit.search.switched_model import open_switched
 from lowbit.state import Quantized, Transformed, extended
 
-_WANTED_DB = 2.0
+_WANTED_DB = 2.5
 """How far inside the usable a promoted model is to be, beyond the error of the samples that are tried."""
 
-_LEAST_DB = 0.5
+_LEAST_DB = 1.5
 
-_EFFORT, _BUILT = 24, 3
+_EFFORT, _BUILT = 16, 3
 """Parts that are measured, and models that are built."""
 
 _FITTED = 0.5
@@ -124,18 +124,25 @@ class Promoter:
         self._state, self._refined = state, refined
         self._tried = 0
         self._samples = PromotionSamples.of(state, state.samples)
+        self._errors: OutputErrors | None = None
         self._exact: tuple[Quantized, tuple[Rule, ...]] | None = None
         self._search: RegionSearch | None = None
-        self._measure: Callable[[Choice, Margin, Sequence[int]], float] | None = None
+        self._measure: Callable[[Choice, Sequence[int]], OutputErrors] | None = None
 
     def margin(self, state: Quantized, required: Requirement = USABLE) -> float:
         """Return how far inside what is required a model is on the samples of the search."""
         return required.margin(self._samples.errors(state))
 
+    def before(self, required: Requirement = USABLE) -> float:
+        """Return the same of the model as it is, which is run only once."""
+        if self._errors is None:
+            self._errors = self._samples.errors(self._state)
+        return required.margin(self._errors)
+
     def promote(self, required: Requirement = USABLE) -> Promoted:
         """Return the model, not yet refined, with as little promoted as is required when it is."""
         state = self._state
-        before = self.margin(state, required)
+        before = self.before(required)
         if not math.isfinite(before):
             return Promoted(state, (), before, before, self._tried)
         gain = self._gain(required, before)
@@ -170,16 +177,18 @@ class Promoter:
         """Return the model with as little promoted as is enough, and how far inside it then is."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            most = self._measured(graph.all_in_float(), required.margin, self._samples.all)
+            every = self._samples.all
+            few = self._samples.few(self._measured(Choice(), every))
+            most = required.margin(self._measured(graph.all_in_float(), few))
             wanted_db = min(required.wanted_db - gain, most - 1.0)
             if self._search is None:
                 self._search = RegionSearch(
                     graph.costs,
-                    lambda choice: self._measured(choice, required.part, self._samples.few),
-                    lambda choice: self._measured(choice, required.margin, self._samples.all),
+                    lambda choice: required.part(self._measured(choice, few)),
+                    lambda choice: required.margin(self._measured(choice, every)),
                     has_wide=wide_spec(state) is not None,
                 )
-            self._search.divide(wanted_db, _EFFORT)
+                self._search.divide(wanted_db, _EFFORT)
             return self._realized(state, graph, self._search, required, wanted_db)
 
     def _realized(
@@ -208,7 +217,7 @@ class Promoter:
                 best = (margin, built, rules)
             if margin >= wanted_db - (required.wanted_db - required.least_db):
                 break
-            if trial.choice.wide and margin < trial.margin_db - _TOO_NARROW_DB:
+            if trial.choice.wide and margin < min(0.0, trial.margin_db - _TOO_NARROW_DB):
                 # 16 bits may be too few as well, which the switches do not show.
                 search = self._search = search.without_wide()
                 continue
@@ -238,8 +247,8 @@ class Promoter:
         """Whether the device's approximations alone leave the model as good as it has to be."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            margin = self._measured(graph.all_in_float(), required.margin, self._samples.all)
-        return margin > required.wanted_db + _MORE_DB
+            errors = self._measured(graph.all_in_float(), self._samples.all)
+        return required.margin(errors) > required.wanted_db + _MORE_DB
 
     def _costs(self, state: Quantized) -> Mapping[str, NodeCost]:
         return node_costs(state.adapted, self._samples.chosen[0].feed)
@@ -252,21 +261,21 @@ class Promoter:
         outputs = list(dict.fromkeys(names[row.tensor] for row in measured))
         with open_switched(state, outputs, self._samples.chosen) as switched:
 
-            def measure(choice: Choice, margin: Margin, samples: Sequence[int]) -> float:
+            def measure(choice: Choice, samples: Sequence[int]) -> OutputErrors:
                 errors = OutputErrors(measured, names)
                 for want, got in switched.run(graph.switched_off(choice), samples):
                     errors.add(want, got)
-                return margin(errors)
+                return errors
 
             self._measure = measure
             yield
         self._measure = None
 
-    def _measured(self, choice: Choice, margin: Margin, samples: Sequence[int]) -> float:
+    def _measured(self, choice: Choice, samples: Sequence[int]) -> OutputErrors:
         if self._measure is None:
             raise ValueError("no model is open to be measured")
         self._tried += 1
-        return self._measure(choice, margin, samples)
+        return self._measure(choice, samples)
 
     def _regions(self, rules: Sequence[Rule]) -> tuple[PromotedRegion, ...]:
         costs = self._costs(self._state)

@@ -16,7 +16,7 @@ from lowbit.graph.session import Array
 from lowbit.pipeline.verify import quantized_names
 from lowbit.state import Quantized
 
-_CONSIDERED, _SAMPLES, _FOR_PARTS = 32, 16, 6
+_CONSIDERED, _SAMPLES, _FOR_PARTS = 32, 16, 4
 """Samples to choose from, those to measure a choice on, and those for its parts."""
 
 _MEMORY_FOR_OUTPUTS = 64 << 20
@@ -29,13 +29,11 @@ class PromotionSamples:
     Attributes:
         chosen: The samples.
         measured: What of their outputs is compared.
-        few: The numbers of those that parts of a model are measured on.
         unseen: Samples that neither calibration nor refinement saw, where there are any.
     """
 
     chosen: tuple[ReferenceSample, ...]
     measured: tuple[MeasuredOutput, ...]
-    few: tuple[int, ...]
     unseen: tuple[ReferenceSample, ...]
 
     @classmethod
@@ -50,13 +48,22 @@ class PromotionSamples:
         known = reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS)
         measured = find_measured(state.loaded, strongest(s.outputs for s in known), names)
         chosen = [known[i] for i in _by_strength(known, measured, _SAMPLES)]
-        few = _by_strength(chosen, measured, _FOR_PARTS)
-        return cls(tuple(chosen), measured, tuple(few), tuple(known[: len(held)]))
+        return cls(tuple(chosen), measured, tuple(known[: len(held)]))
 
     @property
     def all(self) -> range:
         """The numbers of all of them."""
         return range(len(self.chosen))
+
+    def few(self, errors: OutputErrors) -> tuple[int, ...]:
+        """Return the numbers of those that parts are measured on: half of them have most of the noise.
+
+        Where a few samples have nearly all of it, others do not show which part it is from.
+        """
+        shares = errors.noise_shares()
+        order = sorted(range(len(shares)), key=lambda i: -shares[i])[: _FOR_PARTS // 2]
+        spread = _by_strength(self.chosen, self.measured, _FOR_PARTS)
+        return tuple(sorted(list(dict.fromkeys((*order, *spread)))[:_FOR_PARTS]))
 
     def errors(
         self, state: Quantized, samples: Sequence[ReferenceSample] | None = None

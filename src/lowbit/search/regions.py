@@ -23,6 +23,7 @@ _SMALL = 0.002
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
 _CORRECTIONS, _EXACT_DB, _SPARE_DB = 5, 0.5, 0.2
+_LEFT_TRIED = 4
 _TELLING = 0.05
 """A part with so much of the noise that is allowed may be worth wider integers."""
 
@@ -108,13 +109,21 @@ class RegionSearch:
                 effort -= 2
 
     def one_part(self, least_db: float) -> Trial:
-        """Return the choice of all but one part: the costliest that leaves a margin, or the quietest."""
-        noises = [(dict(part.noise)["narrow"], part) for part in self._parts]
-        enough = [part for noise, part in noises if noise <= _noise(least_db)]
-        quietest = min(noises, key=lambda row: row[0])[1]
-        part = max(enough, key=lambda p: p.cost) if enough else quietest
-        choice = Choice(in_float=self._every - frozenset(part.units))
-        return Trial(choice, self._cost(choice), self._whole(choice))
+        """Return the choice of all but one part: the costliest that leaves a margin, or a quiet one."""
+        noises = {part: dict(part.noise)["narrow"] for part in self._parts}
+        allowed = _noise(least_db)
+        # Of those that look quiet enough the costliest first, then the quietest for their cost.
+        order = sorted(
+            self._parts,
+            key=lambda p: (0, -p.cost) if noises[p] <= allowed else (1, noises[p] / p.cost),
+        )
+        trials = []
+        for part in order[:_LEFT_TRIED]:
+            choice = Choice(in_float=self._every - frozenset(part.units))
+            trials.append(Trial(choice, self._cost(choice), self._whole(choice)))
+            if trials[-1].margin_db >= least_db:
+                return trials[-1]
+        return max(trials, key=lambda trial: trial.margin_db)
 
     def cheapest(self, wanted_db: float) -> Trial | None:
         """Return the cheapest choice that reaches a margin as a whole; ``None`` if it is all in float."""

@@ -21,7 +21,7 @@ from lowbit.graph.submodels import Tail, open_tails
 from lowbit.parallel import ordered_map
 from lowbit.state import Quantized
 
-_CUTS = 6
+_CUTS = 4
 _MEMORY_FOR_CUTS = 128 << 20
 
 

@@ -1,0 +1,84 @@
+"""A part in float is the same whether it is run from the start or from kept values."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from helpers.staged import quantized
+from onnx import helper, numpy_helper
+
+from lowbit.config.presets import find_preset
+from lowbit.evaluate.runner import ReferenceSample, Run, reference_samples
+from lowbit.search import switched_model
+from lowbit.search.switched_model import open_switched
+from lowbit.state import Quantized
+
+_LAYERS = 24
+
+
+def _chain() -> onnx.ModelProto:
+    rng = np.random.default_rng(1)
+    weights, nodes, last = [], [], "x"
+    for i in range(_LAYERS):
+        value = rng.normal(0, 0.5, size=(8, 8)).astype(np.float32)
+        weights.append(numpy_helper.from_array(value, f"w{i}"))
+        nodes.append(helper.make_node("MatMul", [last, f"w{i}"], [f"m{i}"], f"layer{i}"))
+        nodes.append(helper.make_node("Relu", [f"m{i}"], [f"r{i}"], f"relu{i}"))
+        last = f"r{i}"
+    shape = [1, 8]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(last, onnx.TensorProto.FLOAT, shape)],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def state() -> Quantized:
+    config = msgspec.structs.replace(
+        find_preset("A8W8"), equalization=None, smooth_quant=None, bias_correction=False
+    )
+    return quantized(_chain(), config, _feeds())
+
+
+def _feeds() -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(2)
+    return [{"x": rng.normal(size=(1, 8)).astype(np.float32)} for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def samples(state: Quantized) -> list[ReferenceSample]:
+    return reference_samples(Run.float_model(state.loaded), _feeds())
+
+
+def _outputs(state: Quantized, samples: list[ReferenceSample], off: set[str]) -> list[np.ndarray]:
+    name = f"r{_LAYERS - 1}"
+    with open_switched(state, [name], samples) as switched:
+        found = [dict(got) for _, got in switched.run(off, [0, 2])]
+    return [got[name] for got in found]
+
+
+@pytest.mark.parametrize("first", [0, 7, 13, 20, _LAYERS])
+@pytest.mark.parametrize("room", [switched_model._MEMORY_FOR_CUTS, 0], ids=["kept", "no room"])
+def test_a_tail_computes_what_the_whole_model_does(
+    monkeypatch, state: Quantized, samples: list[ReferenceSample], first: int, room: int
+) -> None:
+    tensors = [row.name for row in state.plan.tensors]
+    numbers = {name: int("".join(c for c in name if c.isdigit()) or -1) for name in tensors}
+    off = {name for name in tensors if numbers[name] < first}
+    with monkeypatch.context() as patch:
+        patch.setattr(switched_model, "_CUTS", 1)
+        want = _outputs(state, samples, off)
+    monkeypatch.setattr(switched_model, "_MEMORY_FOR_CUTS", room)
+
+    got = _outputs(state, samples, off)
+
+    assert all(np.array_equal(a, b) for a, b in zip(want, got, strict=True))
+    if first == _LAYERS:  # nothing is quantized
+        floats = [next(iter(samples[i].outputs.values())) for i in (0, 2)]
+        assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(floats, got, strict=True))
