@@ -126,7 +126,9 @@ class Promoter:
         self._samples = PromotionSamples.of(state, state.samples)
         self._exact: tuple[Quantized, tuple[Rule, ...]] | None = None
         self._search: RegionSearch | None = None
-        self._measure: Callable[[Choice, Margin, Sequence[int]], float] | None = None
+        self._measure: Callable[[Sequence[Choice], Margin, Sequence[int]], list[float]] | None = (
+            None
+        )
 
     def margin(self, state: Quantized, required: Requirement = USABLE) -> float:
         """Return how far inside what is required a model is on the samples of the search."""
@@ -170,13 +172,13 @@ class Promoter:
         """Return the model with as little promoted as is enough, and how far inside it then is."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            most = self._measured(graph.all_in_float(), required.margin, self._samples.all)
+            (most,) = self._measured([graph.all_in_float()], required.margin, self._samples.all)
             wanted_db = min(required.wanted_db - gain, most - 1.0)
             if self._search is None:
                 self._search = RegionSearch(
                     graph.costs,
-                    lambda choice: self._measured(choice, required.part, self._samples.few),
-                    lambda choice: self._measured(choice, required.margin, self._samples.all),
+                    lambda parts: self._measured(parts, required.part, self._samples.few),
+                    lambda choice: self._measured([choice], required.margin, self._samples.all)[0],
                     has_wide=wide_spec(state) is not None,
                 )
             self._search.divide(wanted_db, _EFFORT)
@@ -238,7 +240,7 @@ class Promoter:
         """Whether the device's approximations alone leave the model as good as it has to be."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            margin = self._measured(graph.all_in_float(), required.margin, self._samples.all)
+            (margin,) = self._measured([graph.all_in_float()], required.margin, self._samples.all)
         return margin > required.wanted_db + _MORE_DB
 
     def _costs(self, state: Quantized) -> Mapping[str, NodeCost]:
@@ -252,21 +254,28 @@ class Promoter:
         outputs = list(dict.fromkeys(names[row.tensor] for row in measured))
         with open_switched(state, outputs, self._samples.chosen) as switched:
 
-            def measure(choice: Choice, margin: Margin, samples: Sequence[int]) -> float:
-                errors = OutputErrors(measured, names)
-                for want, got in switched.run(graph.switched_off(choice), samples):
-                    errors.add(want, got)
-                return margin(errors)
+            def measure(
+                choices: Sequence[Choice], margin: Margin, samples: Sequence[int]
+            ) -> list[float]:
+                found = []
+                for rows in switched.run_all([graph.switched_off(c) for c in choices], samples):
+                    errors = OutputErrors(measured, names)
+                    for want, got in rows:
+                        errors.add(want, got)
+                    found.append(margin(errors))
+                return found
 
             self._measure = measure
             yield
         self._measure = None
 
-    def _measured(self, choice: Choice, margin: Margin, samples: Sequence[int]) -> float:
+    def _measured(
+        self, choices: Sequence[Choice], margin: Margin, samples: Sequence[int]
+    ) -> list[float]:
         if self._measure is None:
             raise ValueError("no model is open to be measured")
-        self._tried += 1
-        return self._measure(choice, margin, samples)
+        self._tried += len(choices)
+        return self._measure(choices, margin, samples)
 
     def _regions(self, rules: Sequence[Rule]) -> tuple[PromotedRegion, ...]:
         costs = self._costs(self._state)
