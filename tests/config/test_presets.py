@@ -116,6 +116,14 @@ def test_a_per_channel_variant_differs_by_the_scales_of_weights_only(name: str) 
     assert fine == msgspec.structs.replace(plain, name=f"{name}_PERCHANNEL", weight=weight)
 
 
+def test_presets_to_start_with_are_for_the_targets_of_their_purpose() -> None:
+    for purpose in PURPOSES:
+        targets = [PRESETS[name].config.target for name in purpose.first]
+        assert set(targets) <= set(purpose.targets)
+        assert len(set(targets)) == len(targets)
+        assert all(name in purpose.advice for name in purpose.first)
+
+
 def test_every_built_in_target_has_one_purpose_and_advice_names_presets() -> None:
     targets = [target for purpose in PURPOSES for target in purpose.targets]
 

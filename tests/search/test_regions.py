@@ -25,8 +25,12 @@ def _model(narrow: list[float], wide: list[float] | None = None):
     return margin
 
 
+def _each(margin):
+    return lambda choices: [margin(choice) for choice in choices]
+
+
 def _found(costs, margin, wanted_db, *, has_wide=False, effort=400):
-    search = RegionSearch(costs, margin, margin, has_wide=has_wide)
+    search = RegionSearch(costs, _each(margin), margin, has_wide=has_wide)
     search.divide(wanted_db, effort)
     return search.cheapest(wanted_db)
 
@@ -78,7 +82,7 @@ def test_wider_integers_are_taken_where_they_are_enough() -> None:
 
 def test_wider_integers_can_be_ruled_out() -> None:
     margin = _model([1.0, 1e-4], [1e-4, 1e-4])
-    search = RegionSearch([0.5, 0.5], margin, margin, has_wide=True)
+    search = RegionSearch([0.5, 0.5], _each(margin), margin, has_wide=True)
 
     assert search.cheapest(10.0).choice == Choice(wide=frozenset({0}))
     assert search.without_wide().cheapest(10.0).choice == Choice(in_float=frozenset({0}))
@@ -91,7 +95,7 @@ def test_noise_that_does_not_add_up_is_corrected_for() -> None:
         # Together they disturb four times as much as one by one.
         return parts(choice) - 6.0
 
-    search = RegionSearch([0.125] * 8, parts, whole, has_wide=False)
+    search = RegionSearch([0.125] * 8, _each(parts), whole, has_wide=False)
 
     found = search.cheapest(0.0)
 
@@ -101,7 +105,7 @@ def test_noise_that_does_not_add_up_is_corrected_for() -> None:
 
 def test_where_no_part_is_quiet_enough_one_is_left_all_the_same() -> None:
     margin = _model([1.0, 0.7, 0.6, 2.0])
-    search = RegionSearch([0.1, 0.5, 0.1, 0.3], margin, margin, has_wide=False)
+    search = RegionSearch([0.1, 0.5, 0.1, 0.3], _each(margin), margin, has_wide=False)
 
     assert search.cheapest(5.0) is None
     # The costliest of those that are enough, else the quietest.
@@ -116,7 +120,7 @@ def test_effort_is_counted_in_parts() -> None:
         calls.append(choice)
         return _model([1.0] * 64)(choice)
 
-    search = RegionSearch([1.0] * 64, margin, margin, has_wide=False)
+    search = RegionSearch([1.0] * 64, _each(margin), margin, has_wide=False)
     before = len(calls)
     search.divide(5.0, 8)
 

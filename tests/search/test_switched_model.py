@@ -1,4 +1,4 @@
-"""A part in float is the same whether it is run from the start or from kept values."""
+"""A model with switches: any part of it in float, from kept activations, here or on workers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,70 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from helpers.chain_models import chain, smooth
 from helpers.staged import quantized
+from joblib.externals.loky import get_reusable_executor
 from onnx import helper, numpy_helper
 
+from lowbit import parallel
 from lowbit.config.presets import find_preset
-from lowbit.evaluate.runner import ReferenceSample, Run, reference_samples
+from lowbit.evaluate.runner import ReferenceSample, Run, reference_samples, run_model
 from lowbit.search import switched_model
 from lowbit.search.switched_model import open_switched
 from lowbit.state import Quantized
+
+
+@pytest.fixture(scope="module")
+def state() -> Quantized:
+    return quantized(chain(8), find_preset("A8W8"), smooth(6))
+
+
+@pytest.fixture(scope="module")
+def samples(state: Quantized) -> list[ReferenceSample]:
+    return reference_samples(Run.float_model(state.loaded), smooth(3))
+
+
+def _outputs(state: Quantized) -> list[str]:
+    return [str(value.name) for value in state.emitted.model.graph.outputs]
+
+
+def test_all_on_is_the_quantized_model_and_all_off_the_float_one(state, samples) -> None:
+    names = _outputs(state)
+    every = {row.name for row in state.plan.tensors}
+    with open_switched(state, names, samples) as model:
+        on, off = model.run_all([set(), every], range(3))
+
+    want = run_model(Run.quantized_model(state.emitted.model), [s.feed for s in samples])
+    for (_, got), exact in zip(on, want, strict=True):
+        np.testing.assert_array_equal(got[names[0]], exact[names[0]])
+    for plain, got in off:
+        np.testing.assert_allclose(got[names[0]], plain[names[0]], rtol=1e-3, atol=1e-4)
+
+
+def test_workers_give_the_same_bits(state, samples, monkeypatch) -> None:
+    tensors = [row.name for row in state.plan.tensors]
+    choices = [set(tensors[:at]) for at in range(0, len(tensors), 3)]
+    sent = []
+    real = switched_model.distributed_map
+
+    def counted(task, items, **options):
+        sent.extend(items)
+        return real(task, items, **options)
+
+    monkeypatch.setattr(switched_model, "distributed_map", counted)
+    with open_switched(state, _outputs(state), samples) as model:
+        want = list(model.run_all(choices, [0, 2]))
+        assert not sent
+        monkeypatch.setattr(switched_model, "cpu_count", lambda: 1)
+        with parallel.engine("loky", 2):
+            found = list(model.run_all(choices, [0, 2]))
+    get_reusable_executor().shutdown(wait=True, kill_workers=True)
+
+    assert len(sent) == len(choices)
+    for one, other in zip(want, found, strict=True):
+        for (_, a), (_, b) in zip(one, other, strict=True):
+            assert {n: v.tobytes() for n, v in a.items()} == {n: v.tobytes() for n, v in b.items()}
+
 
 _LAYERS = 24
 
@@ -39,7 +95,7 @@ def _chain() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def state() -> Quantized:
+def long_state() -> Quantized:
     config = msgspec.structs.replace(
         find_preset("A8W8"), equalization=None, smooth_quant=None, bias_correction=False
     )
@@ -52,11 +108,11 @@ def _feeds() -> list[dict[str, np.ndarray]]:
 
 
 @pytest.fixture(scope="module")
-def samples(state: Quantized) -> list[ReferenceSample]:
-    return reference_samples(Run.float_model(state.loaded), _feeds())
+def long_samples(long_state: Quantized) -> list[ReferenceSample]:
+    return reference_samples(Run.float_model(long_state.loaded), _feeds())
 
 
-def _outputs(state: Quantized, samples: list[ReferenceSample], off: set[str]) -> list[np.ndarray]:
+def _results(state: Quantized, samples: list[ReferenceSample], off: set[str]) -> list[np.ndarray]:
     name = f"r{_LAYERS - 1}"
     with open_switched(state, [name], samples) as switched:
         found = [dict(got) for _, got in switched.run(off, [0, 2])]
@@ -66,17 +122,18 @@ def _outputs(state: Quantized, samples: list[ReferenceSample], off: set[str]) ->
 @pytest.mark.parametrize("first", [0, 7, 13, 20, _LAYERS])
 @pytest.mark.parametrize("room", [switched_model._MEMORY_FOR_CUTS, 0], ids=["kept", "no room"])
 def test_a_tail_computes_what_the_whole_model_does(
-    monkeypatch, state: Quantized, samples: list[ReferenceSample], first: int, room: int
+    monkeypatch, long_state: Quantized, long_samples: list[ReferenceSample], first: int, room: int
 ) -> None:
+    state, samples = long_state, long_samples
     tensors = [row.name for row in state.plan.tensors]
     numbers = {name: int("".join(c for c in name if c.isdigit()) or -1) for name in tensors}
     off = {name for name in tensors if numbers[name] < first}
     with monkeypatch.context() as patch:
         patch.setattr(switched_model, "_CUTS", 1)
-        want = _outputs(state, samples, off)
+        want = _results(state, samples, off)
     monkeypatch.setattr(switched_model, "_MEMORY_FOR_CUTS", room)
 
-    got = _outputs(state, samples, off)
+    got = _results(state, samples, off)
 
     assert all(np.array_equal(a, b) for a, b in zip(want, got, strict=True))
     if first == _LAYERS:  # nothing is quantized

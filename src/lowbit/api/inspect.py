@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from lowbit.analyze.quantizers import find_quantizers
 from lowbit.api.quantize import ModelSource, planned_state
-from lowbit.config.presets import PRESETS
+from lowbit.config.presets import PRESETS, PURPOSES
 from lowbit.errors import LowbitError
 from lowbit.graph import io
 from lowbit.pipeline.verify import constants_size
@@ -37,16 +37,8 @@ def inspect(model: ModelSource) -> Inspection:
         constants=sum(tensor.size for tensor in constants),
         constant_bytes=constants_size(loaded),
         quantized_tensors=len(find_quantizers(loaded)),
-        targets=tuple(_outlook(model, preset) for preset in _one_each()),
+        targets=tuple(_outlook(model, name) for purpose in PURPOSES for name in purpose.first),
     )
-
-
-def _one_each() -> list[str]:
-    """Return the first preset of each target."""
-    first: dict[str, str] = {}
-    for preset in PRESETS.values():
-        first.setdefault(preset.config.target, preset.name)
-    return list(first.values())
 
 
 def _outlook(model: ModelSource, preset: str) -> TargetOutlook:

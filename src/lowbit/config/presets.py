@@ -258,10 +258,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):
-    """What presets are for, by their targets, and which one to start with."""
+    """What presets are for, by their targets, and which one to start with.
+
+    ``first`` are the presets to start with, at most one of each target; ``advice`` says it in words.
+    """
 
     title: str
     targets: tuple[str, ...]
+    first: tuple[str, ...]
     advice: str
 
 
@@ -269,23 +273,27 @@ PURPOSES = (
     Purpose(
         title="AMD Ryzen AI NPU, integers",
         targets=("ryzen-ai", "ryzen-ai-cnn"),
+        first=("A8W8", "XINT8"),
         advice="Start with XINT8 for a CNN and with A8W8 for anything else; "
         "take A16W8 where 8 bits lose too much.",
     ),
     Purpose(
         title="onnxruntime, and every runtime that reads standard Q/DQ",
         targets=("onnxruntime", "openvino", "onnxruntime-weights", "onnxruntime-nbits"),
+        first=("U8S8_PERCHANNEL", "DYNAMIC8"),
         advice="Start with U8S8_PERCHANNEL, the fastest measured on x86; "
         "take U16S8_PERCHANNEL where 8 bits lose too much. Without data: DYNAMIC8, W8, W4.",
     ),
     Purpose(
         title="AMD Ryzen AI NPU, 16-bit floats and block formats",
         targets=("ryzen-ai-float",),
+        first=("BF16",),
         advice="Start with BF16, which is nearly exact; block formats take fewer bits.",
     ),
     Purpose(
         title="Other devices",
         targets=("vint8", "qnn", "tensorrt", "coreml", "vitis-ai"),
+        first=("VINT8",),
         advice="VINT8 quantizes every tensor and assumes nothing about the device. "
         "`lowbit targets` says which preset goes with --target qnn, tensorrt, coreml and vitis-ai.",
     ),

@@ -127,7 +127,7 @@ class Promoter:
         self._errors: OutputErrors | None = None
         self._exact: tuple[Quantized, tuple[Rule, ...]] | None = None
         self._search: RegionSearch | None = None
-        self._measure: Callable[[Choice, Sequence[int]], OutputErrors] | None = None
+        self._measure: Callable[[Sequence[Choice], Sequence[int]], list[OutputErrors]] | None = None
 
     def margin(self, state: Quantized, required: Requirement = USABLE) -> float:
         """Return how far inside what is required a model is on the samples of the search."""
@@ -178,14 +178,15 @@ class Promoter:
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
             every = self._samples.all
-            few = self._samples.few(self._measured(Choice(), every))
-            most = required.margin(self._measured(graph.all_in_float(), few))
+            (first,) = self._measured([Choice()], every)
+            few = self._samples.few(first)
+            most = required.margin(self._measured([graph.all_in_float()], few)[0])
             wanted_db = min(required.wanted_db - gain, most - 1.0)
             if self._search is None:
                 self._search = RegionSearch(
                     graph.costs,
-                    lambda choice: required.part(self._measured(choice, few)),
-                    lambda choice: required.margin(self._measured(choice, every)),
+                    lambda parts: [required.part(e) for e in self._measured(parts, few)],
+                    lambda choice: required.margin(self._measured([choice], every)[0]),
                     has_wide=wide_spec(state) is not None,
                 )
                 self._search.divide(wanted_db, _EFFORT)
@@ -247,7 +248,7 @@ class Promoter:
         """Whether the device's approximations alone leave the model as good as it has to be."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            errors = self._measured(graph.all_in_float(), self._samples.all)
+            (errors,) = self._measured([graph.all_in_float()], self._samples.all)
         return required.margin(errors) > required.wanted_db + _MORE_DB
 
     def _costs(self, state: Quantized) -> Mapping[str, NodeCost]:
@@ -261,21 +262,23 @@ class Promoter:
         outputs = list(dict.fromkeys(names[row.tensor] for row in measured))
         with open_switched(state, outputs, self._samples.chosen) as switched:
 
-            def measure(choice: Choice, samples: Sequence[int]) -> OutputErrors:
-                errors = OutputErrors(measured, names)
-                for want, got in switched.run(graph.switched_off(choice), samples):
-                    errors.add(want, got)
-                return errors
+            def measure(choices: Sequence[Choice], samples: Sequence[int]) -> list[OutputErrors]:
+                found = [OutputErrors(measured, names) for _ in choices]
+                off = [graph.switched_off(choice) for choice in choices]
+                for errors, rows in zip(found, switched.run_all(off, samples), strict=True):
+                    for want, got in rows:
+                        errors.add(want, got)
+                return found
 
             self._measure = measure
             yield
         self._measure = None
 
-    def _measured(self, choice: Choice, samples: Sequence[int]) -> OutputErrors:
+    def _measured(self, choices: Sequence[Choice], samples: Sequence[int]) -> list[OutputErrors]:
         if self._measure is None:
             raise ValueError("no model is open to be measured")
-        self._tried += 1
-        return self._measure(choice, samples)
+        self._tried += len(choices)
+        return self._measure(choices, samples)
 
     def _regions(self, rules: Sequence[Rule]) -> tuple[PromotedRegion, ...]:
         costs = self._costs(self._state)

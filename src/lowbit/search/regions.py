@@ -65,22 +65,24 @@ class _Part:
 
 
 Measure = Callable[[Choice], float]
+MeasureAll = Callable[[Sequence[Choice]], Sequence[float]]
+"""Measures choices that do not depend on each other."""
 
 
 class RegionSearch:
     """Measures parts of a graph, and finds the cheapest choice for a margin."""
 
     def __init__(
-        self, costs: Sequence[float], part: Measure, whole: Measure, *, has_wide: bool
+        self, costs: Sequence[float], parts: MeasureAll, whole: Measure, *, has_wide: bool
     ) -> None:
         """Take the costs of the units of the graph, in its order, and what measures a choice.
 
-        ``part`` is asked for the margin of single parts, ``whole`` for that of a result.
+        ``parts`` is asked for the margins of single parts, ``whole`` for that of a result.
         """
-        self._costs, self._part, self._whole = costs, part, whole
+        self._costs, self._margins, self._whole = costs, parts, whole
         self._every: Region = frozenset(range(len(costs)))
         self._has_wide = has_wide
-        self._parts = [self._measured(c) for c in _split(range(len(costs)), _CHUNKS)]
+        self._parts = self._measured(_split(range(len(costs)), _CHUNKS))
         self._factor = 1.0
 
     def without_wide(self) -> RegionSearch:
@@ -103,10 +105,12 @@ class RegionSearch:
             ]
             if not promoted:
                 return
-            for part in sorted(promoted, key=lambda p: -p.cost)[: max(1, effort // 2)]:
+            costliest = sorted(promoted, key=lambda p: -p.cost)[: max(1, effort // 2)]
+            halves = self._measured([half for part in costliest for half in _split(part.units, 2)])
+            for number, part in enumerate(costliest):
                 index = self._parts.index(part)
-                self._parts[index : index + 1] = [self._measured(c) for c in _split(part.units, 2)]
-                effort -= 2
+                self._parts[index : index + 1] = halves[2 * number : 2 * number + 2]
+            effort -= len(halves)
 
     def one_part(self, least_db: float) -> Trial:
         """Return the choice of all but one part: the costliest that leaves a margin, or a quiet one."""
@@ -150,19 +154,29 @@ class RegionSearch:
         """Return what a margin is expected to cost, as far as noises add up; nothing is measured."""
         return self._cost(self._choice(_noise(wanted_db) * self._factor))
 
-    def _measured(self, units: Sequence[int]) -> _Part:
-        noise = _noise(self._part(Choice(in_float=self._every - frozenset(units))))
-        cost = sum(self._costs[i] for i in units)
-        return _Part(tuple(units), cost, (("narrow", noise), ("float", 0.0)))
+    def _measured(self, parts: Sequence[Sequence[int]]) -> list[_Part]:
+        margins = self._margins([Choice(in_float=self._every - frozenset(p)) for p in parts])
+        return [
+            _Part(
+                tuple(units),
+                sum(self._costs[i] for i in units),
+                (("narrow", _noise(margin)), ("float", 0.0)),
+            )
+            for units, margin in zip(parts, margins, strict=True)
+        ]
 
     def _measure_wide(self, budget: float) -> None:
         """Measure wider integers where 8 bits bring much of the noise that is allowed."""
-        for index, part in enumerate(self._parts if self._has_wide else ()):
-            noise = dict(part.noise)
-            if "wide" not in noise and noise["narrow"] > _TELLING * budget:
-                units = frozenset(part.units)
-                margin = self._part(Choice(units, self._every - units))
-                self._parts[index] = part.with_noise("wide", _noise(margin))
+        noises = [dict(part.noise) for part in self._parts if self._has_wide]
+        telling = [
+            index
+            for index, noise in enumerate(noises)
+            if "wide" not in noise and noise["narrow"] > _TELLING * budget
+        ]
+        units = [frozenset(self._parts[index].units) for index in telling]
+        margins = self._margins([Choice(some, self._every - some) for some in units])
+        for index, margin in zip(telling, margins, strict=True):
+            self._parts[index] = self._parts[index].with_noise("wide", _noise(margin))
 
     def _chosen(self, budget: float) -> list[tuple[_Part, Format]]:
         """Return the format of each part: cheap together, and within the budget."""

@@ -6,9 +6,15 @@ values that cross a few cuts are kept from one float pass.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
+import pickle
 import sys
+import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import onnx_ir as ir
@@ -18,11 +24,13 @@ from lowbit.analyze.sensitivity import Switch, Switched, add_switches
 from lowbit.evaluate.runner import Outputs, ReferenceSample
 from lowbit.graph.session import Array
 from lowbit.graph.submodels import Tail, open_tails
-from lowbit.parallel import ordered_map
+from lowbit.graph.worker_sessions import packed, unpacked_model
+from lowbit.parallel import cpu_count, distributed_map, ordered_map, worker_count
 from lowbit.state import Quantized
 
 _CUTS = 4
 _MEMORY_FOR_CUTS = 128 << 20
+_REST = "rest"
 
 
 class SwitchedModel:
@@ -30,17 +38,36 @@ class SwitchedModel:
 
     def __init__(
         self,
+        model: ir.Model,
         tails: Sequence[Tail],
         switches: Mapping[str, Switch],
         outputs: Sequence[str],
         samples: Sequence[ReferenceSample],
     ) -> None:
-        self._tails, self._switches, self._outputs = tails, switches, outputs
-        self._samples = samples
+        self._model, self._tails, self._switches, self._outputs = model, tails, switches, outputs
+        self._samples, self._key = samples, uuid.uuid4().hex
         self._kept: dict[int, Outputs] = {}
         self._room = _MEMORY_FOR_CUTS
 
-    def run(self, off: set[str], samples: Sequence[int]) -> Iterator[tuple[Outputs, Outputs]]:
+    def run_all(
+        self, choices: Sequence[set[str]], samples: Sequence[int]
+    ) -> Iterator[list[tuple[Outputs, Outputs]]]:
+        """Yield the same for several choices: by workers, if there are more of them than processors here."""
+        if len(choices) < 2 or (worker_count() or 0) <= cpu_count():
+            yield from (list(self.run(off, samples)) for off in choices)
+            return
+        cuts = [_Cut(frozenset(off), tuple(samples)) for off in choices]
+        rest = pickle.dumps((self._switches, self._outputs, self._samples))
+        with packed(self._model) as files:
+            shared = {_REST: np.frombuffer(rest, np.uint8), **files}
+            task = _Task(self._key)
+            for found in distributed_map(task, cuts, name="promotion", shared=shared):
+                wanted = (self._samples[index].outputs for index in samples)
+                yield list(zip(wanted, found, strict=True))
+
+    def run(
+        self, off: AbstractSet[str], samples: Sequence[int]
+    ) -> Iterator[tuple[Outputs, Outputs]]:
         """Yield what is wanted of each sample, and what comes out; ``off`` tensors are not quantized."""
         on = [s.first_node for name, s in self._switches.items() if name not in off]
         names = [s.name for name, s in self._switches.items() if name in off]
@@ -82,8 +109,70 @@ def open_switched(
     switched = _switched(state)
     values = ir.convenience.create_value_mapping(switched.model.graph, include_subgraphs=False)
     switched.model.graph.outputs[:] = [values[name] for name in outputs]
-    with open_tails(switched.model, _CUTS, (), "the model with switches") as tails:
-        yield SwitchedModel(tails, switched.switches, outputs, samples)
+    with _opened(switched.model, switched.switches, outputs, samples) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def _opened(
+    model: ir.Model,
+    switches: Mapping[str, Switch],
+    outputs: Sequence[str],
+    samples: Sequence[ReferenceSample],
+) -> Iterator[SwitchedModel]:
+    with open_tails(model, _CUTS, (), "the model with switches") as tails:
+        yield SwitchedModel(model, tails, switches, outputs, samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """A choice for a worker, and the samples it is run on."""
+
+    off: frozenset[str]
+    samples: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"a choice with {len(self.off)} tensors in float"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """The work on a choice in another process, which keeps the model open."""
+
+    key: str
+
+    def __call__(self, cut: _Cut, shared: Mapping[str, Array]) -> list[Outputs]:
+        with _KEPT.lock:
+            model = _KEPT.get(self.key, shared)
+            # Copied: an array of onnxruntime's keeps all memory of its session.
+            return [
+                {name: np.array(array) for name, array in got.items()}
+                for _, got in model.run(cut.off, cut.samples)
+            ]
+
+
+class _Kept:
+    """The model that this process works on."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._key = ""
+        self._stack = contextlib.ExitStack()
+        self._model: SwitchedModel | None = None
+        atexit.register(self._stack.close)
+
+    def get(self, key: str, shared: Mapping[str, Array]) -> SwitchedModel:
+        """Return the model, opened if need be."""
+        if self._model is None or self._key != key:
+            self._stack.close()
+            files = {name: data for name, data in shared.items() if name != _REST}
+            rest = pickle.loads(shared[_REST].tobytes())  # noqa: S301 - our own
+            self._model = self._stack.enter_context(_opened(unpacked_model(files), *rest))
+            self._key = key
+        return self._model
+
+
+_KEPT = _Kept()
 
 
 def _switched(state: Quantized) -> Switched:
