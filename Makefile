@@ -29,15 +29,18 @@ $(VENV)/.bench: $(VENV)/.installed
 demo: $(VENV)/.installed  ## quantize the bundled example with XINT8, print accuracy, write a report
 	$(BIN)/python examples/cifar10/demo.py
 
+# Programs that tests start read what the first one compiled, wherever that is turned off.
+test test-oldest corpus: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.test  ## run every test, one process for each core
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 test-oldest: OLDEST ?= python3.10
 test-oldest:  ## the tests with the oldest Python and the oldest versions that pyproject.toml names
 	$(OLDEST) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[test]'
-	.venv-oldest/bin/python -m pytest -n auto -m 'not slow'
+	.venv-oldest/bin/python -m pytest -n auto --dist loadgroup -m 'not slow'
 
 CORPUS ?= A16W8,BF16,XINT8,A8W8,U8S8_PERCHANNEL
 

@@ -10,6 +10,12 @@ from helpers.small_models import small_cnn
 from PIL import Image
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files with slow tests first, so that no process is left with one when others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def model_path(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "model.onnx"

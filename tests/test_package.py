@@ -1,6 +1,7 @@
 """The public names exist, are light to import, and every module has its tests."""
 
 import ast
+import functools
 import pathlib
 import re
 import subprocess
@@ -112,12 +113,13 @@ def _words(text: str) -> set[str]:
 
 def test_the_words_are_the_fields() -> None:
     found = []
+    words = functools.cache(_words)
     for path in sorted((ROOT / "src" / "lowbit").rglob("*.py")):
         with path.open("rb") as file:
             for token in tokenize.tokenize(file.readline):
                 if token.type not in (tokenize.NAME, tokenize.STRING, tokenize.COMMENT):
                     continue
-                private = _words(token.string) & _PRIVATE - _OF_OTHERS
+                private = words(token.string) & _PRIVATE - _OF_OTHERS
                 found += [f"{path.relative_to(ROOT)}:{token.start[0]}: {w}" for w in private]
 
     assert found == []

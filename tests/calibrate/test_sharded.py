@@ -41,6 +41,9 @@ agraph (float[1,3,6,6] x) => (float[1,4,6,6] y)
 """
 _SAMPLES = 70
 
+# One process has the cluster, the executor and what is compared with.
+pytestmark = pytest.mark.xdist_group("sharded")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:

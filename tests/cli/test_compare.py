@@ -10,9 +10,19 @@ import onnx
 import pytest
 
 
+@pytest.fixture(scope="module")
+def made() -> dict[str, bytes]:
+    """What was quantized, once for all tests: they only read it."""
+    return {}
+
+
 @pytest.fixture
-def quantized(run, model, data) -> str:
-    assert run("quantize", model, "int8.onnx", "--data", data, "--limit", 8, "--quiet").code == 0
+def quantized(run, model, data, folder, made) -> str:
+    words = ("quantize", model, "int8.onnx", "--data", data, "--limit", 8, "--quiet")
+    if not made:
+        assert run(*words).code == 0
+        made["int8.onnx"] = (folder / "int8.onnx").read_bytes()
+    (folder / "int8.onnx").write_bytes(made["int8.onnx"])
     return "int8.onnx"
 
 

@@ -51,6 +51,8 @@ def chosen(preset: str, part: int) -> list[Case]:
     return [c for c in cases if c.number // 10 % len(PRESETS) == PRESETS.index(preset)]
 
 
+# The models are made once, unless all of them are asked for.
+@pytest.mark.xdist_group("corpus") if not _ASKED else pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("preset", PRESETS)

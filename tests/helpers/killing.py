@@ -6,7 +6,9 @@ a copy of FOLDER, and then the shell command CHECK in it.
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import shutil
 import signal
 import sys
@@ -51,10 +53,20 @@ def run_forked(words: list[str], folder: Path, count: int | None) -> int:
     return code
 
 
+def _import_everything() -> None:
+    """Import what commands import when they need it, once, before any child."""
+    import lowbit
+
+    for module in pkgutil.walk_packages(lowbit.__path__, "lowbit."):
+        if not module.name.startswith(("lowbit.quark", "lowbit.__main__")):
+            importlib.import_module(module.name)
+    importlib.import_module("onnxruntime")
+
+
 def main() -> None:
     """Try every moment; print how many there are."""
     source, check, *words = sys.argv[1:]
-    import lowbit.cli.commands  # noqa: F401  # once, before any child
+    _import_everything()
 
     count = 0
     while True:

@@ -312,7 +312,7 @@ def _seconds(count: int, opset: int) -> float:
 def test_the_time_grows_with_the_graph_and_no_faster(opset: int) -> None:
     _seconds(300, opset)
 
-    small, large = _seconds(1_500, opset), _seconds(6_000, opset)
+    small, large = _seconds(1_000, opset), _seconds(4_000, opset)
 
     # Four times the nodes; a pass that looked at all nodes for each would take sixteen times.
     assert large < 9 * max(small, 0.1)
@@ -377,7 +377,7 @@ def _feed(session: ort.InferenceSession, name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.skipif(not MODELS, reason="LOWBIT_ASSETS names no folder with models/*.onnx")
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: getattr(path, "stem", ""))
 def test_a_real_model_computes_the_same(path: pathlib.Path) -> None:
     original = ort.InferenceSession(path)
     feed = _feed(original, path.stem)

@@ -72,7 +72,8 @@ _PRESETS = [p for p in PRESETS if "ACCURATE" not in p and p not in ("MX4", "MXFP
 def test_every_preset_keeps_a_causal_mask(preset: str) -> None:
     model = block(mask="constant", number=float(np.finfo(np.float32).min))
 
-    result = lowbit.quantize(model, data=feeds(model), preset=preset)
+    # As the preset plans it: promotion would mend what a quantized mask breaks.
+    result = lowbit.quantize(model, data=feeds(model), preset=preset, promote=False)
 
     lowest = 12.0 if preset.startswith(("MX", "BF16_MX")) else 20.0
     assert result.report.sqnr_db > lowest

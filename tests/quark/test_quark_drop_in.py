@@ -56,14 +56,19 @@ def test_what_type_checkers_read_is_up_to_date(tmp_path: pathlib.Path) -> None:
     assert "quark/onnx/quant_utils.pyi" in read(tmp_path)
 
 
-@pytest.fixture
-def tutorial(tmp_path: pathlib.Path) -> pathlib.Path:
-    onnx.save(small_cnn(64), tmp_path / "model.onnx")
-    (tmp_path / "calib").mkdir()
+def _write_tutorial(folder: pathlib.Path) -> None:
+    """Write the files that the tutorial reads."""
+    onnx.save(small_cnn(64), folder / "model.onnx")
+    (folder / "calib").mkdir()
     rng = np.random.default_rng(1)
     for index in range(3):
         pixels = rng.integers(0, 256, (80, 80, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"calib/{index}.png")
+        Image.fromarray(pixels).save(folder / f"calib/{index}.png")
+
+
+@pytest.fixture
+def tutorial(tmp_path: pathlib.Path) -> pathlib.Path:
+    _write_tutorial(tmp_path)
     return tmp_path
 
 
@@ -86,11 +91,19 @@ def test_the_tutorials_command_line(tutorial: pathlib.Path, option: list) -> Non
     np.testing.assert_array_equal(powers, np.rint(powers))
 
 
-@pytest.mark.parametrize("option", ["--fast_finetune", "--adaround", "--adaquant"])
-def test_the_tutorial_finetunes(tutorial: pathlib.Path, option: str) -> None:
-    assert _tutorial(tutorial)[0] == 0
-    plain = onnx.load(tutorial / "out.onnx")
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> onnx.ModelProto:
+    """What the tutorial writes without options."""
+    folder = tmp_path_factory.mktemp("plain")
+    _write_tutorial(folder)
+    assert _tutorial(folder)[0] == 0
+    return onnx.load(folder / "out.onnx")
 
+
+@pytest.mark.parametrize("option", ["--fast_finetune", "--adaround", "--adaquant"])
+def test_the_tutorial_finetunes(
+    tutorial: pathlib.Path, plain: onnx.ModelProto, option: str
+) -> None:
     assert _tutorial(tutorial, option) == (0, "")
 
     tuned = onnx.load(tutorial / "out.onnx")

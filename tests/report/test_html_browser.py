@@ -26,6 +26,8 @@ _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _DRIVER = shutil.which("chromedriver")
 
 pytestmark = [
+    # One browser and one page for all.
+    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(
         not (_CHROMIUM and _DRIVER), reason="chromium and chromedriver are not installed here"
     ),
