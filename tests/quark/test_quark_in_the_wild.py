@@ -15,7 +15,7 @@ from helpers.small_models import small_cnn, small_feeds
 from onnx import numpy_helper
 from onnxruntime.quantization.quant_utils import QuantType
 
-from lowbit.quark.errors import CompatibilityWarning
+from lowbit.quark.errors import CompatibilityWarning, QuarkConfigError
 from lowbit.quark.onnx import (
     AutoSearch,
     CalibMethod,
@@ -194,3 +194,10 @@ def test_instance_normalization_under_amds_name() -> None:
         ort.InferenceSession(m.SerializeToString()).run(None, feeds[0])[0] for m in models
     )
     np.testing.assert_array_equal(plain, named)
+
+
+def test_a_subgraph_whose_end_is_not_there() -> None:
+    config = quiet("XINT8", subgraphs_to_exclude=[(["conv2"], ["ad1"])])
+
+    with pytest.raises(QuarkConfigError, match=r"names a node 'ad1' .*did you mean 'add1'"):
+        _quantized(config)
