@@ -118,10 +118,12 @@ import onnxruntime as ort
 from quark.onnx.quantization.config import DEFAULT_CONFIG_MAPPING, get_default_config
 from quark.onnx.quantization.config.config import CalibrationMethod
 from quark.onnx.quantization.config.config import get_default_config as the_same
+from quark.onnx.quantization.quant_utils import is_version_below
 from vai_q_onnx.tools.convert_customqdq_to_qdq import custom_ops_infer_shapes
 
 assert the_same("XINT8") == get_default_config("XINT8") == DEFAULT_CONFIG_MAPPING["XINT8"]
 assert CalibrationMethod.MinMax
+assert not is_version_below(onnx, "1.9.1")
 model = custom_ops_infer_shapes(onnx.load("model.onnx"))
 print(importlib.metadata.version("amd-quark"), len(model.graph.value_info) > 5)
 """
