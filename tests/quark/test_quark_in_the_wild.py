@@ -15,7 +15,7 @@ from helpers.small_models import small_cnn, small_feeds
 from onnx import numpy_helper
 from onnxruntime.quantization.quant_utils import QuantType
 
-from lowbit.quark.errors import CompatibilityWarning
+from lowbit.quark.errors import CompatibilityWarning, QuarkConfigError
 from lowbit.quark.onnx import (
     AutoSearch,
     CalibMethod,
@@ -118,10 +118,12 @@ import onnxruntime as ort
 from quark.onnx.quantization.config import DEFAULT_CONFIG_MAPPING, get_default_config
 from quark.onnx.quantization.config.config import CalibrationMethod
 from quark.onnx.quantization.config.config import get_default_config as the_same
+from quark.onnx.quantization.quant_utils import is_version_below
 from vai_q_onnx.tools.convert_customqdq_to_qdq import custom_ops_infer_shapes
 
 assert the_same("XINT8") == get_default_config("XINT8") == DEFAULT_CONFIG_MAPPING["XINT8"]
 assert CalibrationMethod.MinMax
+assert not is_version_below(onnx, "1.9.1")
 model = custom_ops_infer_shapes(onnx.load("model.onnx"))
 print(importlib.metadata.version("amd-quark"), len(model.graph.value_info) > 5)
 """
@@ -194,3 +196,10 @@ def test_instance_normalization_under_amds_name() -> None:
         ort.InferenceSession(m.SerializeToString()).run(None, feeds[0])[0] for m in models
     )
     np.testing.assert_array_equal(plain, named)
+
+
+def test_a_subgraph_whose_end_is_not_there() -> None:
+    config = quiet("XINT8", subgraphs_to_exclude=[(["conv2"], ["ad1"])])
+
+    with pytest.raises(QuarkConfigError, match=r"names a node 'ad1' .*did you mean 'add1'"):
+        _quantized(config)

@@ -51,6 +51,11 @@ def test_what_has_no_effect_is_said_with_the_reason() -> None:
         read_options({"CalibWorkerNum": 4}, lenient=True)
 
 
+def test_what_has_no_effect_may_be_of_any_type() -> None:
+    with pytest.warns(CompatibilityWarning, match="CopyBiasInit='all' has no effect"):
+        read_options({"CopySharedInit": True, "CopyBiasInit": "all"}, lenient=False)
+
+
 @pytest.mark.parametrize("given", [{"SimplifyModel": True}, {"AlignEltwiseQuantType": True}])
 def test_what_is_done_anyway_needs_no_word(given: dict) -> None:
     with warnings.catch_warnings():

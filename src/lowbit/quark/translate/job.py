@@ -96,7 +96,7 @@ def make_job(
         weight=weight,
         bias=_bias(flow, activation, weight, options),
         target=flow.value,
-        rules=(*exceptions.rules, *subgraph_rules(config.subgraphs_to_exclude)),
+        rules=(*exceptions.rules, *subgraph_rules(config.subgraphs_to_exclude, nodes)),
         include=nodes.patterns(
             [*config.nodes_to_quantize, *(options.NodesToQuantize or ())], "nodes_to_quantize"
         ),

@@ -307,7 +307,13 @@ def read_options(given: Mapping[str, Any], *, lenient: bool) -> ExtraOptions:
 
     A misspelt key is an error, or only a warning when ``lenient``.
     """
-    options = read_struct("extra_options", given, ExtraOptions, lenient=lenient)
+    # What has no effect may be of any type: AMD's own scripts give True for a list of names.
+    acting = {
+        key: value
+        for key, value in given.items()
+        if key not in OPTIONS or OPTIONS[key].effect != "ignored"
+    }
+    options = read_struct("extra_options", acting, ExtraOptions, lenient=lenient)
     for key, value in given.items():
         if key in OPTIONS:
             _say_effect(OPTIONS[key], _python(value))

@@ -54,6 +54,15 @@ class Nodes:
                 self._missing(name, what)
         return tuple(found)
 
+    def need(self, names: Iterable[str], what: str) -> None:
+        """Raise if the model lacks a node of one of the names, lenient or not."""
+        for name in names:
+            if name not in self._by_name:
+                raise QuarkConfigError(
+                    f"{what} names a node {name!r} that the model does not have"
+                    f"{did_you_mean(name, tuple(self._by_name))}"
+                )
+
     def of_types(self, types: Iterable[str]) -> tuple[ir.Node, ...]:
         """Return the nodes of some operator types."""
         wanted = set(types)
@@ -138,7 +147,7 @@ def any_of(names: Iterable[str]) -> tuple[str, ...]:
     return (f"re:^({words})$",) if words else ()
 
 
-def subgraph_rules(subgraphs: Iterable[Any]) -> tuple[Rule, ...]:
+def subgraph_rules(subgraphs: Iterable[Any], nodes: Nodes) -> tuple[Rule, ...]:
     """Return rules that keep subgraphs, given as pairs of first and last nodes, in float."""
     rules = []
     for subgraph in subgraphs:
@@ -147,6 +156,7 @@ def subgraph_rules(subgraphs: Iterable[Any]) -> tuple[Rule, ...]:
                 f"a subgraph to exclude is {subgraph!r}; expected ([first nodes], [last nodes])"
             )
         first, last = subgraph
+        nodes.need([*first, *last], "subgraphs_to_exclude")
         rules.append(
             Rule(
                 start=tuple(exactly(name) for name in first),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias, TypeVar
+import re
+from typing import Any, TypeAlias, TypeVar
 
 from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
@@ -36,6 +37,15 @@ QUANT_OP_NAME, DEQUANT_OP_NAME = "QuantizeLinear", "DequantizeLinear"
 QUANT_OP_TYPES = [QUANT_OP_NAME, COP_QUANT_OP_NAME]
 DEQUANT_OP_TYPES = [DEQUANT_OP_NAME, COP_DEQUANT_OP_NAME]
 FN_OP_TYPES = [COP_BFP_OP_NAME, COP_MX_OP_NAME]
+
+
+def is_version_below(lib: Any, target: str) -> bool:
+    """Whether a module's version is lower than another."""
+    here, wanted = (
+        tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+        for text in (lib.__version__, target)
+    )
+    return here < wanted
 
 
 class ExtendedQuantType(enum.Enum):
@@ -193,4 +203,5 @@ __all__ = [
     "VitisExtendedQuantizer",
     "VitisQuantFormat",
     "VitisQuantType",
+    "is_version_below",
 ]
