@@ -7,13 +7,12 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.evaluate.figures import LEVELS, Figure, Level, figure_of
 from lowbit.evaluate.output_kinds import (
     Kind,
     MeasuredOutput,
@@ -32,12 +31,9 @@ from lowbit.numerics.intervals import (
     interval_of_mean,
     interval_of_share,
     interval_of_sqnr,
-    normal_quantile,
 )
 from lowbit.numerics.metrics import SignalNoise, binary_divergence, divergence
 
-Level: TypeAlias = Literal["good", "usable", "poor", "ruined"]
-LEVELS: tuple[Level, ...] = ("good", "usable", "poor", "ruined")
 _USABLE = LEVELS[:2]
 
 # Positions of a map of classes that are looked at; more say nothing new.
@@ -49,84 +45,6 @@ _FIRST = 4
 _MANY_CLASSES, _ENOUGH_SAMPLES, _NEARLY_ALL = 10, 16, 0.9
 # Logits of this SQNR are usable, whatever their divergence on few samples.
 _LOGITS_DB = 10.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Figure:
-    """What an output is measured by, and where the levels begin.
-
-    ``limits`` are the last values that are good, usable and poor.
-    """
-
-    name: str
-    unit: str
-    limits: tuple[float, float, float]
-    higher_is_better: bool
-
-    def level(self, value: float) -> Level:
-        """Return the level of a value; what is no number is ruined."""
-        sign = 1 if self.higher_is_better else -1
-        for level, limit in zip(LEVELS, self.limits, strict=False):
-            if sign * value >= sign * limit:
-                return level
-        return "ruined"
-
-    def range(self, value: float, error: float) -> tuple[Level, Level]:
-        """Return the levels at the worse and the better end of a value's 95 % interval."""
-        if not math.isfinite(error):
-            return self.level(value), self.level(value)
-        half = normal_quantile(TAIL) * error * (1 if self.higher_is_better else -1)
-        return self.level(value - half), self.level(value + half)
-
-    def sure_level(self, value: float, error: float) -> Level:
-        """Return the level of a value; only one that is so for certain is ruined."""
-        level = self.level(value)
-        return "poor" if level == "ruined" != self.range(value, error)[1] else level
-
-    def error_db(self, value: float, error: float) -> float:
-        """Return by how many decibels of noise a value that is worse by its error is further outside."""
-        if not math.isfinite(error):
-            return 0.0
-        worse = value - error if self.higher_is_better else value + error
-        return self.margin_db(value) - self.margin_db(worse)
-
-    def margin_db(self, value: float) -> float:
-        """Return by how many decibels of noise a value is inside what is usable."""
-        limit = self.limits[1]
-        if self.higher_is_better and self.unit == "dB":
-            return value - limit
-        noise, allowed = (1 - value, 1 - limit) if self.higher_is_better else (value, limit)
-        return 10 * math.log10(allowed / max(noise, 1e-12)) if not math.isnan(noise) else -math.inf
-
-
-_SQNR = Figure("SQNR", "dB", (25.0, 15.0, 8.0), higher_is_better=True)
-FIGURES: Mapping[Kind, Figure] = MappingProxyType(
-    {
-        "classes": Figure("KL divergence", "", (0.05, 0.2, 1.0), higher_is_better=False),
-        "labels": Figure("agreement", "", (0.98, 0.95, 0.8), higher_is_better=True),
-        "embedding": Figure("cosine", "", (0.99, 0.96, 0.85), higher_is_better=True),
-        "scores": _SQNR,
-        "values": _SQNR,
-    }
-)
-GOALS: Mapping[str, Figure] = MappingProxyType(
-    {
-        "sqnr": _SQNR,
-        "kl": FIGURES["classes"],
-        "agreement": FIGURES["labels"],
-        "cosine": FIGURES["embedding"],
-    }
-)
-"""Figures without labels that can be asked for by name."""
-
-_BINARY = Figure("KL divergence", "", (0.05, 0.2, 1.0), higher_is_better=False)
-
-
-def figure_of(measured: MeasuredOutput) -> Figure:
-    """Return what an output is measured by."""
-    if measured.kind == "labels" and measured.logits:
-        return _BINARY
-    return FIGURES[measured.kind]
 
 
 class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ class Finisher:
         return self._in_rounds(state, self._promoter(state, found[0]), found)
 
     def _in_rounds(self, state: Quantized, promoter: Promoter, found: Finished | None) -> Finished:
-        """Promote, and once more with a higher aim if other samples are worse than the search's."""
+        """Promote, and once more with a wider margin if other samples are worse than the search's."""
         best, note, required = found, "", USABLE
         for _ in range(_ROUNDS):
             with self.pipeline.clock.charge("promote"):

@@ -7,7 +7,7 @@ import dataclasses
 from lowbit.errors import ConfigError
 from lowbit.evaluate.accuracy import Metric
 from lowbit.evaluate.conditions import Condition, read_condition
-from lowbit.evaluate.verdict import GOALS
+from lowbit.evaluate.figures import GOALS
 from lowbit.numerics.intervals import Interval
 
 _DROP = "drop"

@@ -21,6 +21,7 @@ from lowbit.evaluate.accuracy import (
     TopScorer,
     gap_of_hits,
 )
+from lowbit.evaluate.figures import GOALS, Figure
 from lowbit.evaluate.output_kinds import (
     MeasuredOutput,
     find_measured,
@@ -35,7 +36,7 @@ from lowbit.evaluate.runner import (
     run_model,
     run_models,
 )
-from lowbit.evaluate.verdict import GOALS, Figure, OutputErrors
+from lowbit.evaluate.verdict import OutputErrors
 from lowbit.graph.session import Feed
 from lowbit.numerics.intervals import Interval
 from lowbit.pipeline.verify import quantized_names

@@ -324,10 +324,10 @@ def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:
     """Return the cheapest choice that is enough, or one that brings much more for little."""
     found = search.cheapest(wanted_db)
     for step in range(1, _MORE_STEPS + 1):
-        aim = wanted_db + step * _MORE_DB
-        if found is None or search.expected_cost(aim) > found.cost + _MORE_COST:
+        more_db = wanted_db + step * _MORE_DB
+        if found is None or search.expected_cost(more_db) > found.cost + _MORE_COST:
             break
-        more = search.cheapest(aim)
+        more = search.cheapest(more_db)
         if more is None or more.cost > found.cost + _MORE_COST:
             break
         found = more
