@@ -412,3 +412,20 @@ def test_it_is_no_method_for_activations() -> None:
 
     with pytest.raises(ConfigError, match="output is a method for weights"):
         lowbit.quantize(_model("conv"), data="random", config=config)
+
+
+@pytest.mark.parametrize("method", [MinMax(), MinMse()])
+def test_rows_of_a_large_weight_have_the_scales_they_have_by_themselves(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _RNG.laplace(size=(64, 20)).astype(np.float32)
+    spec = IntegerSpec(format=IntegerFormat.UINT4, symmetric=False, group_size=16, method=method)
+    matter = Importance(np.abs(data), data, 1)
+    whole = [weight_params(data, spec, 0, known) for known in (None, matter)]
+
+    monkeypatch.setattr("lowbit.scales.weights._ROWS_AT_ONCE", 3 * 16)
+
+    for known, want in zip((None, matter), whole, strict=True):
+        got = weight_params(data, spec, 0, known)
+        np.testing.assert_array_equal(got.scale, want.scale)
+        np.testing.assert_array_equal(got.zero_point, want.zero_point)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
 from lowbit.calibrate.pooled import add_pools, add_rows, poolable, thinnable
 from lowbit.calibrate.sampling import SampleRunner, observe_arrays
@@ -24,7 +25,7 @@ from lowbit.data.shards import Selection
 from lowbit.errors import CalibrationError
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.parts import PartwiseRun, is_large
-from lowbit.graph.session import Feed, Optimize, opened, with_outputs
+from lowbit.graph.session import Feed, Optimize, model_inputs, opened, with_outputs
 from lowbit.graph.store import open_store
 from lowbit.ops.traits import clip_bounds
 from lowbit.parallel import cpu_count, ordered_map, worker_count
@@ -49,6 +50,7 @@ def collect(
     float_names: Mapping[str, str] = MappingProxyType({}),
     threads_per_sample: int = 1,
     optimize: Optimize = "none",
+    padding: bool = True,
     store: Store | None = None,
     progress: Progress = lambda _: None,
 ) -> Stats:
@@ -59,7 +61,7 @@ def collect(
     of ``float_names`` (float counterparts, by tensor) too. ``progress`` is told after each sample how
     many are done. The number of threads
     that share one sample changes float sums in their last bit, and so ranges; leave it at one
-    for speed.
+    for speed. ``padding``: whether tensors are observed at masked tokens too.
 
     Where an engine was chosen (``lowbit.parallel``) or there is a ``store`` for what is finished, the
     samples are shared out in shards; the statistics have the same bits. What depends on the order of
@@ -71,10 +73,12 @@ def collect(
     floors = _floors(model.graph)
     specs = {n: dataclasses.replace(spec, floor=floors.get(n)) for n, spec in specs.items()}
     ordered = any(spec.ordered for spec in specs.values())
+    mask = "" if padding else mask_input(model_inputs(model))
     if is_large(model):
-        return _collected_in_parts(model, specs, data, optimize, progress, ordered=ordered)
-    positions = poolable(model.graph)
-    steps = thinnable(model.graph)
+        return _collected_in_parts(model, specs, data, optimize, progress, mask, ordered=ordered)
+    # The graph does not know which positions are masked.
+    positions = poolable(model.graph) if not mask else {}
+    steps = thinnable(model.graph) if not mask else {}
     rows = {
         n: steps[n] for n, s in specs.items() if s.histogram and s.pools_but_rows and n in steps
     }
@@ -85,11 +89,11 @@ def collect(
     add_pools(probe.graph, pooled)
     add_rows(probe.graph, rows)
     if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
-        observed = Observed(specs, pooled, threads_per_sample, optimize)
+        observed = Observed(specs, pooled, threads_per_sample, optimize, mask)
         return collect_shards(probe, observed, data, store, progress)
     with opened(probe, threads=threads_per_sample, optimize=optimize, name=_NAME) as running:
         observer = OrderedObserver(specs) if ordered else Observer(specs)
-        runner = SampleRunner(running, specs, pooled, observer)
+        runner = SampleRunner(running, specs, pooled, observer, mask)
         samples = _run_all(runner, data, progress, ordered=ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
@@ -142,12 +146,14 @@ def _collected_in_parts(
     data: Iterable[Feed],
     optimize: Optimize,
     progress: Progress,
+    mask: str,
     *,
     ordered: bool,
 ) -> Stats:
     """Run every sample through one part of a large model after another."""
     observer = OrderedObserver(specs) if ordered else Observer(specs)
     probe, samples = with_outputs(model, list(specs)), 0
+    kept: dict[int, Kept | None] = {}
     with open_store() as store:
         run = PartwiseRun(probe, list(specs), store, optimize=optimize, name=_NAME)
         for part in range(len(run)):
@@ -156,7 +162,9 @@ def _collected_in_parts(
             # In order, which some observers need; a large model's operators are large enough to
             # leave little to gain from two samples at once.
             for index, feed in first:
-                observe_arrays(run.run(part, index, feed), specs, observer)
+                if feed is not None:
+                    kept[index] = kept_tokens(feed, mask)
+                observe_arrays(run.run(part, index, feed), specs, observer, kept[index])
                 samples = max(samples, index + 1)
                 progress((part * samples + index + 1) // len(run))
         run.end()

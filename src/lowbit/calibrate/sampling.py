@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from lowbit.calibrate.channels import channel_sums
+from lowbit.calibrate.masked import Kept, kept_tokens, without_padding
 from lowbit.calibrate.observers import Observer, ObserverSpec
 from lowbit.calibrate.pooled import Pools, pools_of, rows_of
 from lowbit.calibrate.thinning import thinned
@@ -19,6 +20,7 @@ class _Sample:
     """What one run gave, in arrays that the next run of the same ``source`` overwrites."""
 
     arrays: Mapping[str, FloatArray]
+    kept: Kept | None
     source: Callable[[Feed], list[Array]]
 
 
@@ -31,7 +33,10 @@ class SampleRunner:
         specs: Mapping[str, ObserverSpec],
         pooled: Mapping[str, int],
         observer: Observer,
+        mask: str = "",
     ) -> None:
+        """Take a session; ``mask`` is the input that says at which tokens tensors are observed."""
+        self._mask = mask
         self._running, self._specs, self._pooled = running, specs, pooled
         self.observer = observer
         self._whole = [name for name in specs if name not in pooled]
@@ -47,12 +52,13 @@ class SampleRunner:
             run = self._idle.pop()
         except IndexError:
             run = self._running.repeated(self._outputs)
-        return _Sample(dict(zip(self._outputs, run(feed), strict=True)), run)
+        arrays = dict(zip(self._outputs, run(feed), strict=True))
+        return _Sample(arrays, kept_tokens(feed, self._mask), run)
 
     def observe(self, sample: _Sample) -> int:
         """Observe one sample and let go of it; return its size."""
         whole = {name: sample.arrays[name] for name in self._whole}
-        size = observe_arrays(whole, self._specs, self.observer)
+        size = observe_arrays(whole, self._specs, self.observer, sample.kept)
         for name, positions in self._pooled.items():
             highest, mean = (sample.arrays[output] for output in pools_of(name))
             pools = Pools(highest, mean, positions)
@@ -67,14 +73,17 @@ class SampleRunner:
 
 
 def observe_arrays(
-    arrays: Mapping[str, FloatArray], specs: Mapping[str, ObserverSpec], observer: Observer
+    arrays: Mapping[str, FloatArray],
+    specs: Mapping[str, ObserverSpec],
+    observer: Observer,
+    kept: Kept | None = None,
 ) -> int:
-    """Observe tensors of one sample; return their size."""
+    """Observe tensors of one sample, at the tokens that are ``kept``; return their size."""
     size = 0
-    for name, array in arrays.items():
-        spec = specs[name]
+    for name, whole in arrays.items():
+        spec, array = specs[name], without_padding(whole, kept)
         observer.add(name, array)
-        size += array.nbytes
+        size += whole.nbytes
         if spec.channel_axis is not None and array.ndim > 1:
             sums = channel_sums(thinned(array), spec.channel_axis, squares=spec.variances)
             observer.add_channels(name, sums)

@@ -43,13 +43,15 @@ _GROUPS_PER_WORKER = 4
 class Observed:
     """What is observed of which tensors, and how the model is run.
 
-    ``pooled`` are the positions of each channel of the tensors that the graph itself measures.
+    ``pooled`` are the positions of each channel of the tensors that the graph itself measures; ``mask`` is the
+    input that says at which tokens the others are observed.
     """
 
     specs: Mapping[str, ObserverSpec]
     pooled: Mapping[str, int]
     threads: int
     optimize: Optimize
+    mask: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class _Task:
             name="the model for calibration",
         )
         observer = Observer(observed.specs)
-        runner = SampleRunner(running, observed.specs, observed.pooled, observer)
+        runner = SampleRunner(running, observed.specs, observed.pooled, observer, observed.mask)
         count = 0
         try:
             for feed in data.select(range(len(shard.indices))):
@@ -163,7 +165,15 @@ def _groups(data: Selection) -> list[_Group]:
 def _described(observed: Observed) -> str:
     """Return everything about the observation that the statistics depend on."""
     rows = [f"{name} {spec!r}" for name, spec in observed.specs.items()]
-    return "\n".join([*rows, repr(dict(observed.pooled)), str(observed.threads), observed.optimize])
+    return "\n".join(
+        [
+            *rows,
+            repr(dict(observed.pooled)),
+            str(observed.threads),
+            observed.optimize,
+            observed.mask,
+        ]
+    )
 
 
 def _pack(result: _Result, shard: Shard) -> bytes:

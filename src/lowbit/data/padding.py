@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from lowbit.data.dataset import Source
 from lowbit.data.inputs import InputInfo, Sample, conform
-from lowbit.data.text import role_of
-from lowbit.errors import DataError
+from lowbit.data.text import has_role
 
 
 class UnpaddedSource(Source):
@@ -50,19 +49,12 @@ def find_mask(inputs: Sequence[InputInfo]) -> str:
     """Return the input that says which tokens are padding; nothing unless all sizes are free."""
     if any(info.shape is None or len(info.shape) < 2 for info in inputs):
         return ""
-    masks = [info for info in inputs if _is_mask(info)]
+    masks = [info for info in inputs if has_role(info, "mask")]
     if len(masks) != 1 or len(masks[0].shape or ()) != 2:
         return ""
     sequences = [info.shape for info in inputs if info.shape is not None and len(info.shape) == 2]
     free = all(not isinstance(size, int) for shape in sequences for size in shape)
     return masks[0].name if free else ""
-
-
-def _is_mask(info: InputInfo) -> bool:
-    try:
-        return role_of(info) == "mask"
-    except DataError:
-        return False
 
 
 def unpadded(feed: Sample, mask: str) -> Iterator[Sample]:

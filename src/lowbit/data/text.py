@@ -137,6 +137,14 @@ def role_of(info: InputInfo) -> Role:
     )
 
 
+def has_role(info: InputInfo, role: Role) -> bool:
+    """Whether an input is for this, by its name."""
+    try:
+        return role_of(info) == role
+    except DataError:
+        return False
+
+
 def _fixed_length(inputs: Sequence[InputInfo]) -> int | None:
     for info in inputs:
         if role_of(info) == "tokens" and info.shape is not None and len(info.shape) > 1:

@@ -233,6 +233,7 @@ def calibrate(
         everything=everything,
         means=means,
         optimize="all" if state.target.calibrate_optimized else "none",
+        padding=state.target.calibrate_padding,
         store=store,
         progress=progress,
     )

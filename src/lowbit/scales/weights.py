@@ -59,7 +59,10 @@ class Importance:
 
     def row(self, index: int) -> Importance:
         """Return that of one row."""
-        part = slice(index, index + 1)
+        return self.part(slice(index, index + 1))
+
+    def part(self, part: slice) -> Importance:
+        """Return that of some rows."""
         return Importance(self.variances[part], self.means[part], 0)
 
     def error(self, difference: FloatArray) -> FloatArray:
@@ -124,6 +127,8 @@ def _importance(node: ir.Node, stats: TensorStats) -> Importance | None:
 _DIRECT = 1 << 12
 # Numbers that are rounded at once while ratios are tried.
 _AT_ONCE = 1 << 16
+# Numbers of a large weight whose rows are searched at once.
+_ROWS_AT_ONCE = 1 << 21
 _RATIOS = np.linspace(0.4, 1.0, 31)
 # How far errors cancel in an output changes from one scale to the next: more to choose from.
 _FINER = np.linspace(0.4, 1.0, 61)
@@ -159,7 +164,7 @@ def _weight_params(
     if axis is None:
         return _per_tensor(data, spec, importance)
     rows = _rows(data, axis, spec.group_size)
-    params = _of_rows(rows, spec, _row_importance(importance, axis, spec.group_size))
+    params = _in_parts(rows, spec, _row_importance(importance, axis, spec.group_size))
     scale = _revive(params.scale, rows)
     if spec.group_size is None:
         return QParams(scale, params.zero_point, spec.format, axis)
@@ -190,6 +195,17 @@ def _row_importance(
         return importance.of_rows()
     matter = _rows(importance.by_weight, axis, group_size)
     return Importance(matter, np.zeros_like(matter), 0)
+
+
+def _in_parts(rows: FloatArray, spec: IntegerSpec, known: Importance | None) -> QParams:
+    """Return the parameters of each row, some rows at a time: a search makes several arrays of their size."""
+    step = max(1, _ROWS_AT_ONCE // max(rows.shape[1], 1))
+    if len(rows) <= step:
+        return _of_rows(rows, spec, known)
+    parts = [slice(start, start + step) for start in range(0, len(rows), step)]
+    found = [_of_rows(rows[p], spec, None if known is None else known.part(p)) for p in parts]
+    scale, zero = (np.concatenate([getattr(p, f) for p in found]) for f in ("scale", "zero_point"))
+    return QParams(scale, zero, spec.format)
 
 
 def _of_rows(rows: FloatArray, spec: IntegerSpec, known: Importance | None) -> QParams:
