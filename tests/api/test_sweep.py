@@ -61,9 +61,9 @@ def test_a_model_is_normalized_once_for_its_presets_and_comes_out_the_same(
     models, tmp_path, monkeypatch
 ) -> None:
     normalized = []
-    real = module.stages.normalized_model
+    real = module.normalized_model
     monkeypatch.setattr(
-        module.stages, "normalized_model", lambda state: normalized.append(1) or real(state)
+        module, "normalized_model", lambda state: normalized.append(1) or real(state)
     )
     presets, out = ["A8W8", "XINT8", "A16W8"], str(tmp_path / "out")
 

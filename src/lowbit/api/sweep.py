@@ -29,6 +29,7 @@ from lowbit.graph import io
 from lowbit.graph.session import model_inputs
 from lowbit.parallel import distributed_map
 from lowbit.pipeline import stages
+from lowbit.pipeline.normalizing import normalization_key, normalized_model
 from lowbit.pipeline.pipeline import Progress, ignore_progress
 from lowbit.report.sweep_page import SweepRow
 from lowbit.state import Loaded, Normalized
@@ -187,9 +188,9 @@ class _NormalizedOnce:
         self._known: dict[Hashable, ir.Model] = {}
 
     def __call__(self, state: Loaded) -> Normalized:
-        key = stages.normalization_key(state.config)
+        key = normalization_key(state.config)
         if key not in self._known:
-            self._known[key] = stages.normalized_model(state)
+            self._known[key] = normalized_model(state)
         return stages.normalize(state, self._known[key])
 
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.thinning import thinned
 from lowbit.errors import ModelError, did_you_mean
+from lowbit.evaluate.output_evaluation import OutputEvaluation
 from lowbit.evaluate.outputs import OutputSlice, SliceErrors, find_slices
 from lowbit.evaluate.runner import (
     ComparedSample,
@@ -27,7 +28,7 @@ from lowbit.evaluate.same_outputs import (
     is_number,
     outputs_sized_by_data,
 )
-from lowbit.evaluate.verdict import OutputEvaluation, Verdict
+from lowbit.evaluate.verdict import Verdict
 from lowbit.graph.openvino import Runtime
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
@@ -21,12 +21,12 @@ from lowbit.data.shards import Selection
 from lowbit.data.split import Split
 from lowbit.emit.emission import EmitOptions
 from lowbit.emit.emit import emit as emit_model
-from lowbit.evaluate.runner import Run, run_model
 from lowbit.graph import io
 from lowbit.graph.editing import is_constant, read_tensor
 from lowbit.graph.session import Array, Feed
 from lowbit.normalize.normalize import normalize as normalize_model
 from lowbit.ops.linear import has_constant_weight, linear_operator
+from lowbit.pipeline.normalizing import normalized_model
 from lowbit.planning.head import find_head
 from lowbit.planning.plan import Plan, check_fit
 from lowbit.planning.planner import make_plan
@@ -62,14 +62,6 @@ Feeds = Callable[[], Iterable[Feed]]
 Told = Callable[[int], None]
 
 
-def _check_float_model(state: Loaded) -> None:
-    """Raise before any work if onnxruntime cannot run the model on the first sample."""
-    sample = None if state.samples is None else state.samples.first()
-    if sample is not None:
-        run = dataclasses.replace(Run.float_model(state.loaded), optimize="none")
-        list(run_model(run, [sample]))
-
-
 def normalize(state: Loaded, known: ir.Model | None = None) -> Normalized:
     """Bring the model into the one form that all other stages accept, and rotate it if asked to.
 
@@ -83,23 +75,6 @@ def normalize(state: Loaded, known: ir.Model | None = None) -> Normalized:
         rotated = implementation_of(config.rotation).apply(model, config.rotation, _context(state))
         model, notes = rotated.model, rotated.notes
     return extended(state, Normalized, normalized=model, rotation_notes=notes)
-
-
-def normalized_model(state: Loaded) -> ir.Model:
-    """Return the model in its one form, checked to run."""
-    _check_float_model(state)
-    sample = None if state.samples is None else state.samples.first()
-    return normalize_model(state.loaded, sample, _lowest_opset(state.config))
-
-
-def normalization_key(config: QuantConfig) -> Hashable:
-    """Return what of a configuration the normalized model depends on."""
-    inputs = (sorted(config.fix_inputs.items()), sorted(config.input_shapes.items()))
-    return _lowest_opset(config), repr(inputs)
-
-
-def _lowest_opset(config: QuantConfig) -> int:
-    return 0 if config.weight is None else config.weight.lowest_opset
 
 
 def _refuse_not_finite(model: ir.Model, state: Loaded) -> None:

@@ -13,8 +13,9 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.data.split import Split
 from lowbit.errors import ModelError, RuinedError, VerificationError
 from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
+from lowbit.evaluate.output_evaluation import evaluate_outputs
 from lowbit.evaluate.output_kinds import measured_tensors
-from lowbit.evaluate.verdict import Verdict, evaluate_outputs
+from lowbit.evaluate.verdict import Verdict
 from lowbit.graph import io
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name

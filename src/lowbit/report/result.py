@@ -103,11 +103,8 @@ def _tried(budget: Budget) -> list[tuple[str, SuggestedFix]]:
 
 def _useless(budget: Budget) -> str:
     """Return what was tried and does not help."""
-    found = [
-        f"{tensor}: {fix.what} ({fix.gain_db:+.2f} dB)"
-        for tensor, fix in _tried(budget)
-        if fix.gain_db <= 0
-    ]
+    useless = (row for row in _tried(budget) if row[1].gain_db <= 0)
+    found = [f"{tensor}: {fix.what} ({fix.gain_db:+.2f} dB)" for tensor, fix in useless]
     return f"tried, and no help: {', '.join(found)}" if found else ""
 
 

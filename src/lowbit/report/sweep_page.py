@@ -88,7 +88,8 @@ def sweep_page(rows: Sequence[SweepRow]) -> str:
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
         f"content='width=device-width'><title>lowbit sweep</title><style>{_STYLE}</style>"
-        f"<h1>Models and presets</h1><table>{head}{lines}</table>{body}</html>\n"
+        "<h1>Models and presets</h1><div class=wide tabindex=0 role=region aria-label='the table'>"
+        f"<table>{head}{lines}</table></div>{body}</html>\n"
     )
 
 
@@ -96,8 +97,9 @@ _HEADINGS = ("model", "preset", "verdict", "rests on", *_FIGURES)
 _STYLE = (
     ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;"
     "max-width:70rem;padding:0 1rem}table{border-collapse:collapse;width:100%}"
-    "th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #8884}"
-    "svg{width:100%;height:auto}text{fill:currentColor;font-size:12px}line{stroke:#888}"
+    "td:nth-child(4){min-width:14rem;overflow-wrap:anywhere}"
+    "th,td{text-align:left;vertical-align:top;padding:.3rem .6rem;border-bottom:1px solid #8884}"
+    ".wide{overflow-x:auto}svg{width:100%;min-width:600px;height:auto}text{fill:currentColor;font-size:12px}line{stroke:#888}"
 )
 
 
@@ -127,10 +129,12 @@ def _drawing(model: str, rows: Sequence[SweepRow]) -> str:
         x = _MARGIN + megabytes / right * (_WIDTH - 2 * _MARGIN)
         y = _HEIGHT - _MARGIN - (ratio - low) / (high - low) * (_HEIGHT - 2 * _MARGIN)
         colour = _COLOURS.get(row.level, "#888")
+        # Names of points at the right are before them, so that none is cut off.
+        beyond, anchor = (-9, "end") if x > _WIDTH / 2 else (9, "start")
         points.append(
             f"<circle cx={x:.1f} cy={y:.1f} r=6 fill={colour}></circle>"
-            f"<text x={x + 9:.1f} y={y + 4:.1f}>{html.escape(row.preset)} {ratio:.1f} dB, "
-            f"{megabytes:.1f} MB</text>"
+            f"<text x={x + beyond:.1f} y={y + 4:.1f} text-anchor={anchor}>"
+            f"{html.escape(row.preset)} {ratio:.1f} dB, {size(row.size_after)}</text>"
         )
     bottom = _HEIGHT - _MARGIN
     axes = (
@@ -140,4 +144,6 @@ def _drawing(model: str, rows: Sequence[SweepRow]) -> str:
         f"<text x={_MARGIN} y={_MARGIN - 12}>SQNR, dB ({low:.0f} to {high:.0f})</text>"
     )
     title = f"<h2>{html.escape(model)}: SQNR over size</h2>"
-    return f"{title}<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img>{axes}{''.join(points)}</svg>"
+    described = f"SQNR over size of {html.escape(model, quote=True)}; the table has the numbers"
+    svg = f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img aria-label='{described}'>"
+    return f"{title}<div class=wide>{svg}{axes}{''.join(points)}</svg></div>"

@@ -1,0 +1,88 @@
+"""The verdict on a quantized model from what both models give, sample by sample."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.evaluate.figures import LEVELS
+from lowbit.evaluate.output_kinds import find_measured, measured_tensors, strongest
+from lowbit.evaluate.runner import Outputs, Run, run_models
+from lowbit.evaluate.verdict import OutputErrors, Verdict
+from lowbit.graph.session import Feed
+
+# Samples that tell what the outputs are.
+_FIRST = 4
+
+
+def evaluate_outputs(
+    reference: ir.Model,
+    quantized: ir.Model,
+    feeds: Iterable[Feed],
+    names: Mapping[str, str],
+    *,
+    held_out: bool,
+    fused: bool = False,
+) -> Verdict | None:
+    """Run both models on all samples; ``names`` are what the quantized model calls tensors.
+
+    ``fused``: the quantized model runs in a default session as well, and the worse verdict holds.
+    """
+    wanted = [name for name in measured_tensors(reference) if name in names]
+    exact = Run.quantized_model(quantized, [names[name] for name in wanted]).quick()
+    runs = [Run.float_model(reference, wanted), exact]
+    if fused:
+        runs.append(dataclasses.replace(exact, optimize="all", name="the quantized model, fused"))
+    evaluation = OutputEvaluation(reference, names)
+    for feed, (want, *others) in run_models(runs, feeds):
+        if want is not None:
+            evaluation.add(feed, want, others)
+    return evaluation.verdict(held_out=held_out)
+
+
+class OutputEvaluation:
+    """Takes in what models give, sample by sample; the first few tell what the outputs are."""
+
+    def __init__(self, reference: ir.Model, names: Mapping[str, str]) -> None:
+        """Begin; ``names`` are what the quantized model calls tensors."""
+        self._reference, self._names = reference, names
+        self._first: list[tuple[Feed, Outputs, Sequence[Outputs | None]]] = []
+        self._errors: list[OutputErrors] = []
+
+    def add(self, feed: Feed, want: Outputs, others: Sequence[Outputs | None]) -> None:
+        """Add a sample: the float model's outputs, then the exact and the fused quantized model's."""
+        if self._errors:
+            self._take(feed, want, others)
+            return
+        self._first.append((feed, want, others))
+        if len(self._first) == _FIRST:
+            self._begin()
+
+    def verdict(self, *, held_out: bool | None) -> Verdict | None:
+        """Return the worse of the verdicts; ``None`` if no output can be measured."""
+        if self._first:
+            self._begin()
+        found = [errors.verdict(held_out=held_out) for errors in self._errors]
+        return _worse(*found) if found else None
+
+    def _begin(self) -> None:
+        samples, self._first = self._first, []
+        seen = strongest(want for _, want, _ in samples)
+        measured = find_measured(self._reference, seen, self._names)
+        self._errors = [OutputErrors(measured, self._names) for _ in samples[0][2]]
+        for sample in samples:
+            self._take(*sample)
+
+    def _take(self, feed: Feed, want: Outputs, others: Sequence[Outputs | None]) -> None:
+        for own, got in zip(self._errors, others, strict=True):
+            if got is not None:
+                own.add(want, got, feed)
+
+
+def _worse(exact: Verdict | None, fused: Verdict | None = None) -> Verdict | None:
+    if exact is None or fused is None or LEVELS.index(fused.level) <= LEVELS.index(exact.level):
+        return exact
+    return msgspec.structs.replace(fused, fused=True)

@@ -1,0 +1,38 @@
+"""The part of normalization that several configurations of one model have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+import onnx_ir as ir
+
+from lowbit.config.config import QuantConfig
+from lowbit.evaluate.runner import Run, run_model
+from lowbit.normalize.normalize import normalize as normalize_model
+from lowbit.state import Loaded
+
+
+def normalized_model(state: Loaded) -> ir.Model:
+    """Return the model in its one form, checked to run."""
+    _check_float_model(state)
+    sample = None if state.samples is None else state.samples.first()
+    return normalize_model(state.loaded, sample, _lowest_opset(state.config))
+
+
+def normalization_key(config: QuantConfig) -> Hashable:
+    """Return what of a configuration the normalized model depends on."""
+    inputs = (sorted(config.fix_inputs.items()), sorted(config.input_shapes.items()))
+    return _lowest_opset(config), repr(inputs)
+
+
+def _lowest_opset(config: QuantConfig) -> int:
+    return 0 if config.weight is None else config.weight.lowest_opset
+
+
+def _check_float_model(state: Loaded) -> None:
+    """Raise before any work if onnxruntime cannot run the model on the first sample."""
+    sample = None if state.samples is None else state.samples.first()
+    if sample is not None:
+        run = dataclasses.replace(Run.float_model(state.loaded), optimize="none")
+        list(run_model(run, [sample]))

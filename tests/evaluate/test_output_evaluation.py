@@ -1,0 +1,41 @@
+"""Two models run side by side, and the verdict on what they give."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+import scipy.special
+import scipy.stats
+
+from lowbit.evaluate.output_evaluation import evaluate_outputs
+from lowbit.graph import io
+
+
+def _rows(count: int, *shape: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(np.float32) for _ in range(count)]
+
+
+def test_two_models_are_run_and_compared_before_their_softmax() -> None:
+    graph = """g (float[2,9] x) => (float[2,9] p) <float e = {%g}> {
+        l = Mul(x, e)
+        p = Softmax<axis=-1>(l) }"""
+    header = '<ir_version: 8, opset_import: ["": 17]>\n'
+    models = [io.load(onnx.parser.parse_model(header + graph % e)) for e in (1.0, 1.5)]
+    feeds = [{"x": x} for x in _rows(5, 2, 9)]
+
+    verdict = evaluate_outputs(*models, feeds, {"p": "p", "l": "l"}, held_out=True)
+
+    x = np.concatenate([feed["x"] for feed in feeds])
+    p, q = scipy.special.softmax(x, -1), scipy.special.softmax(1.5 * x, -1)
+    assert verdict.worst.output == "p (before its activation)"
+    assert verdict.worst.value == pytest.approx(scipy.stats.entropy(p, q, axis=-1).mean(), rel=1e-5)
+    assert verdict.samples == 5
+
+
+def test_without_samples_there_is_no_verdict() -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    model = io.load(onnx.parser.parse_model(text))
+
+    assert evaluate_outputs(model, model, [], {"y": "y"}, held_out=True) is None
