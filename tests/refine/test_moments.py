@@ -111,3 +111,14 @@ def test_means_are_those_of_all_columns(held_out: tuple[int, ...]) -> None:
     seen.add(list(enumerate(_samples(patches, targets))))
     np.testing.assert_allclose(seen.means[0], patches.mean(axis=2), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(seen.means[1], targets.mean(axis=2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_what_inputs_are_attenuated_by_is_restored_where_asked_for(restored: bool) -> None:
+    weight, patches, targets = _columns(count=900)
+    bias = np.zeros((2, 3), np.float32)
+    moments = LayerMoments(weight, bias, restored=restored)
+    moments.add(list(enumerate(_samples(0.9 * patches, targets))))
+
+    factor = 1 / 0.9 if restored else 1.0
+    np.testing.assert_allclose(moments.restoring, factor, rtol=0.02)

@@ -112,3 +112,15 @@ def test_operators_without_some_of_their_inputs_are_copied() -> None:
         found[pair.float_names["r"]], np.minimum(1 / (1 + np.exp(-x)), np.float32(0.6)), rtol=1e-5
     )
     np.testing.assert_array_equal(found["out"], _run(shaped, ["out"], x)["out"])
+
+
+def test_what_only_the_float_model_computes_is_computed_beside() -> None:
+    shaped = rewrite(_named(SWISH), ["swish_gain"])
+    adapted = rewrite(shaped, ["sigmoid_to_hardsigmoid"])
+    x = np.random.default_rng(0).normal(0, 2, (1, 2, 4, 4)).astype(np.float32)
+
+    pair = with_reference(shaped, adapted)
+
+    name = pair.float_names["m1"]
+    np.testing.assert_array_equal(_run(pair.model, [name], x)[name], _run(shaped, ["m1"], x)["m1"])
+    assert len(adapted.graph) < len(shaped.graph)

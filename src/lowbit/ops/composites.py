@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import is_constant, only_consumer, scalar
+from lowbit.graph.editing import ARITHMETIC, is_constant, only_consumer, scalar
 from lowbit.ops.traits import reduced_axes
 
 _ELEMENTWISE = frozenset(
@@ -171,7 +171,9 @@ def _from_one_tensor(end: ir.Node, seed: ir.Node, order: Order) -> set[ir.Node] 
 
 
 def _is_part(node: ir.Node) -> bool:
-    return node.domain == "" and (node.op_type in _ELEMENTWISE or node.op_type in _REDUCES)
+    if node.domain != "" or node.meta.get(ARITHMETIC):
+        return False
+    return node.op_type in _ELEMENTWISE or node.op_type in _REDUCES
 
 
 def _moving(node: ir.Node | None) -> list[ir.Value]:

@@ -66,6 +66,7 @@ class RefinedLayer:
         fixed_bias: A bias that is not stored as integers, and stays as it is.
         limited: What the datapath limits about it, if anything.
         pairs: Which of its weights meet in kernels that saturate.
+        reads_other_arithmetic: Whether the device computes what it reads otherwise than the float model.
     """
 
     node: str
@@ -85,6 +86,7 @@ class RefinedLayer:
     fixed_bias: FloatArray | None = None
     limited: Limited | None = None
     pairs: SummedPairs | None = None
+    reads_other_arithmetic: bool = False
 
     @property
     def spec(self) -> Spec:
@@ -210,6 +212,7 @@ def _refined_layer(
         quantizer=quantizer,
         limited=rows.limited.get(name),
         pairs=rows.pairs.get(row.name),
+        reads_other_arithmetic=str(getattr(node.inputs[0], "name", "")) in state.float_names,
     )
 
 

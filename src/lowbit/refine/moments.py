@@ -14,6 +14,7 @@ from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.column_sums import ColumnSums
 from lowbit.refine.descent import Moments
 from lowbit.refine.samples import Columns
+from lowbit.refine.slopes import Slopes
 
 # The share of a layer's error below which the rounding of its weights is left as it is.
 _NEGLIGIBLE = 0.005
@@ -35,6 +36,7 @@ class LayerMoments:
         relative: bool = False,
         held_out: Collection[int] = (),
         rounding: FloatArray | None = None,
+        restored: bool = False,
     ) -> None:
         """Begin with no samples.
 
@@ -43,6 +45,7 @@ class LayerMoments:
         are none, all do. ``relative``: each position counts relative to its own output.
         ``rounding`` is what rounding to the nearest changes of the weights: where that is next to
         nothing beside all else, no other rounding is looked for, and no second moments are taken.
+        ``restored``: whether the outputs' attenuation is measured.
         """
         groups, outputs, depth = weight.shape
         self.weight, self.bias = weight, bias
@@ -57,6 +60,8 @@ class LayerMoments:
         self._unit: float | None = None
         self._rounding = rounding
         self._share: float | None = None
+        self._slopes = Slopes(groups, outputs)
+        self._restored = restored and bias is not None and not relative
 
     def add(self, samples: Sequence[tuple[int, Columns]]) -> None:
         """Add some samples, with their numbers."""
@@ -73,9 +78,11 @@ class LayerMoments:
         importance = self._importance(targets) if self._relative else None
         targets = targets - self._offset
         rest = None
-        if decide or self._share is None:
+        if decide or self._restored or self._share is None:
             rest = targets - np.matmul(self.weight, patches) - self._added
             self._share = self._share_of(patches, rest) if self._share is None else self._share
+        if solve and self._restored and rest is not None:
+            self._slopes.add(targets, targets - rest)
         if solve and self.is_worth_solving:
             self._solved_on.add(patches, targets, importance)
         elif solve:
@@ -103,6 +110,11 @@ class LayerMoments:
         if self._unit is None:
             self._unit = float(inverse.mean())
         return np.asarray(inverse / self._unit, np.float32)
+
+    @property
+    def restoring(self) -> FloatArray:
+        """The factors on outputs that undo the attenuation of what the layer reads."""
+        return self._slopes.restoring()
 
     @property
     def is_empty(self) -> bool:

@@ -103,21 +103,30 @@ def better_rounding(
     """Return what ``rounded`` makes of one layer, with the bias that suits it, if that is better.
 
     Nearest integers with a better bias, and what the quantized model has, are the other candidates.
+    Where the device computes otherwise what the layer reads, its outputs' attenuation is undone first.
     """
     if seen.is_empty:
         return unrefined(state, layer, 0.0)
-    grid = Grid.of(layer, float_weights(state, layer))
-    bias = seen.bias
+    plain = Grid.of(layer, float_weights(state, layer))
+    bias, factor = seen.bias, seen.restoring
+    grid = plain
+    if (factor > 1).any():
+        restored = layer.geometry.weight(plain.weight * factor)
+        grid = Grid.of(layer, np.asarray(restored, np.float32))
     candidates = {
-        "nothing": (grid.nearest, bias),
+        "nothing": (plain.nearest, bias),
         "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, seen.means, bias)),
     }
     if seen.is_worth_solving:
-        found = rounded(seen.moments, grid)
+        moments = Moments(seen.moments.inputs, seen.moments.outputs * factor)
+        found = rounded(moments, grid)
         candidates["rounding"] = found, exact_bias(found * grid.scale, seen.means, bias)
     errors = {
         name: seen.error(codes * grid.scale, offset) for name, (codes, offset) in candidates.items()
     }
+    # What is restored has its noise multiplied with its signal, which is no loss.
+    louder = float(np.square(factor).mean())
+    errors = {name: e if name == "nothing" else e / louder for name, e in errors.items()}
     best = min(errors, key=lambda name: errors[name])
     codes, offset = candidates[best]
     return LayerResult(
@@ -139,6 +148,7 @@ def layer_moments(
         grid.weight,
         float_bias(state, layer),
         rounding=grid.nearest * grid.scale - grid.weight,
+        restored=layer.reads_other_arithmetic,
         fixed_bias=layer.fixed_bias,
         relative=layer.relative,
         held_out=held_out,

@@ -168,7 +168,7 @@ RYZEN_AI_CNN = Target(
     ),
     fuse=NPU_FUSED,
     limits=ShiftLimits(),
-    transforms=NPU_REWRITES,
+    transforms=(*NPU_REWRITES, "swish_gain"),
     arithmetic=NPU_ARITHMETIC,
 )
 

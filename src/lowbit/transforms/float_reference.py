@@ -38,8 +38,9 @@ def with_reference(shaped: ir.Model, adapted: ir.Model) -> WithReference:
     values = ir.convenience.create_value_mapping(graph)
     float_names: dict[str, ir.Value] = {}
     for node in shaped.graph:
-        names = [tensor_name(v) for v in node.outputs if v.name in differing]
-        if names:
+        names = [tensor_name(v) for v in node.outputs]
+        # What only the float model computes is needed for what differs after it.
+        if any(name in differing or name not in values for name in names):
             _copy(graph, node, values, float_names)
     for node in tuple(graph):
         if has_constant_weight(node):

@@ -31,6 +31,7 @@ from lowbit.normalize.fold_affine import normalization
 from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
 from lowbit.transforms.embedding_rewrites import embed_layer_norm_to_gather
 from lowbit.transforms.matrix_rewrites import gemm_to_matmul
+from lowbit.transforms.swish_gain import drop_undone, freed_of_gain, swish_gain
 
 HARDSIGMOID_FACTOR = 2731 / 16384 * 6
 
@@ -52,8 +53,10 @@ def sigmoid_to_hardsigmoid(graph: ir.Graph) -> None:
     """Sigmoid becomes HardSigmoid(1/6, 1/2), the only gate there is."""
     for node in candidates(graph):
         if node.op_type == "Sigmoid" and node.inputs[0] is not None:
-            gate = ir.node("HardSigmoid", [node.inputs[0]], {"alpha": 1 / 6, "beta": 0.5})
+            source = freed_of_gain(node.inputs[0])
+            gate = ir.node("HardSigmoid", [source], {"alpha": 1 / 6, "beta": 0.5})
             replace_node(graph, node, [gate])
+    drop_undone(graph)
 
 
 def hardsigmoid_factor(graph: ir.Graph) -> None:
@@ -287,6 +290,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "split_large_pool": split_large_pool,
         "split_to_slice": split_to_slice,
         "batchnorm_to_conv": batchnorm_to_conv,
+        "swish_gain": swish_gain,
         "leaky_relu_slope": leaky_relu_slope,
         "sigmoid_to_hardsigmoid": sigmoid_to_hardsigmoid,
         "hardsigmoid_factor": hardsigmoid_factor,
@@ -298,6 +302,10 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "embed_layer_norm_to_gather": embed_layer_norm_to_gather,
     }
 )
+
+
+# What prepares for another rewrite is of no use without it.
+_PREPARES_FOR = MappingProxyType({"swish_gain": "sigmoid_to_hardsigmoid"})
 
 
 @garbage_collection_paused()
@@ -322,6 +330,6 @@ def rewrite(
                 f"(known: {', '.join(REWRITES)})"
             )
     for name in names:
-        if name not in skip:
+        if not {name, _PREPARES_FOR.get(name)} & {*skip}:
             REWRITES[name](model.graph)
     return model
