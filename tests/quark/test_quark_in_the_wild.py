@@ -203,3 +203,20 @@ def test_a_subgraph_whose_end_is_not_there() -> None:
 
     with pytest.raises(QuarkConfigError, match=r"names a node 'ad1' .*did you mean 'add1'"):
         _quantized(config)
+
+
+def test_rows_masked_as_a_whole_stay_finite_in_bfloat16() -> None:
+    """Random data masks everything; Quark stores float32's lowest number as bfloat16's."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+        net (float[1, 4] x, bool[1, 4] keep) => (float[1, 4] y)
+        <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}, float none = {0},
+         float lowest = {-3.4028235e38}>
+        { s = MatMul(x, w)  m = Where(keep, none, lowest)  a = Add(s, m)  y = Softmax(a) }"""
+    feed = {"x": np.ones((1, 4), np.float32), "keep": np.zeros((1, 4), bool)}
+
+    made = ModelQuantizer(quiet("BF16", {"BF16QDQToCast": True})).quantize_model(
+        onnx.parser.parse_model(text), calibration_data_reader=BareReader([feed])
+    )
+
+    assert made is not None
+    assert np.isfinite(ort.InferenceSession(made.SerializeToString()).run(None, feed)[0]).all()

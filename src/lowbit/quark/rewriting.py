@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from lowbit.errors import did_you_mean
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import require_opset
 from lowbit.graph.session import session
+from lowbit.numerics.formats import FloatFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -142,3 +144,25 @@ def _transpose_output(graph: ir.Graph, index: int, value: ir.Value) -> None:
     result.shape = ir.Shape([value.shape[i] for i in _TO_NHWC])
     graph.append(outer)
     graph.outputs[index] = result
+
+
+# Larger constants are weights, which are stored in the format anyway.
+_LARGEST_MASK = 1 << 24
+
+
+def finite_in(model: ir.Model, fmt: FloatFormat) -> ir.Model:
+    """Return the model with no finite constant that would be infinite in the format.
+
+    float32's lowest number, which masks are made of, is: rows that are masked as a whole became NaN.
+    """
+    model = model.clone()
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    for value in tuple(model.graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != ir.DataType.FLOAT or tensor.size > _LARGEST_MASK:
+            continue
+        data = tensor.numpy()
+        if np.any(np.isfinite(data) & (np.abs(data) > fmt.largest)):
+            kept = np.where(np.isfinite(data), np.clip(data, -fmt.largest, fmt.largest), data)
+            value.const_value = ir.Tensor(kept.astype(np.float32), name=value.name)
+    return model

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from lowbit.api.compare import compare
 from lowbit.api.quantize import Result, quantize
-from lowbit.config.specs import Spec
+from lowbit.config.specs import FloatSpec, Spec
 from lowbit.data.sources import Reader
 from lowbit.files import check_outputs
 from lowbit.graph import io
@@ -150,7 +150,7 @@ def _calibrated(
     group: int | None = None,
 ) -> onnx.ModelProto | None:
     job = make_job(config, loaded, layers=layers, group=group, lenient=config.ignore_warnings)
-    source = _prepared(loaded, config, job.options)
+    source = _prepared(loaded, config, job)
     result = quantize(
         source,
         data=_data(given, config, job),
@@ -211,14 +211,17 @@ def read_model(model: str | Path | onnx.ModelProto) -> ir.Model:
     return io.load(model)
 
 
-def _prepared(model: ir.Model, config: QuantizationConfig, options: ExtraOptions) -> ir.Model:
+def _prepared(model: ir.Model, config: QuantizationConfig, job: Job) -> ir.Model:
     """Return the model with the changes the configuration asks for before all else."""
+    options, activation = job.options, job.config.activation
     if options.FixShapes:
         model = rewriting.fix_shapes(model, rewriting.parse_shapes(options.FixShapes))
     if config.convert_nchw_to_nhwc or options.ConvertNCHWToNHWC:
         model = rewriting.nchw_to_nhwc(model)
     if options.ConvertOpsetVersion is not None:
         model = rewriting.to_opset(model, options.ConvertOpsetVersion)
+    if isinstance(activation, FloatSpec) and not activation.scaled:
+        model = rewriting.finite_in(model, activation.format)
     return model
 
 
