@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.emit.bodies import with_bodies
-from lowbit.graph.editing import add_constant, constant
+from lowbit.graph.editing import add_constant, constant, take_over
 from lowbit.quark.models.pairs import DEQUANTIZE, QUANTIZE, remove_unused
 
 NEW_DOMAIN, OLD_DOMAIN = "com.amd.quark", "com.vai.quantize"
@@ -76,7 +76,7 @@ def to_casts(model: ir.Model) -> ir.Model:
         if scale is not None and not np.all(scale == 1):
             nodes = _scaled(graph, node, cast, scale, first=quantizes)
         graph.insert_before(node, nodes)
-        _take_over(node.outputs[0], nodes[-1].outputs[0])
+        take_over(node.outputs[0], nodes[-1].outputs[0])
         graph.remove(node, safe=True)
     remove_unused(graph)
     return model
@@ -177,11 +177,3 @@ def _take_over_by(source: ir.Value, old: ir.Value) -> None:
     if is_output:
         old.name = f"{name}_replaced"
         source.name, source.type, source.shape = name, old.type, old.shape
-
-
-def _take_over(old: ir.Value, new: ir.Value) -> None:
-    name = old.name
-    new.type, new.shape = old.type, old.shape
-    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    old.name = f"{name}_replaced"
-    new.name = name

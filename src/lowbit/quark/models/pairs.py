@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.graph.editing import add_constant, constant
+from lowbit.graph.editing import add_constant, bypass, constant
 from lowbit.graph.naming import tensor_name
 
 QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"})
@@ -71,7 +71,7 @@ def remove_pairs(graph: ir.Graph, wanted: Callable[[ir.Node, ir.Node], bool]) ->
             source, result = quantizer.inputs[0], dequantizer.outputs[0]
             if source is None:
                 continue
-            _bypass(source, result)
+            bypass(source, result)
             graph.remove(dequantizer, safe=True)
             count += 1
     remove_unused(graph)
@@ -88,11 +88,11 @@ def remove_rounding(graph: ir.Graph) -> None:
         if source is None:
             continue
         if node.op_type in _BLOCKS:
-            _bypass(source, node.outputs[0])
+            bypass(source, node.outputs[0])
         elif node.op_type in QUANTIZE and constant(source) is not None:
             for use in tuple(node.outputs[0].uses()):
                 if use.node.op_type in DEQUANTIZE:
-                    _bypass(source, use.node.outputs[0])
+                    bypass(source, use.node.outputs[0])
     remove_unused(graph)
 
 
@@ -102,7 +102,7 @@ def to_floats(graph: ir.Graph) -> None:
         result = node.outputs[0]
         name = f"{tensor_name(result)}_float"
         value = add_constant(graph, name, dequantized(node))
-        _bypass(value, result)
+        bypass(value, result)
         graph.remove(node, safe=True)
     remove_unused(graph)
 
@@ -122,13 +122,3 @@ def replace_constant(graph: ir.Graph, node: ir.Node, index: int, array: Array) -
     old = node.inputs[index]
     name = tensor_name(old) if old is not None else f"{node.name}_{index}"
     node.replace_input_with(index, add_constant(graph, name, array))
-
-
-def _bypass(source: ir.Value, result: ir.Value) -> None:
-    """Let ``source`` stand for ``result``; a graph output keeps its name."""
-    is_output, name = result.is_graph_output(), result.name
-    ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
-    source.type, source.shape = source.type or result.type, source.shape or result.shape
-    if is_output:
-        result.name = f"{name}_removed"
-        source.name = name
