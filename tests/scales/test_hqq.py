@@ -60,3 +60,15 @@ def test_groups_of_zeros_have_a_scale() -> None:
 
     assert np.isfinite(params.scale).all()
     assert (params.scale > 0).all()
+
+
+def test_a_part_at_a_time_gives_the_same(monkeypatch) -> None:
+    data = np.random.default_rng(3).normal(size=(16, 96)).astype(np.float32)
+    spec = _spec(Hqq(), symmetric=False)
+    whole = weight_params(data, spec, 1)
+
+    monkeypatch.setattr("lowbit.scales.hqq._AT_ONCE", 160)
+    parts = weight_params(data, spec, 1)
+
+    assert np.array_equal(whole.scale, parts.scale)
+    assert np.array_equal(whole.zero_point, parts.zero_point)

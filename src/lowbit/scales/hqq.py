@@ -9,15 +9,30 @@ point in float; here it is an integer, as in ONNX, and the scale is fitted as we
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowbit.config.methods import Hqq
 from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.affine import QParams, range_qparams
 from lowbit.numerics.formats import FloatArray
 
+# How many numbers are worked on at once: more would only take memory, since no row depends on another.
+_AT_ONCE = 1 << 20
+
 
 def hqq_params(rows: FloatArray, spec: IntegerSpec, method: Hqq) -> QParams:
     """Return the parameters of each row, a group or a channel."""
+    step = max(1, _AT_ONCE // max(rows.shape[1], 1))
+    starts = range(0, max(len(rows), 1), step)
+    found = [_params_of(rows[start : start + step], spec, method) for start in starts]
+    scale, zero = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    return QParams(scale, zero, spec.format)
+
+
+def _params_of(
+    rows: FloatArray, spec: IntegerSpec, method: Hqq
+) -> tuple[FloatArray, NDArray[np.generic]]:
+    """Return the scales and zero points of some rows."""
     low, high = rows.min(axis=1, initial=0.0), rows.max(axis=1, initial=0.0)
     start = range_qparams(
         low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
@@ -40,9 +55,7 @@ def hqq_params(rows: FloatArray, spec: IntegerSpec, method: Hqq) -> QParams:
         least = np.minimum(error, least)
         beta *= method.growth
     found_scale, found_zero = best
-    return QParams(
-        np.asarray(found_scale, np.float32), np.asarray(found_zero, spec.format.dtype), spec.format
-    )
+    return np.asarray(found_scale, np.float32), np.asarray(found_zero, spec.format.dtype)
 
 
 def _codes(rows: FloatArray, scale: FloatArray, zero: FloatArray, spec: IntegerSpec) -> FloatArray:

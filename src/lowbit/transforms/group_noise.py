@@ -115,9 +115,11 @@ class NoiseOfGroups:
             # A depthwise layer's own scale takes the factor.
             return _nothing(layer.inputs // consumer.repeat)
         rows, taps, kernel = self._rows(layer), layer.shape[3], layer.kernel
-        relative = np.abs(kernel) / rows[:, :, None, None]
-        largest = relative.max(axis=(1, 3), initial=0).reshape(-1, consumer.repeat).max(axis=1)
         gains = self._gains(layer, _energy(kernel))
+        relative = np.abs(kernel)
+        if self._levels.per_channel:
+            relative = relative / rows[:, :, None, None]
+        largest = relative.max(axis=(1, 3), initial=0).reshape(-1, consumer.repeat).max(axis=1)
         weight = (gains * np.square(rows)).sum(axis=1, keepdims=True) * taps
         power = self._read(layer.source)[1].reshape(len(weight), -1) * weight
         noise = power.reshape(-1, consumer.repeat).sum(axis=1) * level
