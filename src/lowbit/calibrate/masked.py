@@ -38,7 +38,7 @@ def kept_tokens(feed: Feed, mask: str) -> Kept | None:
 def without_padding(array: FloatArray, kept: Kept | None) -> FloatArray:
     """Return an array without padding, its rank kept; as it is where no axes are those of the tokens.
 
-    Tokens lie along the second axis, along the third behind that of heads, or along the first with their
+    Tokens lie along the second axis, along the third after that of heads, or along the first with their
     sequences.
     """
     if kept is None:
