@@ -345,3 +345,32 @@ def test_what_is_not_kept_is_what_was_stored_before() -> None:
     np.testing.assert_array_equal(back.stored, state.weights.tensors["w3"]())
     np.testing.assert_array_equal(back.bias, float_bias(state, layer))
     assert (back.before, back.after, back.kept) == (3.0, 3.0, False)
+
+
+@pytest.mark.parametrize(("op", "replaced"), [("Sigmoid", True), ("GlobalAveragePool", False)])
+def test_a_replaced_function_is_told_from_a_rounded_average(op: str, replaced: bool) -> None:
+    weight = np.random.default_rng(3).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    inits = [onnx.numpy_helper.from_array(weight, name) for name in ("w0", "w1")]
+    middle = [helper.make_node(op, ["a"], ["s"], "middle")]
+    if op == "Sigmoid":
+        middle.append(helper.make_node("Mul", ["a", "s"], ["m"], "product"))
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w0"], ["a"], "first"),
+            *middle,
+            helper.make_node("Conv", [middle[-1].output[0], "w1"], ["y"], "second"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [1, 4, 7, 7])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        inits,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    rng = np.random.default_rng(4)
+    feeds = [{"x": rng.normal(size=(1, 4, 7, 7)).astype(np.float32)} for _ in range(4)]
+    state = quantized(model, find_preset("XINT8"), feeds)
+    layers = {layer.node: layer for layer in find_layers(state, ())[0]}
+
+    assert state.float_names  # the device computes both otherwise
+    assert layers["second"].reads_other_curve is replaced
+    assert not layers["first"].reads_other_curve

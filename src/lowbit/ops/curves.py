@@ -45,16 +45,17 @@ def _hard_sigmoid(node: ir.Node) -> Function:
     return lambda x: np.clip(slope * x + middle, 0.0, 1.0)
 
 
-_SATURATING: Mapping[str, Callable[[ir.Node], Function]] = MappingProxyType(
+CURVES: Mapping[str, Callable[[ir.Node], Function]] = MappingProxyType(
     {"Sigmoid": _sigmoid, "HardSigmoid": _hard_sigmoid, "Tanh": lambda _: np.tanh}
 )
+"""Functions that saturate, by operator."""
 
 
 def find_curves(graph: ir.Graph) -> dict[str, Curve]:
     """Return the curves of a graph by the names of the tensors that they are functions of."""
     found = {}
     for node in graph:
-        make = _SATURATING.get(node.op_type) if node.domain == "" else None
+        make = CURVES.get(node.op_type) if node.domain == "" else None
         source = node.inputs[0] if make is not None else None
         curve = None if make is None or source is None else _curve(node, source, make(node))
         if curve is not None and source is not None:

@@ -15,8 +15,9 @@ from lowbit.graph.session import Array
 from lowbit.numerics.affine import QParams, dequantize
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.activations import NONE, Activation, activation_of
+from lowbit.ops.curves import CURVES
 from lowbit.ops.geometry import LinearLayer
-from lowbit.ops.linear import LAYERS, LINEAR, layer_of
+from lowbit.ops.linear import LAYERS, LINEAR, has_constant_weight, layer_of
 from lowbit.planning.plan import BiasPlan, TensorPlan
 from lowbit.refine.gradient import Quantizer
 from lowbit.scales.bias import bias_integers
@@ -66,7 +67,7 @@ class RefinedLayer:
         fixed_bias: A bias that is not stored as integers, and stays as it is.
         limited: What the datapath limits about it, if anything.
         pairs: Which of its weights meet in kernels that saturate.
-        reads_other_arithmetic: Whether the device computes what it reads otherwise than the float model.
+        reads_other_curve: Whether a function on the way to it is another one on the device: a hard sigmoid.
     """
 
     node: str
@@ -86,7 +87,7 @@ class RefinedLayer:
     fixed_bias: FloatArray | None = None
     limited: Limited | None = None
     pairs: SummedPairs | None = None
-    reads_other_arithmetic: bool = False
+    reads_other_curve: bool = False
 
     @property
     def spec(self) -> Spec:
@@ -212,8 +213,28 @@ def _refined_layer(
         quantizer=quantizer,
         limited=rows.limited.get(name),
         pairs=rows.pairs.get(row.name),
-        reads_other_arithmetic=str(getattr(node.inputs[0], "name", "")) in state.float_names,
+        reads_other_curve=_reads_other_curve(state, node.inputs[0]),
     )
+
+
+def _reads_other_curve(state: Quantized, value: ir.Value | None) -> bool:
+    """Whether the device replaces a function of which a layer reads the result.
+
+    An average whose factor the device rounds is another number too, but attenuates nothing.
+    """
+    if value is None or value.name not in state.float_names:
+        return False
+    waiting, seen = [value], {value}
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or has_constant_weight(node):
+            continue
+        if operator_name(node) in CURVES:
+            return True
+        more = [v for v in node.inputs if v is not None and v not in seen]
+        waiting += more
+        seen.update(more)
+    return False
 
 
 def _layer_input(state: Quantized, value: ir.Value | None) -> LayerInput:

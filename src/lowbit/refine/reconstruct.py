@@ -148,7 +148,7 @@ def layer_moments(
         grid.weight,
         float_bias(state, layer),
         rounding=grid.nearest * grid.scale - grid.weight,
-        restored=layer.reads_other_arithmetic,
+        restored=layer.reads_other_curve,
         fixed_bias=layer.fixed_bias,
         relative=layer.relative,
         held_out=held_out,
