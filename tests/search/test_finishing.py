@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from typing import Any
 
@@ -44,6 +45,8 @@ def test_a_model_is_signed_and_checked() -> None:
 class _Promotions:
     """Stands in for the search: every round finds a region, and notes what it was asked for."""
 
+    saves = 0.0
+
     def __init__(self, made: object = None) -> None:
         self.asked: list[Requirement] = []
         self._made = made
@@ -68,6 +71,9 @@ class _Promotions:
     def margin(self, _: object) -> float:
         return 5.0
 
+    def saved(self, _: Requirement, spare_db: float) -> float:
+        return self.saves * spare_db
+
 
 @pytest.mark.parametrize(("levels", "rounds"), [(("poor", "usable"), 1), (("poor", "poor"), 2)])
 def test_promotion_is_repeated_with_a_higher_aim_if_other_samples_are_worse(
@@ -79,7 +85,7 @@ def test_promotion_is_repeated_with_a_higher_aim_if_other_samples_are_worse(
 
     def finished(_, state):
         verdict = types.SimpleNamespace(level=(level := next(shown)), margin_db=next(margins))
-        verdict.is_usable = level == "usable"
+        verdict.is_usable, verdict.safe_margin_db = level == "usable", verdict.margin_db
         return state, _Report(verdict=verdict), Refinement()
 
     monkeypatch.setattr(Finisher, "finished", finished)
@@ -92,6 +98,33 @@ def test_promotion_is_repeated_with_a_higher_aim_if_other_samples_are_worse(
         # The search's samples promised 5 dB inside the usable, others showed 4 dB outside.
         first, second = (required.wanted_db for required in promotions.asked)
         assert second == first + 9.0
+
+
+@pytest.mark.parametrize(
+    ("saves", "second_db", "kept"),
+    [(0.0, math.nan, 15.0), (0.02, 2.0, 2.0), (0.02, -1.0, 15.0)],
+    ids=["nothing to save", "still usable", "no longer usable"],
+)
+def test_less_is_promoted_where_refinement_brings_much(
+    monkeypatch, saves: float, second_db: float, kept: float
+) -> None:
+    promotions, margins = _Promotions(), iter([-9.0, 15.0, second_db])
+    promotions.saves = saves
+    monkeypatch.setattr(finishing, "Promoter", promotions)
+
+    def finished(_, state):
+        db = next(margins)
+        verdict = types.SimpleNamespace(margin_db=db, safe_margin_db=db, is_usable=db > 0)
+        return state, _Report(verdict=verdict), Refinement()
+
+    monkeypatch.setattr(Finisher, "finished", finished)
+
+    _, report, _ = _finisher().promoted(object())
+
+    assert report.verdict.margin_db == kept
+    aims = [required.wanted_db for required in promotions.asked]
+    # The search's samples showed 5 dB before refinement and 15 after; half of that is believed.
+    assert aims == [aims[0], aims[0] - 5.0] if saves else len(aims) == 1
 
 
 def _step(error: float) -> Step:
@@ -117,7 +150,10 @@ def test_a_hopeless_model_is_promoted_before_it_is_refined(
     def finished(_, state):
         seen.append(state)
         usable = state == "promoted"
-        verdict = types.SimpleNamespace(margin_db=1.0 if usable else -9.0, is_usable=usable)
+        margin_db = 1.0 if usable else -9.0
+        verdict = types.SimpleNamespace(
+            margin_db=margin_db, safe_margin_db=margin_db, is_usable=usable
+        )
         return state, _Report(verdict=verdict), Refinement()
 
     monkeypatch.setattr(Finisher, "finished", finished)

@@ -129,3 +129,30 @@ def test_effort_is_counted_in_parts() -> None:
 
 def test_neighbours_are_one_run() -> None:
     assert runs_of(frozenset({5, 1, 2, 9, 3})) == [[1, 2, 3], [5], [9]]
+
+
+def test_a_cheap_layer_between_costly_ones_is_found() -> None:
+    # As a depthwise convolution between pointwise ones, each with its activation.
+    block = [(0.05, 0.01), (0.001, 0.01), (0.004, 0.6), (0.001, 0.01)]
+    costs, noise = zip(*(block * 16), strict=True)
+
+    found = _found(list(costs), _model(list(noise)), 3.0, effort=64)
+
+    assert found.cost < 0.1
+    assert {unit for unit in range(64) if unit % 4 == 2} <= found.choice.in_float
+
+
+def test_a_part_that_disturbs_more_than_it_showed_does_not_cost_all_others() -> None:
+    parts = _model([0.2] * 12)
+
+    def whole(choice: Choice) -> float:
+        # Three of them hide what they do to other samples; the cheapest are promoted first.
+        hidden = sum(unit not in choice.in_float for unit in range(3))
+        return parts(choice) if not hidden else -8.0
+
+    search = RegionSearch([0.01 * (i + 1) for i in range(12)], _each(parts), whole, has_wide=False)
+
+    found = search.cheapest(0.0)
+
+    assert found.margin_db >= 0.0
+    assert found.choice.in_float <= set(range(8))

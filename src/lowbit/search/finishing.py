@@ -14,11 +14,14 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
-from lowbit.search.promotion import USABLE, Promoter
+from lowbit.search.promotion import USABLE, Promoted, Promoter, Requirement
 from lowbit.state import Quantized
 
 _ROUNDS = 2
-"""How often parts are promoted: once more if the first time was too little on verification samples."""
+"""How often parts are promoted: once more if the first time was too little, or far too much."""
+
+_BELIEVED, _SAVED = 0.5, 0.05
+"""How much of refinement's gain is believed to come again, and the cost that is worth another round."""
 
 _EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
 """A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""
@@ -58,7 +61,7 @@ class Finisher:
         return self._in_rounds(state, self._promoter(state, found[0]), found)
 
     def _in_rounds(self, state: Quantized, promoter: Promoter, found: Finished | None) -> Finished:
-        """Promote, and once more with a wider margin if other samples are worse than the search's."""
+        """Promote, and once more with another aim if the refined model is worse or far better than it."""
         best, note, required = found, "", USABLE
         for _ in range(_ROUNDS):
             with self.pipeline.clock.charge("promote"):
@@ -67,7 +70,7 @@ class Finisher:
                 note = note or result.describe()
                 break
             again = self.finished(result.state)
-            if best is not None and _margin(again) <= _margin(best):
+            if not _is_better(again, best):
                 note = note or (
                     "promotion was tried and brought nothing on verification samples: "
                     f"{result.where()}"
@@ -75,12 +78,25 @@ class Finisher:
             else:
                 report = msgspec.structs.replace(again[1], promoted=result.regions)
                 best, note = (again[0], report, again[2]), result.describe()
-            verdict = again[1].verdict
-            if verdict is None or verdict.is_usable or not again[2].complete:
+            other = self._other_aim(promoter, required, result, again)
+            if other is None:
                 break
-            required = required.raised(promoter.margin(again[0]) - verdict.margin_db)
+            required = other
         state, report, refinement = best or self.finished(state)
         return state, report, refinement.with_note(note)
+
+    def _other_aim(
+        self, promoter: Promoter, required: Requirement, promoted: Promoted, found: Finished
+    ) -> Requirement | None:
+        """Return the aim to promote for once more, if there is a reason."""
+        verdict = found[1].verdict
+        if verdict is None or not found[2].complete or required is not USABLE:
+            return None
+        if not verdict.is_usable:
+            return required.raised(promoter.margin(found[0]) - verdict.margin_db)
+        gain_db = _BELIEVED * (verdict.safe_margin_db - promoted.after_db)
+        worth_it = gain_db > 0 and promoter.saved(required, gain_db) > _SAVED
+        return required.lowered(gain_db) if worth_it else None
 
     def _promoter(self, state: Quantized, refined: Quantized | None = None) -> Promoter:
         with self.pipeline.clock.charge("promote"):
@@ -110,6 +126,16 @@ class Finisher:
                 keep_partial=self.keep_partial,
             )
         return self.pipeline.emitted(solved), refinement
+
+
+def _is_better(found: Finished, other: Finished | None) -> bool:
+    """Whether a model is better than another, or as good as it has to be with less promoted."""
+    if other is None:
+        return True
+    verdict, before = found[1].verdict, other[1].verdict
+    if verdict is not None and before is not None and before.is_usable:
+        return verdict.is_usable and verdict.safe_margin_db > 0
+    return _margin(found) > _margin(other)
 
 
 def _margin(found: Finished) -> float:

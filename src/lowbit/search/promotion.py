@@ -29,19 +29,22 @@ from lowbit.search.regions import Choice, RegionSearch, Trial
 from lowbit.search.switched_model import open_switched
 from lowbit.state import Quantized, Transformed, extended
 
-_WANTED_DB = 2.5
+_WANTED_DB = 1.0
 """How far inside the usable a promoted model is to be, beyond the error of the samples that are tried."""
 
-_LEAST_DB = 1.5
+_LEAST_DB = 0.5
 
-_EFFORT, _BUILT = 16, 3
+_EFFORT, _BUILT = 48, 3
 """Parts that are measured, and models that are built."""
 
 _FITTED = 0.5
 """What is believed of refinement's gain on the samples that it was fitted to."""
 
-_MORE_DB, _MORE_COST, _MORE_STEPS = 4.0, 0.02, 2
-"""So much less noise is worth so much of the cost beyond what is enough, step by step."""
+_MORE_DB, _WORTH = 10, 0.005
+"""So many decibels beyond what is enough are taken, as far as each is worth this share of the cost."""
+
+_SPARE_DB = 4.0
+"""An approximation that leaves so much more than is wanted is left as it is."""
 
 _TOO_NARROW_DB = 4.0
 
@@ -79,6 +82,12 @@ class Requirement:
         more = max(promised_db, self.wanted_db)
         return dataclasses.replace(
             self, wanted_db=self.wanted_db + more, least_db=self.least_db + more
+        )
+
+    def lowered(self, spare_db: float) -> Requirement:
+        """Return a lower one, where refinement brings so much besides."""
+        return dataclasses.replace(
+            self, wanted_db=self.wanted_db - spare_db, least_db=self.least_db - spare_db
         )
 
 
@@ -125,7 +134,8 @@ class Promoter:
         self._tried = 0
         self._samples = PromotionSamples.of(state, state.samples)
         self._errors: OutputErrors | None = None
-        self._exact: tuple[Quantized, tuple[Rule, ...]] | None = None
+        self._exact: tuple[Quantized, tuple[Rule, ...], OutputErrors] | None = None
+        self._refining: tuple[OutputErrors, OutputErrors | None, OutputErrors | None] | None = None
         self._search: RegionSearch | None = None
         self._measure: Callable[[Sequence[Choice], Sequence[int]], list[OutputErrors]] | None = None
 
@@ -134,10 +144,14 @@ class Promoter:
         return required.margin(self._samples.errors(state))
 
     def before(self, required: Requirement = USABLE) -> float:
-        """Return the same of the model as it is, which is run only once."""
+        """Return the same of the model as it is."""
+        return required.margin(self._before())
+
+    def _before(self) -> OutputErrors:
+        """Return the errors of the model as it is, which is run only once."""
         if self._errors is None:
             self._errors = self._samples.errors(self._state)
-        return required.margin(self._errors)
+        return self._errors
 
     def promote(self, required: Requirement = USABLE) -> Promoted:
         """Return the model, not yet refined, with as little promoted as is required when it is."""
@@ -145,9 +159,9 @@ class Promoter:
         before = self.before(required)
         if not math.isfinite(before):
             return Promoted(state, (), before, before, self._tried)
-        gain = self._gain(required, before)
-        best, rules = self._exact_arithmetic(required, before)
-        after = before if best is state else self.margin(best, required)
+        gain = self._gain(required)
+        best, rules, errors = self._exact_arithmetic(required)
+        after = required.margin(errors)
         if after + gain < required.wanted_db:
             # Not in the refined model: its weights make up for quantizers that would be switched off.
             found = self._found(best, required, gain)
@@ -157,19 +171,29 @@ class Promoter:
             return Promoted(state, (), before, before, self._tried)
         return Promoted(best, self._regions(rules), before, after, self._tried)
 
-    def _gain(self, required: Requirement, before: float) -> float:
+    def saved(self, required: Requirement, spare_db: float) -> float:
+        """Return the cost that so much less margin is expected to save, in multiply-adds of the model."""
+        if self._search is None:
+            return 0.0
+        cost = self._search.expected_cost
+        return cost(required.wanted_db) - cost(required.wanted_db - spare_db)
+
+    def _gain(self, required: Requirement) -> float:
         """Return what refinement is expected to bring once more: as little as its own samples show."""
         if self._refined is None:
             return 0.0
-        fitted = self.margin(self._refined, required) - before
-        unseen = self._samples.unseen
-        if fitted <= 0 or not unseen:
+        if self._refining is None:
+            unseen = self._samples.unseen
+            self._refining = (
+                self._samples.errors(self._refined),
+                self._samples.errors(self._state, unseen) if unseen else None,
+                self._samples.errors(self._refined, unseen) if unseen else None,
+            )
+        refined, plain_unseen, refined_unseen = self._refining
+        fitted = required.margin(refined) - self.before(required)
+        if plain_unseen is None or refined_unseen is None:
             return max(0.0, _FITTED * fitted)
-        refined, plain = (
-            required.part(self._samples.errors(state, unseen))
-            for state in (self._refined, self._state)
-        )
-        return max(0.0, min(fitted, refined - plain))
+        return max(0.0, min(fitted, required.part(refined_unseen) - required.part(plain_unseen)))
 
     def _found(
         self, state: Quantized, required: Requirement, gain: float
@@ -231,17 +255,19 @@ class Promoter:
         return rebuilt(self._pipeline, state, config)
 
     def _exact_arithmetic(
-        self, required: Requirement, before: float
-    ) -> tuple[Quantized, tuple[Rule, ...]]:
+        self, required: Requirement
+    ) -> tuple[Quantized, tuple[Rule, ...], OutputErrors]:
         """Return the model with operators as they are, where the device's approximations harm it."""
-        state = self._state
+        state, before = self._state, self._before()
         if self._exact is None:
-            self._exact = (state, ())
+            self._exact = (state, (), before)
             rules = _exact_operators(state)
             if rules:
                 candidate = self._built(state, rules)
-                if self.margin(candidate, required) > before or not self._bears(state, required):
-                    self._exact = (candidate, rules)
+                errors = self._samples.errors(candidate)
+                is_better = required.margin(errors) > required.margin(before)
+                if is_better or not self._bears(state, required):
+                    self._exact = (candidate, rules, errors)
         return self._exact
 
     def _bears(self, state: Quantized, required: Requirement) -> bool:
@@ -249,7 +275,7 @@ class Promoter:
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
             (errors,) = self._measured([graph.all_in_float()], self._samples.all)
-        return required.margin(errors) > required.wanted_db + _MORE_DB
+        return required.margin(errors) > required.wanted_db + _SPARE_DB
 
     def _costs(self, state: Quantized) -> Mapping[str, NodeCost]:
         return node_costs(state.adapted, self._samples.chosen[0].feed)
@@ -321,14 +347,16 @@ def _exact_operators(state: Quantized) -> tuple[Rule, ...]:
 
 
 def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:
-    """Return the cheapest choice that is enough, or one that brings much more for little."""
-    found = search.cheapest(wanted_db)
-    for step in range(1, _MORE_STEPS + 1):
-        more_db = wanted_db + step * _MORE_DB
-        if found is None or search.expected_cost(more_db) > found.cost + _MORE_COST:
-            break
-        more = search.cheapest(more_db)
-        if more is None or more.cost > found.cost + _MORE_COST:
-            break
-        found = more
+    """Return the cheapest choice that is enough, or one that brings more for little."""
+    enough = search.expected_cost(wanted_db)
+    worth = {
+        db: db * _WORTH - (search.expected_cost(wanted_db + db) - enough)
+        for db in range(_MORE_DB + 1)
+    }
+    more = max(worth, key=lambda db: (worth[db], db))
+    found = search.cheapest(wanted_db + more)
+    # What was measured tells better what is to be expected.
+    limit = search.expected_cost(wanted_db) + more * _WORTH
+    if more and (found is None or found.cost > limit):
+        return search.cheapest(wanted_db) or found
     return found

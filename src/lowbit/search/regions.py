@@ -2,7 +2,7 @@
 
 The noise that a part brings is measured with everything else in float. Noises of parts nearly add up, so
 what to promote is a choice between cost and noise, part by part, at one price of noise for all. Parts that
-are promoted are halved and measured again, so that a front end, a head, a block or single layers are found
+are promoted are divided and measured again, so that a front end, a head, a block or single layers are found
 alike. What is chosen is then measured as a whole, and the budget corrected by what that shows.
 """
 
@@ -19,10 +19,14 @@ Format: TypeAlias = Literal["narrow", "wide", "float"]
 
 _CHUNKS = 12
 _SMALL = 0.002
-"""A part of this share of the cost is not halved any further."""
+"""A unit of more than this share of the cost is a layer; a part of less is not divided any further."""
+
+_AT_ONCE = 4
+"""So few layers are measured one by one."""
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
-_CORRECTIONS, _EXACT_DB, _SPARE_DB = 5, 0.5, 0.2
+_CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 6, 20, 0.5, 0.2
+"""Choices that are measured as a whole, steps to find them, and when a margin is near enough."""
 _LEFT_TRIED = 4
 _TELLING = 0.05
 """A part with so much of the noise that is allowed may be worth wider integers."""
@@ -64,6 +68,31 @@ class _Part:
         return min(self.noise, key=lambda f: _COST[f[0]] * self.cost + price * f[1])[0]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Bracket:
+    """A factor of the budget, between one that was enough and one that was too much."""
+
+    factor: float
+    enough: float = 0.0
+    too_much: float = math.inf
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether no other choice can be expected in between."""
+        return self.too_much < 1.02 * self.enough
+
+    def after(self, spare_db: float) -> _Bracket:
+        """Return the next, after a choice with so much margin to spare; noises do not quite add up."""
+        is_enough = spare_db >= 0
+        enough = self.factor if is_enough else self.enough
+        too_much = self.too_much if is_enough else self.factor
+        step = 10 ** (min(max(spare_db - _SPARE_DB, -20.0), 20.0) / 10)
+        factor = self.factor * step
+        if not enough < factor < too_much or (enough and too_much < math.inf):
+            factor = math.sqrt(enough * too_much) if enough else too_much / 2
+        return _Bracket(factor, enough, too_much)
+
+
 Measure = Callable[[Choice], float]
 MeasureAll = Callable[[Sequence[Choice]], Sequence[float]]
 """Measures choices that do not depend on each other."""
@@ -96,21 +125,49 @@ class RegionSearch:
         return other
 
     def divide(self, wanted_db: float, effort: int) -> None:
-        """Halve what would be promoted for a margin; ``effort`` is how many parts are measured."""
+        """Divide the parts where most may be saved; ``effort`` is how many parts are measured."""
+        budget = _noise(wanted_db)
         while effort >= 2:
-            promoted = [
-                part
-                for part, word in self._chosen(_noise(wanted_db))
-                if word != "narrow" and len(part.units) > 1 and part.cost > _SMALL
-            ]
-            if not promoted:
-                return
-            costliest = sorted(promoted, key=lambda p: -p.cost)[: max(1, effort // 2)]
-            halves = self._measured([half for part in costliest for half in _split(part.units, 2)])
-            for number, part in enumerate(costliest):
+            saved = self._savings(budget)
+            pieces: dict[_Part, list[list[int]]] = {}
+            for part in sorted(saved, key=lambda p: -saved[p]):
+                found = self._pieces(part)
+                if 1 < len(found) <= effort and saved[part] >= max(saved.values()) / 2:
+                    pieces[part] = found
+                    effort -= len(found)
+            if not pieces:
+                break
+            measured = iter(self._measured([units for some in pieces.values() for units in some]))
+            for part, some in pieces.items():
                 index = self._parts.index(part)
-                self._parts[index : index + 1] = halves[2 * number : 2 * number + 2]
-            effort -= len(halves)
+                self._parts[index : index + 1] = itertools.islice(measured, len(some))
+        self._measure_wide(budget)
+
+    def _savings(self, budget: float) -> dict[_Part, float]:
+        """Return what dividing a part may save at the very most: its cost in float, or the price of its noise."""
+        price = self._price(budget)
+        saved = {p: min(p.cost, price * dict(p.noise)["narrow"]) for p in self._parts}
+        return {p: s for p, s in saved.items() if s > _SMALL and len(self._pieces(p)) > 1}
+
+    def _pieces(self, part: _Part) -> list[list[int]]:
+        """Return what a part is divided into: layers, if they are few, or halves.
+
+        A cheap layer between costly ones may bring most of their noise, as a depthwise convolution does.
+        """
+        if part.cost <= _SMALL:
+            return []
+        layers: list[list[int]] = []
+        for unit in part.units:
+            if layers and self._costs[unit] <= _SMALL:
+                layers[-1].append(unit)
+            else:
+                layers.append([unit])
+        if len(layers) == 1:
+            return _split(part.units, 2)
+        if len(layers) <= _AT_ONCE:
+            return layers
+        halves = _split(range(len(layers)), 2)
+        return [list(itertools.chain(*(layers[i] for i in half))) for half in halves]
 
     def one_part(self, least_db: float) -> Trial:
         """Return the choice of all but one part: the costliest that leaves a margin, or a quiet one."""
@@ -131,23 +188,23 @@ class RegionSearch:
 
     def cheapest(self, wanted_db: float) -> Trial | None:
         """Return the cheapest choice that reaches a margin as a whole; ``None`` if it is all in float."""
-        best: Trial | None = None
-        seen: set[Choice] = set()
-        self._measure_wide(_noise(wanted_db) * self._factor)
-        for _ in range(_CORRECTIONS):
-            choice = self._choice(_noise(wanted_db) * self._factor)
-            if choice in seen:
+        known: dict[Choice, Trial] = {}
+        noise, bracket = _noise(wanted_db), _Bracket(self._factor)
+        self._measure_wide(noise * self._factor)
+        for _ in range(_STEPS):
+            choice = self._choice(noise * bracket.factor)
+            if choice not in known and len(known) == _CORRECTIONS:
                 break
-            seen.add(choice)
-            trial = Trial(choice, self._cost(choice), self._whole(choice))
-            enough = trial.margin_db >= wanted_db
-            if enough and (best is None or trial.cost < best.cost):
-                best = trial
-            if enough and trial.margin_db < wanted_db + _EXACT_DB:
+            if choice not in known:
+                known[choice] = Trial(choice, self._cost(choice), self._whole(choice))
+            spare_db = known[choice].margin_db - wanted_db
+            if spare_db >= 0:
+                self._factor = bracket.factor
+            if 0 <= spare_db < _EXACT_DB or bracket.is_narrow:
                 break
-            # Noises do not quite add up.
-            missing = wanted_db + _SPARE_DB - max(trial.margin_db, wanted_db - 20.0)
-            self._factor *= 10 ** (-min(missing, 20.0) / 10)
+            bracket = bracket.after(spare_db)
+        enough = [trial for trial in known.values() if trial.margin_db >= wanted_db]
+        best = min(enough, key=lambda trial: trial.cost, default=None)
         return None if best is None or best.choice.in_float == self._every else best
 
     def expected_cost(self, wanted_db: float) -> float:
