@@ -192,3 +192,12 @@ def test_another_model_is_compared_sample_by_sample() -> None:
 def test_an_error_says_which_model_it_is_of() -> None:
     with pytest.raises(ModelError, match="cannot run the quantized model: it has no input 'X'"):
         list(run_model(Run.quantized_model(model()), [{"X": np.zeros((1, 3), np.float32)}]))
+
+
+def test_a_large_model_takes_more_samples_at_once_where_they_are_known_to_be_small() -> None:
+    small = Run.float_model(model())
+    wide = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,N] x) => (float[1,N] y) { y = Neg(x) }'
+    )
+
+    assert runner._samples_at_once(small) > runner._samples_at_once(Run.float_model(io.load(wide)))

@@ -5,7 +5,14 @@ import onnx_ir as ir
 import pytest
 
 from lowbit.graph import io
-from lowbit.graph.naming import absorb, answer_to, name_everything, names_of, tensor_name
+from lowbit.graph.naming import (
+    absorb,
+    answer_to,
+    is_well_named,
+    name_everything,
+    names_of,
+    tensor_name,
+)
 from lowbit.normalize.normalize import normalize
 
 
@@ -169,3 +176,16 @@ def test_an_input_without_a_name_gets_one() -> None:
     name_everything(ir.Model(graph, ir_version=8))
 
     assert (x.name, node.outputs[0].name) == ("value_1", "value")
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "a"), ("", "b"), ("a", "b")])
+def test_names_are_well_if_naming_changes_nothing(first, second) -> None:
+    relu = node(first, "h")
+    neg = ir.node("Neg", [relu.outputs[0]], name=second)
+    neg.outputs[0].name = "y"
+    graph = ir.Graph(list(relu.inputs), neg.outputs, nodes=[relu, neg], opset_imports={"": 17})
+
+    assert is_well_named(graph) == (first == "a" and second == "b")
+
+    name_everything(ir.Model(graph, ir_version=8))
+    assert is_well_named(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -128,3 +129,35 @@ def test_a_model_quantized_in_parts_is_the_same(monkeypatch, preset) -> None:
     in_parts = quantized()
     monkeypatch.setattr(parts, "LARGE_NODES", 1000)
     assert in_parts == quantized()
+
+
+def test_nodes_of_one_name_are_run_and_keep_it() -> None:
+    model = io.load(small_cnn())
+    for node in model.graph:
+        node.name = "same"
+    _assert_same(model, ["logits"], small_feeds(2))
+    assert {node.name for node in model.graph} == {"same"}
+
+
+def test_a_tensor_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ModelError, match=r"no tensor 'logit'.*logits"):
+        run_in_parts(
+            io.load(small_cnn()), ["logit"], small_feeds(1), lambda _, array: array, name="m"
+        )
+
+
+def test_parts_are_written_without_what_onnxruntime_finds_out(monkeypatch) -> None:
+    """A graph of 30 000 nodes is cut up a dozen times: its inner types were most of what was written."""
+    opened = []
+    make = submodels.Session
+
+    def recorded(source, **options):
+        opened.append(onnx.load_from_string(source).graph)
+        return make(source, **options)
+
+    monkeypatch.setattr(submodels, "Session", recorded)
+    quantized = lowbit.quantize(small_cnn(), data=small_feeds(3), preset="A8W8").quantized
+    opened.clear()
+    _assert_same(quantized, ["logits"], small_feeds(2))
+    assert opened
+    assert not any(part.value_info for part in opened)

@@ -152,10 +152,10 @@ def _collected_in_parts(
 ) -> Stats:
     """Run every sample through one part of a large model after another."""
     observer = OrderedObserver(specs) if ordered else Observer(specs)
-    probe, samples = with_outputs(model, list(specs)), 0
+    samples = 0
     kept: dict[int, Kept | None] = {}
     with open_store() as store:
-        run = PartwiseRun(probe, list(specs), store, optimize=optimize, name=_NAME)
+        run = PartwiseRun(model, list(specs), store, optimize=optimize, name=_NAME)
         for part in range(len(run)):
             run.begin(part)
             first = enumerate(data) if part == 0 else ((index, None) for index in range(samples))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -23,8 +24,12 @@ Keep = Callable[[str, Array], Array]
 
 # Values of one model that wait for another's, in bytes.
 _MEMORY_FOR_VALUES = 32 << 20
-# Samples that a large model is run on while each of its parts is open.
+# Samples that a large model is run on while each of its parts is open: more where all it gives is
+# known to be small.
 _SAMPLES_AT_ONCE = 16
+_SMALL_SAMPLES_AT_ONCE = 64
+# Bytes of a number at most.
+_WIDEST = 8
 
 _Item = tuple[int, Feed]
 
@@ -197,8 +202,19 @@ def _values(run: Run, items: Sequence[_Item]) -> list[Outputs | None]:
 
 def _some_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:
     """Run a model on the next samples, a fixed number of them."""
-    some = list(itertools.islice(items, _SAMPLES_AT_ONCE))
+    some = list(itertools.islice(items, _samples_at_once(run)))
     return list(zip(some, _values(run, some), strict=True)) if some else []
+
+
+def _samples_at_once(run: Run) -> int:
+    """Return on how many samples a model is run at once, from the sizes that its graph says."""
+    values = ir.convenience.create_value_mapping(run.model.graph, include_subgraphs=False)
+    shapes = [values[n].shape for n in run.names] + [v.shape for v in run.model.graph.inputs]
+    room = _MEMORY_FOR_VALUES // _SMALL_SAMPLES_AT_ONCE
+    if any(shape is None or not shape.is_static() for shape in shapes):
+        return _SAMPLES_AT_ONCE
+    size = sum(_WIDEST * math.prod(shape.numpy()) for shape in shapes if shape is not None)
+    return _SMALL_SAMPLES_AT_ONCE if size <= room else _SAMPLES_AT_ONCE
 
 
 def _first_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Array, Feed, Optimize, Session
+from lowbit.graph.session import Array, Feed, Optimize, Session, refuse_unknown
 from lowbit.graph.store import Store
 from lowbit.graph.submodels import Extractor
 
@@ -54,6 +54,7 @@ class LayerwiseRun:
         """Plan the run: ``steps`` are the values wanted after each step."""
         self._extractor, self._store, self._name = Extractor(model), store, name
         self._optimize, self._device = optimize, device
+        refuse_unknown((name for step in steps for name in step), self._extractor.values)
         self._steps = _plan(model.graph, self._extractor.values, steps)
         self._types: dict[str, np.dtype[Any]] = {}
         self._session: Session | None = None
@@ -64,7 +65,7 @@ class LayerwiseRun:
         self._step = step = self._steps[index]
         self.end()
         if step.computes:
-            known = self._ancestors(step.computes, step.reads)
+            known = self._ancestors(step.computes, step.reads) if constants else ()
             self._session = self._extractor.session(
                 {name: self._types.get(name) for name in step.reads},
                 step.computes,

@@ -54,6 +54,13 @@ def name_everything(model: ir.Model) -> None:
     _name_nodes(model.graph)
 
 
+def is_well_named(graph: ir.Graph) -> bool:
+    """Whether ``name_everything`` would change no name."""
+    nodes = [node.name for node in every_node(graph)]
+    values = [v.name for v in dict.fromkeys(_values(graph)) if not _is_left_out(v)]
+    return all(len(set(names)) == len(names) and all(names) for names in (nodes, values))
+
+
 def _name_nodes(graph: ir.Graph) -> None:
     """Name unnamed nodes after what they write."""
     nodes = tuple(every_node(graph))

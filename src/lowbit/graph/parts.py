@@ -14,7 +14,7 @@ import onnx_ir as ir
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.layerwise_run import REPEATED, LayerwiseRun, varying_values
 from lowbit.graph.memory import release_memory
-from lowbit.graph.naming import tensor_name
+from lowbit.graph.naming import is_well_named, tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, with_outputs
 from lowbit.graph.store import Store, open_store
 from lowbit.parallel import ordered_map
@@ -22,11 +22,13 @@ from lowbit.parallel import ordered_map
 LARGE_BYTES = 192 << 20
 """Models with more constants than this are run in parts."""
 
-LARGE_NODES = 6000
+LARGE_NODES = 4000
 """Models with more nodes than this are run in parts."""
 
 _PART_BYTES = LARGE_BYTES // 3
-_PART_NODES = LARGE_NODES // 6
+# Opening parts of a few hundred nodes takes least: onnxruntime's time grows faster than their number,
+# and below that what is done for each part outweighs it.
+_PART_NODES = LARGE_NODES // 16
 
 
 def is_large(model: ir.Model) -> bool:
@@ -36,11 +38,11 @@ def is_large(model: ir.Model) -> bool:
     sequences, which cannot wait between two parts.
     """
     graph = model.graph
+    if len(graph) <= LARGE_NODES and _bytes(graph.initializers.values()) <= LARGE_BYTES:
+        return False
     if any(value.is_initializer() for value in graph.inputs):
         return False
-    if any("Sequence" in node.op_type or "Optional" in node.op_type for node in graph):
-        return False
-    return _bytes(graph.initializers.values()) > LARGE_BYTES or len(graph) > LARGE_NODES
+    return not any("Sequence" in node.op_type or "Optional" in node.op_type for node in graph)
 
 
 class PartwiseRun:
@@ -56,8 +58,10 @@ class PartwiseRun:
         name: str,
     ) -> None:
         """Plan the run; ``names`` are the values wanted."""
+        model = _well_named(model)
         steps = _steps(model.graph, names)
-        self.wanted = [tuple(name for name in step if name in set(names)) for step in steps]
+        wanted = set(names)
+        self.wanted = [tuple(name for name in step if name in wanted) for step in steps]
         self._run = LayerwiseRun(model, steps, store, optimize=optimize, name=name)
 
     def __len__(self) -> int:
@@ -92,7 +96,6 @@ def run_in_parts(
     name: str,
 ) -> list[dict[str, Array]]:
     """Return what a large model gives for each sample, of each value what ``keep`` returns."""
-    model = with_outputs(model, names)
     first: Iterator[tuple[int, Feed | None]] = enumerate(feeds)
     kept: list[dict[str, Array]] = []
     with open_store() as store:
@@ -120,6 +123,11 @@ def check_parts(model: ir.Model, feed: Feed, name: str) -> None:
     """
     names = [tensor_name(value) for value in model.graph.outputs]
     run_in_parts(model, names, [feed], lambda _, array: array, optimize="all", name=name)
+
+
+def _well_named(model: ir.Model) -> ir.Model:
+    """Return a model whose names are unique, as onnxruntime wants them: a copy if it takes one."""
+    return model if is_well_named(model.graph) else with_outputs(model, ())
 
 
 def _steps(graph: ir.Graph, names: Sequence[str]) -> list[list[str]]:

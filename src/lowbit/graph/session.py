@@ -6,7 +6,7 @@ import contextlib
 import pathlib
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -257,12 +257,18 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     name_everything(probe)
     values = ir.convenience.create_value_mapping(probe.graph, include_subgraphs=False)
     present = {value.name for value in probe.graph.outputs}
+    refuse_unknown(names, values)
     for name in dict.fromkeys(names):
-        if name not in values:
-            raise ModelError(f"the model has no tensor {name!r}{did_you_mean(name, values)}")
         if name not in present:
             probe.graph.outputs.append(values[name])
     return probe
+
+
+def refuse_unknown(names: Iterable[str], values: Mapping[str, ir.Value]) -> None:
+    """Raise for a name that no value of a model has."""
+    for name in names:
+        if name not in values:
+            raise ModelError(f"the model has no tensor {name!r}{did_you_mean(name, values)}")
 
 
 def input_dtype(value: ir.Value) -> np.dtype[Any]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
 import onnx_ir as ir
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.memory import release_memory
@@ -45,6 +46,8 @@ _T = TypeVar("_T")
 
 # Weights of layers that the float model is run through at once, in bytes.
 _ROOM = 32 << 20
+# And how many layers: onnxruntime's time to open a graph grows faster than the number of its nodes.
+_LAYERS_AT_ONCE = 128
 # Samples that are taken in together.
 _TOGETHER = 4
 
@@ -79,6 +82,7 @@ class LayerTargets:
         self._kept: dict[tuple[int, int], LayerTarget] = {}
         self._store = store
         self._parts = [range(len(layers))] if settings.at_once else self._divided()
+        self._starting = {part.start: number for number, part in enumerate(self._parts)}
         self._run = LayerwiseRun(
             model,
             [list(dict.fromkeys(n for i in part for n in self._wanted(i))) for part in self._parts],
@@ -95,7 +99,8 @@ class LayerTargets:
         for index, layer in enumerate(self._layers):
             size += 4 * layer.geometry.channels * layer.geometry.depth
             following = self._layers[index + 1].node if index + 1 < len(self._layers) else ""
-            if layer.node not in self._gathered or following not in self._gathered or size > _ROOM:
+            full = size > _ROOM or index + 1 - start >= _LAYERS_AT_ONCE
+            if layer.node not in self._gathered or following not in self._gathered or full:
                 parts.append(range(start, index + 1))
                 start, size = index + 1, 0
         return parts
@@ -110,17 +115,17 @@ class LayerTargets:
 
     def begin(self, step: int) -> None:
         """Make a step ready."""
-        for number, part in enumerate(self._parts):
-            if part.start == step:
-                self._run.begin(number, {})
+        number = self._starting.get(step)
+        if number is not None:
+            self._run.begin(number, {})
 
     def of(self, step: int, sample: int, feed: Feed | None) -> LayerTarget:
         """Return one sample's target."""
-        for part in self._parts:
-            if part.start == step:
-                found = self._run.run(sample, self._fed(sample, feed))
-                for index in part:
-                    self._keep(index, sample, found)
+        number = self._starting.get(step)
+        if number is not None:
+            found = self._run.run(sample, self._fed(sample, feed))
+            for index in self._parts[number]:
+                self._keep(index, sample, found)
         return self._taken(step, sample)
 
     def _keep(self, index: int, sample: int, found: Mapping[str, Array]) -> None:
@@ -287,7 +292,9 @@ class LayerLoop:
         """
         if self.collect is None:
             return contextlib.nullcontext()
-        limits: contextlib.AbstractContextManager[object] = threadpool_limits(1, user_api="blas")
+        limits: contextlib.AbstractContextManager[object] = _libraries().limit(
+            limits=1, user_api="blas"
+        )
         return limits
 
     def _seen(
@@ -371,6 +378,12 @@ class LayerLoop:
         for index, feed in enumerate(self.feeds()):
             self._count = index + 1
             yield index, feed
+
+
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    """Return the libraries with threads: to look for them takes longer than to solve a small layer."""
+    return ThreadpoolController()
 
 
 def _grouped(items: Iterator[_T], size: int) -> Iterator[list[_T]]:
