@@ -34,13 +34,13 @@ _WANTED_DB = 1.0
 
 _LEAST_DB = 0.5
 
-_EFFORT, _BUILT = 48, 3
+_EFFORT, _BUILT = 36, 3
 """Parts that are measured, and models that are built."""
 
 _FITTED = 0.5
 """What is believed of refinement's gain on the samples that it was fitted to."""
 
-_MORE_DB, _WORTH = 10, 0.005
+_MORE_DB, _WORTH = 10, 0.01
 """So many decibels beyond what is enough are taken, as far as each is worth this share of the cost."""
 
 _SPARE_DB = 4.0
@@ -347,16 +347,16 @@ def _exact_operators(state: Quantized) -> tuple[Rule, ...]:
 
 
 def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:
-    """Return the cheapest choice that is enough, or one that brings more for little."""
+    """Return what is worth most of the choices that are enough: cheap, or with more margin for little."""
+    if search.cheapest(wanted_db) is None:
+        return None
     enough = search.expected_cost(wanted_db)
     worth = {
         db: db * _WORTH - (search.expected_cost(wanted_db + db) - enough)
         for db in range(_MORE_DB + 1)
     }
     more = max(worth, key=lambda db: (worth[db], db))
-    found = search.cheapest(wanted_db + more)
-    # What was measured tells better what is to be expected.
-    limit = search.expected_cost(wanted_db) + more * _WORTH
-    if more and (found is None or found.cost > limit):
-        return search.cheapest(wanted_db) or found
-    return found
+    if more:
+        search.cheapest(wanted_db + more)
+    most_db = wanted_db + _MORE_DB
+    return search.best(wanted_db, lambda t: min(t.margin_db, most_db) * _WORTH - t.cost)

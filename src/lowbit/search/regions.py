@@ -19,18 +19,18 @@ Format: TypeAlias = Literal["narrow", "wide", "float"]
 
 _CHUNKS = 12
 _SMALL = 0.002
-"""A unit of more than this share of the cost is a layer; a part of less is not divided any further."""
+"""A unit of more than this share of the cost is a layer; cheaper ones belong to the layer before them."""
+
+_LITTLE = 0.01
+"""A part that can save no more than this share of the cost is not divided."""
 
 _AT_ONCE = 4
 """So few layers are measured one by one."""
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
-_CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 6, 20, 0.5, 0.2
+_CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 5, 20, 0.7, 0.3
 """Choices that are measured as a whole, steps to find them, and when a margin is near enough."""
 _LEFT_TRIED = 4
-_TELLING = 0.05
-"""A part with so much of the noise that is allowed may be worth wider integers."""
-
 _PRICES = 60
 
 
@@ -113,11 +113,13 @@ class RegionSearch:
         self._has_wide = has_wide
         self._parts = self._measured(_split(range(len(costs)), _CHUNKS))
         self._factor = 1.0
+        self._trials: dict[Choice, Trial] = {}
 
     def without_wide(self) -> RegionSearch:
         """Return the same without wider integers, where they turn out to be too narrow as well."""
         other = object.__new__(RegionSearch)
-        other.__dict__ = {**self.__dict__, "_has_wide": False}
+        other.__dict__ = {**self.__dict__, "_has_wide": False, "_factor": 1.0}
+        other._trials = {choice: t for choice, t in self._trials.items() if not choice.wide}
         other._parts = [
             dataclasses.replace(part, noise=tuple(n for n in part.noise if n[0] != "wide"))
             for part in self._parts
@@ -147,15 +149,13 @@ class RegionSearch:
         """Return what dividing a part may save at the very most: its cost in float, or the price of its noise."""
         price = self._price(budget)
         saved = {p: min(p.cost, price * dict(p.noise)["narrow"]) for p in self._parts}
-        return {p: s for p, s in saved.items() if s > _SMALL and len(self._pieces(p)) > 1}
+        return {p: s for p, s in saved.items() if s > _LITTLE and len(self._pieces(p)) > 1}
 
     def _pieces(self, part: _Part) -> list[list[int]]:
         """Return what a part is divided into: layers, if they are few, or halves.
 
         A cheap layer between costly ones may bring most of their noise, as a depthwise convolution does.
         """
-        if part.cost <= _SMALL:
-            return []
         layers: list[list[int]] = []
         for unit in part.units:
             if layers and self._costs[unit] <= _SMALL:
@@ -181,31 +181,39 @@ class RegionSearch:
         trials = []
         for part in order[:_LEFT_TRIED]:
             choice = Choice(in_float=self._every - frozenset(part.units))
-            trials.append(Trial(choice, self._cost(choice), self._whole(choice)))
+            trials.append(self._tried(choice))
             if trials[-1].margin_db >= least_db:
                 return trials[-1]
         return max(trials, key=lambda trial: trial.margin_db)
 
     def cheapest(self, wanted_db: float) -> Trial | None:
         """Return the cheapest choice that reaches a margin as a whole; ``None`` if it is all in float."""
-        known: dict[Choice, Trial] = {}
         noise, bracket = _noise(wanted_db), _Bracket(self._factor)
         self._measure_wide(noise * self._factor)
+        most = len(self._trials) + _CORRECTIONS
         for _ in range(_STEPS):
             choice = self._choice(noise * bracket.factor)
-            if choice not in known and len(known) == _CORRECTIONS:
+            if choice not in self._trials and len(self._trials) == most:
                 break
-            if choice not in known:
-                known[choice] = Trial(choice, self._cost(choice), self._whole(choice))
-            spare_db = known[choice].margin_db - wanted_db
+            spare_db = self._tried(choice).margin_db - wanted_db
             if spare_db >= 0:
                 self._factor = bracket.factor
             if 0 <= spare_db < _EXACT_DB or bracket.is_narrow:
                 break
             bracket = bracket.after(spare_db)
-        enough = [trial for trial in known.values() if trial.margin_db >= wanted_db]
-        best = min(enough, key=lambda trial: trial.cost, default=None)
+        return self.best(wanted_db, lambda trial: -trial.cost)
+
+    def best(self, least_db: float, worth: Callable[[Trial], float]) -> Trial | None:
+        """Return what is worth most of the choices that were measured; ``None`` if it is all in float."""
+        enough = [t for t in self._trials.values() if t.margin_db >= least_db]
+        best = max(enough, key=worth, default=None)
         return None if best is None or best.choice.in_float == self._every else best
+
+    def _tried(self, choice: Choice) -> Trial:
+        """Return a choice with its margin as a whole, measured once."""
+        if choice not in self._trials:
+            self._trials[choice] = Trial(choice, self._cost(choice), self._whole(choice))
+        return self._trials[choice]
 
     def expected_cost(self, wanted_db: float) -> float:
         """Return what a margin is expected to cost, as far as noises add up; nothing is measured."""
@@ -223,12 +231,15 @@ class RegionSearch:
         ]
 
     def _measure_wide(self, budget: float) -> None:
-        """Measure wider integers where 8 bits bring much of the noise that is allowed."""
-        noises = [dict(part.noise) for part in self._parts if self._has_wide]
+        """Measure wider integers where they may be cheaper than 8 bits or float."""
+        if not self._has_wide:
+            return
+        price, wide = self._price(budget), _COST["wide"]
+        noises = [dict(part.noise) for part in self._parts]
         telling = [
             index
-            for index, noise in enumerate(noises)
-            if "wide" not in noise and noise["narrow"] > _TELLING * budget
+            for index, (part, noise) in enumerate(zip(self._parts, noises, strict=True))
+            if "wide" not in noise and price * noise["narrow"] > wide * part.cost
         ]
         units = [frozenset(self._parts[index].units) for index in telling]
         margins = self._margins([Choice(some, self._every - some) for some in units])
