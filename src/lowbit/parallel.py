@@ -295,7 +295,7 @@ def _dask(stack: contextlib.ExitStack, _: str, address: str, workers: int | None
         raise _missing("dask", error) from error
     if address in ("", _LOCAL):
         local = distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=None
+            n_workers=workers, threads_per_worker=1, dashboard_address=":0"
         )
         address = stack.enter_context(local).scheduler_address
     try:

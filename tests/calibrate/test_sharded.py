@@ -109,7 +109,7 @@ def dask_workers():
         distributed.utils.get_mp_context().set_forkserver_preload(needed)
         with (
             distributed.LocalCluster(
-                n_workers=7, threads_per_worker=1, dashboard_address=None
+                n_workers=7, threads_per_worker=1, dashboard_address=":0"
             ) as cluster,
             distributed.Client(cluster) as client,
         ):

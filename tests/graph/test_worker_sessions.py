@@ -41,8 +41,8 @@ def test_sessions_are_kept_by_their_key_and_few_at_a_time() -> None:
     with packed(_model(3.0)) as files:
         first = kept_session("a", files, **_ASKED)
         assert kept_session("a", files, **_ASKED) is first
-        kept_session("b", files, **_ASKED)
-        kept_session("c", files, **_ASKED)
+        for key in "bcd":
+            kept_session(key, files, **_ASKED)
         assert kept_session("a", files, **_ASKED) is not first
     gc.collect()
 
