@@ -13,6 +13,7 @@ from joblib.externals.loky import get_reusable_executor
 from lowbit import parallel
 from lowbit.data import open_data
 from lowbit.data.shards import Selection
+from lowbit.graph import parts
 from lowbit.graph.session import model_inputs
 from lowbit.transforms import channel_statistics
 from lowbit.transforms.channel_statistics import channel_sizes, reduce_channels
@@ -112,3 +113,23 @@ def test_workers_give_the_same_bits_for_any_size_of_shards(join, monkeypatch) ->
             np.testing.assert_array_equal(got[name], array)
         assert told[-1] == 11
     get_reusable_executor().shutdown(wait=True, kill_workers=True)
+
+
+def test_a_large_model_gives_the_same_in_parts(monkeypatch) -> None:
+    model = chain(
+        node("Neg", "x", "a"), node("Relu", "a", "b"), node("Exp", "b", "c"), node("Abs", "c", "y")
+    )
+    rng = np.random.default_rng(3)
+    feeds = [{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(20)]
+    wanted = {"a": 1, "c": 1, "y": 1}
+    whole = channel_sizes(model, wanted, feeds)
+    monkeypatch.setattr(parts, "LARGE_NODES", 3)
+    monkeypatch.setattr(parts, "_PART_NODES", 2)
+    told = []
+
+    found = channel_sizes(model, wanted, iter(feeds), told.append)
+
+    for name, sizes in whole.items():
+        np.testing.assert_array_equal(found[name].maximum, sizes.maximum)
+        np.testing.assert_array_equal(found[name].power, sizes.power)
+    assert told == list(range(1, 21))

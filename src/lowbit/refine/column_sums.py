@@ -12,6 +12,9 @@ import numpy as np
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.descent import Moments
 
+ALL = slice(None)
+"""All outputs."""
+
 
 class ColumnSums:
     """Sums of inputs x, outputs y and their products, each column as far as it counts."""
@@ -23,13 +26,21 @@ class ColumnSums:
         self._squares = 0.0
         self._plain = _Totals(groups, outputs, depth)
         self._weighted = _Totals(groups, outputs, depth) if relative else self._plain
-        self._inputs = np.zeros((groups, depth, depth), np.float32)
+        self.inputs = np.zeros((groups, depth, depth), np.float32)
         self._products = np.zeros((groups, outputs, depth), np.float32)
 
-    def add(self, x: FloatArray, y: FloatArray, importance: FloatArray | None = None) -> None:
+    def add(
+        self,
+        x: FloatArray,
+        y: FloatArray,
+        importance: FloatArray | None = None,
+        *,
+        inputs: bool = True,
+    ) -> None:
         """Add columns: groups x depth x n and groups x outputs x n.
 
-        ``importance`` is what the error of each column is multiplied by.
+        ``importance`` is what the error of each column is multiplied by. Without ``inputs`` their own
+        products are left out: other sums have them.
         """
         self.columns += x.shape[2]
         self._plain.add(x, y)
@@ -40,7 +51,8 @@ class ColumnSums:
             self._weight += float(np.square(importance, dtype=np.float64).sum())
             self._weighted.add(x * importance, y * importance)
         across = x.swapaxes(1, 2)
-        self._inputs += x @ across
+        if inputs:
+            self.inputs += x @ across
         self._products += y @ across
         self._squares += float(np.einsum("gon,gon->", y, y, dtype=np.float64))
 
@@ -54,30 +66,72 @@ class ColumnSums:
         """The sums of inputs and outputs, whatever the importance of their columns."""
         return self._plain.inputs, self._plain.outputs
 
-    def moments(self, *, centred: bool) -> Moments:
-        """Return second moments, about the means of all columns if asked for."""
-        inputs, products = self._inputs, self._products
-        if centred:
-            x, y = self._plain.inputs / self.columns, self._plain.outputs / self.columns
-            sum_x, sum_y = self._weighted.inputs, self._weighted.outputs
-            # The sum of (a - mean a)(b - mean b), multiplied out.
-            inputs = inputs - _outer(x, sum_x) - _outer(sum_x - self._weight * x, x)
-            products = products - _outer(y, sum_x) - _outer(sum_y - self._weight * y, x)
+    def moments(
+        self, *, centred: bool, rows: slice = ALL, inputs_of: ColumnSums | None = None
+    ) -> Moments:
+        """Return second moments of some outputs, about the means of all columns if asked for.
+
+        ``inputs_of`` are sums of the same columns that have the products of inputs.
+        """
+        inputs, products = (inputs_of or self).inputs, self._products[:, rows]
         count = np.float32(self.columns)
-        return Moments(inputs / count, products / count)
+        if not centred:
+            return Moments(inputs / count, products / count)
+        x, y = self._plain.inputs / self.columns, self._plain.outputs[:, rows] / self.columns
+        sum_x, sum_y = self._weighted.inputs, self._weighted.outputs[:, rows]
+        # The sum of (a - mean a)(b - mean b), multiplied out.
+        inputs = inputs - _outer(x, sum_x)
+        inputs -= _outer(sum_x - self._weight * x, x)
+        products = products - _outer(y, sum_x) - _outer(sum_y - self._weight * y, x)
+        inputs /= count
+        return Moments(inputs, products / count)
 
     def error(self, change: FloatArray, offset: DoubleArray) -> float:
         """Return the mean squared error where weights ``change`` and ``offset`` are to give y.
 
         ``change`` is groups x outputs x depth, ``offset`` groups x outputs.
         """
-        seen = np.matmul(change, self._inputs)
-        seen -= 2 * self._products
-        total = self._squares + float(np.einsum("god,god->", seen, change, dtype=np.float64))
+        found = self.error_sum()
+        found.add(ALL, change, offset)
+        return found.mean
+
+    def error_sum(self) -> ErrorSum:
+        """Return the sum of the same error, to which some outputs are added at a time."""
+        return ErrorSum(self)
+
+    def squared(self, rows: slice, change: FloatArray, offset: DoubleArray) -> tuple[float, float]:
+        """Return what weights and what offsets of some outputs add to the squares of all y."""
+        seen = np.matmul(change, self.inputs)
+        seen -= 2 * self._products[:, rows]
         means = np.matmul(change, self._weighted.inputs[:, :, None])[:, :, 0]
-        means -= self._weighted.outputs
-        total += float((offset * (2 * means + self._weight * offset)).sum())
-        return float(max(total, 0.0)) / (self.columns * math.prod(change.shape[:2]))
+        means -= self._weighted.outputs[:, rows]
+        return (
+            float(np.einsum("god,god->", seen, change, dtype=np.float64)),
+            float((offset * (2 * means + self._weight * offset)).sum()),
+        )
+
+    @property
+    def squares(self) -> float:
+        """The squares of all y."""
+        return self._squares
+
+
+class ErrorSum:
+    """The squared error of weights that are known for some outputs after others."""
+
+    def __init__(self, sums: ColumnSums) -> None:
+        self._sums, self._total, self._channels = sums, sums.squares, 0
+
+    def add(self, rows: slice, change: FloatArray, offset: DoubleArray) -> None:
+        """Add some outputs of all groups; each has to come once."""
+        for part in self._sums.squared(rows, change, offset):
+            self._total += part
+        self._channels += math.prod(change.shape[:2])
+
+    @property
+    def mean(self) -> float:
+        """The mean over columns and outputs."""
+        return float(max(self._total, 0.0)) / (self._sums.columns * self._channels)
 
 
 class _Totals:
@@ -93,4 +147,6 @@ class _Totals:
 
 
 def _outer(a: DoubleArray, b: DoubleArray) -> FloatArray:
-    return np.asarray(a[:, :, None] * b[:, None, :], np.float32)
+    found = np.empty((*a.shape, b.shape[1]), np.float32)
+    # Multiplied in double precision, of which little is in memory at a time.
+    return np.multiply(a[:, :, None], b[:, None, :], out=found, casting="same_kind")

@@ -33,11 +33,10 @@ class Moments:
         # An input that never varies decides nothing: its weights stay where they are.
         floor = xp.max(power) * 1e-6 + _TINY
         extra = ridge * power + floor
-        depth, where = self.inputs.shape[-1], device(self.inputs)
-        eye = xp.eye(depth, dtype=self.inputs.dtype, device=where)
-        return Moments(
-            self.inputs + extra[:, :, None] * eye, self.outputs + extra[:, None, :] * weight
-        )
+        inputs = xp.asarray(self.inputs, copy=True)
+        for j in range(inputs.shape[-1]):  # a diagonal matrix would be as large as the moments
+            inputs[:, j, j] += extra[:, j]
+        return Moments(inputs, self.outputs + extra[:, None, :] * weight)
 
 
 def descend(
@@ -105,5 +104,4 @@ def _sweep_block(
 
 
 def _diagonal(xp: Any, matrices: Array) -> Array:
-    eye = xp.eye(matrices.shape[-1], dtype=matrices.dtype, device=device(matrices))
-    return xp.sum(matrices * eye, axis=1)
+    return xp.linalg.diagonal(matrices)

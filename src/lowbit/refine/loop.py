@@ -119,6 +119,10 @@ class LayerTargets:
         if number is not None:
             self._run.begin(number, {})
 
+    def end(self) -> None:
+        """Close the step that has begun."""
+        self._run.end()
+
     def of(self, step: int, sample: int, feed: Feed | None) -> LayerTarget:
         """Return one sample's target."""
         number = self._starting.get(step)
@@ -318,12 +322,18 @@ class LayerLoop:
             return SampleOnDisk(self.disk, layer.node, index, sample)
 
         found = list(ordered_map(take, self._indexed_feeds(step), cpu_count()))
+        self._end()
         # A sample of batch 0, or an empty cache, shows nothing of a layer.
         return [sample for sample in found if sample.count]
 
     def _begin(self, step: int, constants: Mapping[str, Array]) -> None:
         self.quantized.begin(step, constants)
         self.targets.begin(step)
+
+    def _end(self) -> None:
+        """Close both models, which would be in memory while the layer is solved."""
+        self.quantized.end()
+        self.targets.end()
 
     def _sample(
         self, step: int, layer: RefinedLayer, index: int, feed: Feed | None
@@ -356,6 +366,7 @@ class LayerLoop:
         for samples in ordered_map(take, some, cpu_count()):
             # A sample of batch 0, or an empty cache, shows nothing of a layer.
             collector.add([(index, columns) for index, columns in samples if columns.count])
+        self._end()
         return collector
 
     def _solved(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from lowbit.numerics.formats import DoubleArray, FloatArray
-from lowbit.refine.column_sums import ColumnSums
+from lowbit.refine.column_sums import ALL, ColumnSums, ErrorSum
 from lowbit.refine.descent import Moments
 from lowbit.refine.samples import Columns
 from lowbit.refine.slopes import Slopes
@@ -81,10 +81,12 @@ class LayerMoments:
         if decide or self._restored or self._share is None:
             rest = targets - np.matmul(self.weight, patches) - self._added
             self._share = self._share_of(patches, rest) if self._share is None else self._share
+            self._rounding = None
         if solve and self._restored and rest is not None:
             self._slopes.add(targets, targets - rest)
         if solve and self.is_worth_solving:
-            self._solved_on.add(patches, targets, importance)
+            # What decides has the same columns, unless some are held out.
+            self._solved_on.add(patches, targets, importance, inputs=not decide)
         elif solve:
             self._solved_on.add_totals(patches, targets)
         if decide and rest is not None:
@@ -141,15 +143,41 @@ class LayerMoments:
             )
         return inputs / max(count, 1), outputs / max(count, 1)
 
-    @property
-    def moments(self) -> Moments:
-        """What the layer is solved from: about the means if it has a bias to take off any mean error."""
-        return self._solved_on.moments(centred=self.bias is not None)
+    def moments(self, rows: slice = ALL) -> Moments:
+        """Return what some outputs are solved from.
+
+        About the means if the layer has a bias to take off any mean error.
+        """
+        other = None if self._held_out else self._decides
+        return self._solved_on.moments(centred=self.bias is not None, rows=rows, inputs_of=other)
 
     def error(self, weight: FloatArray, bias: FloatArray | None) -> float:
         """Return the mean squared error of the layer's output before its activation."""
+        found = self.error_sum()
+        found.add(ALL, weight, bias)
+        return found.mean
+
+    def error_sum(self) -> LayerError:
+        """Return the sum of the same error, to which some outputs are added at a time."""
+        return LayerError(self.weight, self.bias, self._decides.error_sum())
+
+
+class LayerError:
+    """The error of weights and biases that are known for some outputs after others."""
+
+    def __init__(self, weight: FloatArray, bias: FloatArray | None, error: ErrorSum) -> None:
+        self._weight, self._error = weight, error
+        self._bias = None if bias is None else bias.reshape(weight.shape[:2])
+
+    def add(self, rows: slice, weight: FloatArray, bias: FloatArray | None) -> None:
+        """Add some outputs of all groups."""
         shape = weight.shape[:2]
         offset: DoubleArray = np.zeros(shape)
-        if bias is not None and self.bias is not None:
-            offset = bias.reshape(shape).astype(np.float64) - self.bias.reshape(shape)
-        return self._decides.error(weight - self.weight, offset)
+        if bias is not None and self._bias is not None:
+            offset = bias.reshape(shape).astype(np.float64) - self._bias[:, rows]
+        self._error.add(rows, weight - self._weight[:, rows], offset)
+
+    @property
+    def mean(self) -> float:
+        """The mean squared error."""
+        return self._error.mean

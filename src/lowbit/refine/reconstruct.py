@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from lowbit.config.refinement import LayerReconstruction
 from lowbit.graph.session import Array
 from lowbit.numerics.formats import FloatArray
 from lowbit.refine.algorithm import Algorithm, LoopSettings, Solve
+from lowbit.refine.column_sums import ALL
 from lowbit.refine.descent import Moments, descend
 from lowbit.refine.devices import Device
 from lowbit.refine.layers import (
@@ -24,6 +25,9 @@ from lowbit.refine.layers import (
 )
 from lowbit.refine.moments import LayerMoments
 from lowbit.state import Quantized
+
+# Weights that are computed with at a time: a dozen arrays of them are in memory.
+_AT_ONCE = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,22 +47,25 @@ class Grid:
     highest: FloatArray
 
     @classmethod
-    def of(cls, layer: RefinedLayer, weight: FloatArray) -> Grid:
-        """Return the two neighbours of every weight, and the nearer one."""
+    def of(cls, layer: RefinedLayer, weight: FloatArray, rows: slice = ALL) -> Grid:
+        """Return the two neighbours of every weight of some outputs, and the nearer one."""
         scale, zero = layer.weight_params.broadcast(weight.ndim)
         shape = weight.shape
-        w, s, z = (
-            np.asarray(layer.geometry.matrix(np.broadcast_to(a, shape)), np.float32)
-            for a in (weight, scale, zero)
-        )
+        w, s, z = (_matrix(layer, np.broadcast_to(a, shape), rows) for a in (weight, scale, zero))
         lowest, highest = (limit - z for limit in layer.limits)
         exact = w / s
         if layer.pairs is not None:
             near = np.clip(np.rint(weight / scale), *layer.limits)
             safe = layer.pairs.limits(near, layer.limits[1])
-            lowest, highest = (np.asarray(layer.geometry.matrix(a), np.float32) for a in safe)
+            lowest, highest = (_matrix(layer, a, rows) for a in safe)
         low, high = (np.clip(a, lowest, highest) for a in (np.floor(exact), np.ceil(exact)))
         return cls(w, s, np.clip(np.rint(exact), low, high), low, high, lowest, highest)
+
+
+def _matrix(layer: RefinedLayer, weight: Array, rows: slice) -> FloatArray:
+    """Return some outputs of a layer's weights as groups x outputs x depth."""
+    part = layer.geometry.kernel(weight)[:, rows]
+    return np.asarray(np.ascontiguousarray(part).reshape(*part.shape[:2], -1), np.float32)
 
 
 RoundWeights = Callable[[Moments, Grid], FloatArray]
@@ -107,52 +114,118 @@ def better_rounding(
     """
     if seen.is_empty:
         return unrefined(state, layer, 0.0)
-    plain = Grid.of(layer, float_weights(state, layer))
-    bias, factor = seen.bias, seen.restoring
-    grid = plain
-    if (factor > 1).any():
-        restored = layer.geometry.weight(plain.weight * factor)
-        grid = Grid.of(layer, np.asarray(restored, np.float32))
-    candidates = {
-        "nothing": (plain.nearest, bias),
-        "bias": (grid.nearest, exact_bias(grid.nearest * grid.scale, seen.means, bias)),
-    }
-    if seen.is_worth_solving:
-        moments = Moments(seen.moments.inputs, seen.moments.outputs * factor)
-        found = rounded(moments, grid)
-        candidates["rounding"] = found, exact_bias(found * grid.scale, seen.means, bias)
-    errors = {
-        name: seen.error(codes * grid.scale, offset) for name, (codes, offset) in candidates.items()
-    }
+    weight, factor = float_weights(state, layer), seen.restoring
+    wanted = _restored(layer, weight, factor)
+    solve = rounded if seen.is_worth_solving else None
+    parts: dict[str, list[_Part]] = {name: [] for name in ("nothing", "bias", "rounding")}
+    errors = {name: seen.error_sum() for name in parts}
+    for rows in _blocks(layer):
+        grid = Grid.of(layer, wanted, rows)
+        plain = grid if wanted is weight else Grid.of(layer, weight, rows)
+        found = _candidates(solve, plain, grid, seen, rows)
+        for name, (codes, offset) in found.items():
+            errors[name].add(rows, codes * grid.scale, offset)
+            parts[name].append(_Part(_stored(layer, codes, weight.shape, rows), offset))
     # What is restored has its noise multiplied with its signal, which is no loss.
     louder = float(np.square(factor).mean())
-    errors = {name: e if name == "nothing" else e / louder for name, e in errors.items()}
-    best = min(errors, key=lambda name: errors[name])
-    codes, offset = candidates[best]
+    means = {
+        name: errors[name].mean / (1.0 if name == "nothing" else louder)
+        for name in parts
+        if parts[name]
+    }
+    best = min(means, key=lambda name: means[name])
+    stored = np.concatenate([part.stored for part in parts[best]], axis=1)
     return LayerResult(
         layer.node,
-        stored_integers(layer, codes),
-        offset,
-        errors["nothing"],
-        errors[best],
+        layer.geometry.weight(stored),
+        _joined([part.offset for part in parts[best]], seen.bias),
+        means["nothing"],
+        means[best],
         kept=best != "nothing",
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """What becomes of some outputs: integers, groups x outputs x depth, and a bias."""
+
+    stored: Array
+    offset: FloatArray | None
+
+
+def _blocks(layer: RefinedLayer) -> list[slice]:
+    """Return the outputs in blocks of as many weights as are computed with at a time."""
+    if layer.pairs is not None:  # limits are found from all weights at once
+        return [ALL]
+    geometry = layer.geometry
+    step = max(1, _AT_ONCE // max(1, geometry.groups * geometry.depth))
+    return [slice(first, first + step) for first in range(0, geometry.outputs, step)]
+
+
+def _restored(layer: RefinedLayer, weight: FloatArray, factor: FloatArray) -> FloatArray:
+    """Return weights whose outputs are multiplied; the same if no factor is more than one."""
+    if not (factor > 1).any():
+        return weight
+    restored = _matrix(layer, weight, ALL) * factor
+    return np.asarray(layer.geometry.weight(restored), np.float32)
+
+
+def _candidates(
+    rounded: RoundWeights | None, plain: Grid, grid: Grid, seen: LayerMoments, rows: slice
+) -> dict[str, tuple[FloatArray, FloatArray | None]]:
+    """Return what some outputs of a layer may become: codes and biases."""
+    bias = None if seen.bias is None else seen.bias.reshape(seen.weight.shape[:2])[:, rows]
+    inputs, outputs = seen.means
+    means = inputs, outputs[:, rows]
+    found = {"nothing": (plain.nearest, bias)}
+    if bias is not None or plain is not grid:
+        found["bias"] = grid.nearest, exact_bias(grid.nearest * grid.scale, means, bias)
+    if rounded is not None:
+        codes = rounded(_multiplied(seen.moments(rows), seen.restoring[:, rows]), grid)
+        found["rounding"] = codes, exact_bias(codes * grid.scale, means, bias)
+    return found
+
+
+def _multiplied(moments: Moments, factor: FloatArray) -> Moments:
+    """Return the moments of outputs that are multiplied."""
+    return Moments(moments.inputs, moments.outputs * factor)
+
+
+def _stored(layer: RefinedLayer, codes: FloatArray, shape: tuple[int, ...], rows: slice) -> Array:
+    """Return the stored integers for codes of some outputs, groups x outputs x depth."""
+    params = layer.weight_params
+    _, zero = params.broadcast(len(shape))
+    zeros = _matrix(layer, np.broadcast_to(zero, shape), rows)
+    return np.asarray(codes + zeros).astype(params.format.dtype)
+
+
+def _joined(offsets: Sequence[FloatArray | None], like: FloatArray | None) -> FloatArray | None:
+    found = [offset for offset in offsets if offset is not None]
+    if like is None or not found:
+        return None
+    return np.asarray(np.concatenate(found, axis=1).reshape(like.shape), np.float32)
 
 
 def layer_moments(
     state: Quantized, layer: RefinedLayer, held_out: Collection[int] = ()
 ) -> LayerMoments:
     """Return what takes in the samples of one layer; those ``held_out`` decide what is kept."""
-    grid = Grid.of(layer, float_weights(state, layer))
+    weight = float_weights(state, layer)
     return LayerMoments(
-        grid.weight,
+        np.asarray(layer.geometry.matrix(weight), np.float32),
         float_bias(state, layer),
-        rounding=grid.nearest * grid.scale - grid.weight,
+        rounding=_rounding(layer, weight),
         restored=layer.reads_other_curve,
         fixed_bias=layer.fixed_bias,
         relative=layer.relative,
         held_out=held_out,
     )
+
+
+def _rounding(layer: RefinedLayer, weight: FloatArray) -> FloatArray:
+    """Return what rounding to the nearest changes of the weights."""
+    grids = (Grid.of(layer, weight, rows) for rows in _blocks(layer))
+    return np.concatenate([g.nearest * g.scale - g.weight for g in grids], axis=1)
 
 
 def exact_bias(

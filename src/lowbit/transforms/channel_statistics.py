@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -11,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.data.shards import Selection, Shard
+from lowbit.graph.parts import is_large, run_in_parts
 from lowbit.graph.session import Array, Feed, Session, session, with_outputs
 from lowbit.graph.worker_sessions import Files, content_hash, kept_session, packed
 from lowbit.numerics.formats import DoubleArray
@@ -83,7 +85,7 @@ def reduce_channels(
     if not names:
         return joined
     is_shared = isinstance(data, Selection) and len(data) > 0 and worker_count() is not None
-    found = _by_workers if is_shared else _by_threads
+    found = _by_workers if is_shared else _in_parts if is_large(model) else _by_threads
     done = 0
     for count, rows in found(model, names, data, of, join):  # type: ignore[arg-type]
         for name, new in zip(names, rows, strict=True):
@@ -106,6 +108,17 @@ def _by_threads(
         work = functools.partial(reduced.of_feed, running)
         for rows in ordered_map(work, iter(data), os.cpu_count() or 1):
             yield 1, rows
+
+
+def _in_parts(
+    model: ir.Model, names: Sequence[str], data: Iterable[Feed], of: Of, join: Join
+) -> _Found:
+    """Run a large model part by part, on some samples at a time."""
+    del join
+    feeds = iter(data)
+    while some := list(itertools.islice(feeds, _SHARD)):
+        for rows in run_in_parts(model, names, some, of, optimize="all", name=_NAME):
+            yield 1, [rows[name] for name in names]
 
 
 _NAME = "the model for equalization"
