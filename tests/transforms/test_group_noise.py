@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers.chains import chain, node
 
+from lowbit.transforms import group_noise
 from lowbit.transforms.channel_groups import Group, find_groups
 from lowbit.transforms.channel_statistics import ChannelSizes
 from lowbit.transforms.group_noise import NoiseOfGroups, read_axes
@@ -70,3 +71,15 @@ def test_producers_with_a_scale_for_each_channel_take_a_factor_for_nothing(
     found = NoiseOfGroups([group], _sizes(group), Levels(per_channel=per_channel))
 
     assert len(found.of(group, np.ones(4)).producers) == count
+
+
+def test_squares_of_some_outputs_at_a_time_are_those_of_all(monkeypatch) -> None:
+    rng = np.random.default_rng(5)
+    kernel = rng.standard_normal((2, 7, 5, 3)).astype(np.float32)
+    inputs, outputs = rng.random((2, 5, 1)), rng.random((2, 1, 7))
+    squares = np.square(kernel.astype(np.float64)).sum(axis=3)
+    for at_once in (1, 70, 1000):
+        monkeypatch.setattr(group_noise, "_AT_ONCE", at_once)
+        energy = group_noise._Energy(kernel)
+        np.testing.assert_allclose(energy.of_outputs(inputs), squares @ inputs, rtol=1e-12)
+        np.testing.assert_allclose(energy.of_inputs(outputs), outputs @ squares, rtol=1e-12)

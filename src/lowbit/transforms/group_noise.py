@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from lowbit.transforms.implementation import Levels
 from lowbit.transforms.layers import WeightedLayer
 from lowbit.transforms.noise_model import GroupNoise, Rounded, joined
 
+# Weights whose squares, in double precision, are in memory at a time.
+_AT_ONCE = 1 << 21
 _SWEEPS = 3
 _REFINED = 0.3
 """How much of the noise of weights is left after better rounding and with corrected biases."""
@@ -82,24 +84,24 @@ class NoiseOfGroups:
             self._importance[id(layer)] = found
         return found
 
-    def _gains(self, layer: WeightedLayer, energy: DoubleArray) -> DoubleArray:
+    def _gains(self, layer: WeightedLayer, energy: _Energy) -> DoubleArray:
         """Return how much noise in each output of a layer matters, as groups x outputs."""
         shape = layer.shape[:2]
         known = self._importance.get(id(layer))
         gains = np.ones(shape) if known is None else known.reshape(shape)
         return gains / max(self._power(layer, gains, energy), 1e-30)
 
-    def _power(self, layer: WeightedLayer, gains: DoubleArray, energy: DoubleArray) -> float:
+    def _power(self, layer: WeightedLayer, gains: DoubleArray, energy: _Energy) -> float:
         """Return the power of a layer's outputs, each counted by its gain."""
         _, power = self._read(layer.source)
-        outputs = energy @ power.reshape(len(energy), -1, 1)
+        outputs = energy.of_outputs(power.reshape(layer.shape[0], -1, 1))
         return float((gains * outputs[:, :, 0]).sum())
 
     def _columns(self, consumer: Consumer) -> DoubleArray:
         """Return what noise in each channel does to a consumer's outputs."""
         layer = consumer.layer
-        energy = _energy(layer.kernel)
-        found = self._gains(layer, energy)[:, None, :] @ energy
+        energy = _Energy(layer.kernel)
+        found = energy.of_inputs(self._gains(layer, energy)[:, None, :])
         return np.asarray(found.reshape(-1, consumer.repeat).sum(axis=1))
 
     def _rows(self, layer: WeightedLayer) -> DoubleArray:
@@ -115,7 +117,7 @@ class NoiseOfGroups:
             # A depthwise layer's own scale takes the factor.
             return _nothing(layer.inputs // consumer.repeat)
         rows, taps, kernel = self._rows(layer), layer.shape[3], layer.kernel
-        gains = self._gains(layer, _energy(kernel))
+        gains = self._gains(layer, _Energy(kernel))
         relative = np.abs(kernel)
         if self._levels.per_channel:
             relative = relative / rows[:, :, None, None]
@@ -135,11 +137,35 @@ class NoiseOfGroups:
         return Rounded(np.asarray(largest, np.float64), each * importance * level)
 
 
-def _energy(kernel: FloatArray) -> DoubleArray:
-    """Return the squares of a kernel, added up over its taps."""
-    squares = np.square(kernel, dtype=np.float64)
-    # To add up axes of one number each takes longer than all the rest.
-    return squares[:, :, :, 0] if kernel.shape[3] == 1 else squares.sum(axis=3)
+class _Energy:
+    """The squares of a kernel, added up over its taps: of a large one some outputs at a time."""
+
+    def __init__(self, kernel: FloatArray) -> None:
+        self._kernel = kernel
+        groups, outputs, inputs, taps = kernel.shape
+        step = max(1, _AT_ONCE // max(1, groups * inputs * taps))
+        self._rows = [slice(first, first + step) for first in range(0, max(1, outputs), step)]
+        self._whole = self._squares(self._rows[0]) if len(self._rows) == 1 else None
+
+    def of_outputs(self, inputs: DoubleArray) -> DoubleArray:
+        """Return its product with a number for each input, groups x inputs x 1."""
+        found = [energy @ inputs for _, energy in self._blocks()]
+        return np.concatenate(found, axis=1) if len(found) > 1 else found[0]
+
+    def of_inputs(self, outputs: DoubleArray) -> DoubleArray:
+        """Return the product of a number for each output, groups x 1 x outputs, with it."""
+        found = [outputs[:, :, rows] @ energy for rows, energy in self._blocks()]
+        return np.asarray(np.sum(found, axis=0)) if len(found) > 1 else found[0]
+
+    def _blocks(self) -> Iterator[tuple[slice, DoubleArray]]:
+        for rows in self._rows:
+            yield rows, self._squares(rows) if self._whole is None else self._whole
+
+    def _squares(self, rows: slice) -> DoubleArray:
+        part = self._kernel[:, rows]
+        squares = np.square(part, dtype=np.float64)
+        # To add up axes of one number each takes longer than all the rest.
+        return squares[:, :, :, 0] if part.shape[3] == 1 else squares.sum(axis=3)
 
 
 def _nothing(channels: int) -> Rounded:
