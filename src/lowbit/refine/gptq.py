@@ -26,16 +26,29 @@ from lowbit.state import Quantized
 
 def gptq(state: Quantized, config: Gptq, layer: RefinedLayer, seen: LayerMoments) -> LayerResult:
     """Return GPTQ's rounding of one layer, or the nearest where it is no better."""
+    known: list[_Factored] = []
 
     def rounded(moments: Moments, grid: Grid) -> FloatArray:
-        return round_in_turn(np.asarray(moments.inputs, np.float64), grid, config)
+        if (
+            not known
+        ):  # all outputs of a layer have the same inputs, however many are rounded at a time
+            known.append(_factored(np.asarray(moments.inputs, np.float64), config))
+        return _round(known[0], grid, config)
 
     return better_rounding(state, rounded, layer, seen)
 
 
+_Factored = tuple[DoubleArray, NDArray[np.intp]]
+"""The factor of the inverse moments, and the order of inputs."""
+
+
 def round_in_turn(moments: DoubleArray, grid: Grid, config: Gptq) -> FloatArray:
     """Return codes for the weights of a grid, groups x outputs x depth."""
-    factor, order = _factored(moments, config)
+    return _round(_factored(moments, config), grid, config)
+
+
+def _round(factored: _Factored, grid: Grid, config: Gptq) -> FloatArray:
+    factor, order = factored
     # Inputs become rows, in the order they are rounded in.
     weight, scale, lowest, highest = (
         np.take_along_axis(
@@ -61,7 +74,7 @@ def round_in_turn(moments: DoubleArray, grid: Grid, config: Gptq) -> FloatArray:
     return np.ascontiguousarray(found, np.float32)
 
 
-def _factored(moments: DoubleArray, config: Gptq) -> tuple[DoubleArray, NDArray[np.intp]]:
+def _factored(moments: DoubleArray, config: Gptq) -> _Factored:
     """Return U and the order of inputs, moments that are zero or dependent made regular."""
     groups, depth, _ = moments.shape
     each = np.arange(depth)
