@@ -118,14 +118,21 @@ class NoiseOfGroups:
             return _nothing(layer.inputs // consumer.repeat)
         rows, taps, kernel = self._rows(layer), layer.shape[3], layer.kernel
         gains = self._gains(layer, _Energy(kernel))
-        relative = np.abs(kernel)
-        if self._levels.per_channel:
-            relative = relative / rows[:, :, None, None]
-        largest = relative.max(axis=(1, 3), initial=0).reshape(-1, consumer.repeat).max(axis=1)
+        by_input = np.max(
+            [self._largest(kernel[:, r], rows[:, r]) for r in _blocks(kernel)], axis=0
+        )
+        largest = by_input.reshape(-1, consumer.repeat).max(axis=1)
         weight = (gains * np.square(rows)).sum(axis=1, keepdims=True) * taps
         power = self._read(layer.source)[1].reshape(len(weight), -1) * weight
         noise = power.reshape(-1, consumer.repeat).sum(axis=1) * level
         return Rounded(np.asarray(largest, np.float64), noise)
+
+    def _largest(self, kernel: FloatArray, rows: DoubleArray) -> DoubleArray:
+        """Return the largest weight on each input, relative to what outputs' weights are divided by."""
+        relative = np.abs(kernel)
+        if self._levels.per_channel:
+            relative = relative / rows[:, :, None, None]
+        return np.asarray(relative.max(axis=(1, 3), initial=0))
 
     def _produced(self, layer: WeightedLayer, importance: DoubleArray, level: float) -> Rounded:
         if self._levels.per_channel:  # each channel's own scale takes the factor
@@ -137,14 +144,19 @@ class NoiseOfGroups:
         return Rounded(np.asarray(largest, np.float64), each * importance * level)
 
 
+def _blocks(kernel: FloatArray) -> list[slice]:
+    """Return the outputs of a kernel in blocks that are computed with at a time, one at least."""
+    groups, outputs, inputs, taps = kernel.shape
+    step = max(1, _AT_ONCE // max(1, groups * inputs * taps))
+    return [slice(first, first + step) for first in range(0, max(1, outputs), step)]
+
+
 class _Energy:
     """The squares of a kernel, added up over its taps: of a large one some outputs at a time."""
 
     def __init__(self, kernel: FloatArray) -> None:
         self._kernel = kernel
-        groups, outputs, inputs, taps = kernel.shape
-        step = max(1, _AT_ONCE // max(1, groups * inputs * taps))
-        self._rows = [slice(first, first + step) for first in range(0, max(1, outputs), step)]
+        self._rows = _blocks(kernel)
         self._whole = self._squares(self._rows[0]) if len(self._rows) == 1 else None
 
     def of_outputs(self, inputs: DoubleArray) -> DoubleArray:
