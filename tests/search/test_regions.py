@@ -156,3 +156,16 @@ def test_a_part_that_disturbs_more_than_it_showed_does_not_cost_all_others() -> 
 
     assert found.margin_db >= 0.0
     assert found.choice.in_float <= set(range(8))
+
+
+def test_what_is_worth_most_of_what_was_measured_is_found() -> None:
+    margin = _model([1.0, 0.09, 0.009])
+    search = RegionSearch([0.01, 0.01, 0.9], _each(margin), margin, has_wide=False)
+
+    assert search.cheapest(5.0).choice.in_float == {0}
+    # All in float would be needed, which costs more than is allowed and is not measured.
+    search.cheapest(40.0, most_cost=0.5)
+    search.cheapest(15.0, most_cost=0.5)
+    found = search.best(5.0, lambda trial: 0.01 * trial.margin_db - trial.cost)
+
+    assert found.choice.in_float == {0, 1}

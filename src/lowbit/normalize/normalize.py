@@ -29,6 +29,7 @@ from lowbit.normalize.simplify import (
     explicit_attributes,
     fold_constants,
 )
+from lowbit.normalize.size_names import forget_placeholders
 
 # What onnx-ir copies from a call to the nodes that take its place.
 _CALL = "lowbit.call"
@@ -79,6 +80,7 @@ def normalize(model: ir.Model, sample: Feed | None = None, opset: int = 0) -> ir
     refuse_quantized(model)
     model = model.clone()
     _drop_defaults(model)
+    forget_placeholders(model, sample or {})
     model.ir_version = max(model.ir_version, _LOWEST_IR_VERSION)
     inline_functions(model)
     name_everything(model)

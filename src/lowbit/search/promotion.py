@@ -357,6 +357,6 @@ def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:
     }
     more = max(worth, key=lambda db: (worth[db], db))
     if more:
-        search.cheapest(wanted_db + more)
+        search.cheapest(wanted_db + more, enough + more * _WORTH)
     most_db = wanted_db + _MORE_DB
     return search.best(wanted_db, lambda t: min(t.margin_db, most_db) * _WORTH - t.cost)

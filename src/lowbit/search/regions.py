@@ -186,14 +186,19 @@ class RegionSearch:
                 return trials[-1]
         return max(trials, key=lambda trial: trial.margin_db)
 
-    def cheapest(self, wanted_db: float) -> Trial | None:
-        """Return the cheapest choice that reaches a margin as a whole; ``None`` if it is all in float."""
+    def cheapest(self, wanted_db: float, most_cost: float = math.inf) -> Trial | None:
+        """Return the cheapest choice that reaches a margin as a whole; ``None`` if it is all in float.
+
+        What costs more than ``most_cost`` is not measured.
+        """
         noise, bracket = _noise(wanted_db), _Bracket(self._factor)
         self._measure_wide(noise * self._factor)
         most = len(self._trials) + _CORRECTIONS
         for _ in range(_STEPS):
             choice = self._choice(noise * bracket.factor)
             if choice not in self._trials and len(self._trials) == most:
+                break
+            if self._cost(choice) > most_cost:
                 break
             spare_db = self._tried(choice).margin_db - wanted_db
             if spare_db >= 0:
