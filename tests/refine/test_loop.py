@@ -18,7 +18,7 @@ from lowbit.graph.store import Store, open_store
 from lowbit.graph.submodels import Extractor
 from lowbit.refine.algorithm import LoopSettings
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers, replaced_constants
-from lowbit.refine.loop import LayerLoop, LayerTargets, batched
+from lowbit.refine.loop import LayerLoop, LayerTargets
 from lowbit.refine.samples import LayerSample, SampleOnDisk
 from lowbit.state import Quantized
 
@@ -253,13 +253,3 @@ def test_what_a_listener_makes_of_a_result_is_what_goes_on(state: Quantized) -> 
 
     assert all(result.kept for result in results)
     _assert_same(undone, plain)
-
-
-def test_feeds_are_joined_along_their_first_axis() -> None:
-    feeds = [{"x": np.full((1, 2), k), "y": np.full((2,), -k)} for k in range(5)]
-
-    found = list(batched(lambda: iter(feeds), 2))
-
-    assert [feed["x"].tolist() for feed in found] == [[[0, 0], [1, 1]], [[2, 2], [3, 3]], [[4, 4]]]
-    assert found[1]["y"].tolist() == [-2, -2, -3, -3]
-    assert list(batched(lambda: iter([]), 2)) == []

@@ -14,6 +14,7 @@ from lowbit.ops.geometry import ConvLayer, LinearLayer, MatrixLayer
 from lowbit.refine.samples import (
     SampleInMemory,
     SampleOnDisk,
+    batched,
     enough_positions,
     enough_samples,
     held_out_split,
@@ -198,3 +199,13 @@ def test_sums_give_the_moments_of_all_samples_together(bias: float | None, count
     expected = moments_of(patches, targets - (bias or 0.0), centred=bias is None)
     np.testing.assert_allclose(found.inputs, expected.inputs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.outputs, expected.outputs, rtol=1e-4, atol=1e-5)
+
+
+def test_feeds_are_joined_along_their_first_axis() -> None:
+    feeds = [{"x": np.full((1, 2), k), "y": np.full((2,), -k)} for k in range(5)]
+
+    found = list(batched(lambda: iter(feeds), 2))
+
+    assert [feed["x"].tolist() for feed in found] == [[[0, 0], [1, 1]], [[2, 2], [3, 3]], [[4, 4]]]
+    assert found[1]["y"].tolist() == [-2, -2, -3, -3]
+    assert list(batched(lambda: iter([]), 2)) == []

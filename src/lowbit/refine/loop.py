@@ -10,9 +10,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -36,13 +35,12 @@ from lowbit.refine.samples import (
     SampleInMemory,
     SampleOnDisk,
     enough_positions,
+    grouped,
     take_columns,
     take_sample,
     take_target,
 )
 from lowbit.state import Quantized
-
-_T = TypeVar("_T")
 
 # Weights of layers that the float model is run through at once, in bytes.
 _ROOM = 32 << 20
@@ -362,7 +360,7 @@ class LayerLoop:
         def take(items: Sequence[tuple[int, Feed | None]]) -> list[tuple[int, LayerColumns]]:
             return [(index, self._columns(step, layer, index, feed)) for index, feed in items]
 
-        some = _grouped(self._indexed_feeds(step), _TOGETHER)
+        some = grouped(self._indexed_feeds(step), _TOGETHER)
         for samples in ordered_map(take, some, cpu_count()):
             # A sample of batch 0, or an empty cache, shows nothing of a layer.
             collector.add([(index, columns) for index, columns in samples if columns.count])
@@ -395,24 +393,3 @@ class LayerLoop:
 def _libraries() -> ThreadpoolController:
     """Return the libraries with threads: to look for them takes longer than to solve a small layer."""
     return ThreadpoolController()
-
-
-def _grouped(items: Iterator[_T], size: int) -> Iterator[list[_T]]:
-    while group := list(itertools.islice(items, size)):
-        yield group
-
-
-def batched(feeds: Feeds, size: int) -> Iterator[Feed]:
-    """Yield feeds of ``size`` samples each, one after another along the first axis."""
-    group: list[Feed] = []
-    for feed in feeds():
-        group.append(feed)
-        if len(group) == size:
-            yield _joined(group)
-            group = []
-    if group:
-        yield _joined(group)
-
-
-def _joined(group: Sequence[Feed]) -> Feed:
-    return {name: np.concatenate([feed[name] for feed in group]) for name in group[0]}

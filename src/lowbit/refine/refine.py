@@ -27,10 +27,10 @@ from lowbit.refine.checkpoint import Checkpoint
 from lowbit.refine.finetune import ADAQUANT, ADAROUND
 from lowbit.refine.gptq import GPTQ
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers
-from lowbit.refine.loop import LayerLoop, LayerTargets, batched
+from lowbit.refine.loop import LayerLoop, LayerTargets
 from lowbit.refine.reconstruct import RECONSTRUCTION
 from lowbit.refine.remote import LayerSolver
-from lowbit.refine.samples import enough_samples, held_out_numbers
+from lowbit.refine.samples import batched, enough_samples, held_out_numbers
 from lowbit.refine.selection import Selection
 from lowbit.state import Quantized, extended
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from lowbit.graph.session import Feed
 from lowbit.graph.store import Store
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.geometry import Array, Floats, LinearLayer, Positions
 from lowbit.refine.descent import Moments
+
+_T = TypeVar("_T")
 
 _FEWEST_POSITIONS = 16
 # Unknowns of a layer to a position of a sample: 64 samples give eight times as many equations.
@@ -265,3 +269,16 @@ def sums_of(samples: Sequence[LayerSample]) -> Sums:
         (patch_sum / count).astype(np.float32),
         (target_sum / count).astype(np.float32),
     )
+
+
+def grouped(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """Yield lists of ``size`` items each, the last one of what is left."""
+    rest = iter(items)
+    while group := list(itertools.islice(rest, size)):
+        yield group
+
+
+def batched(feeds: Callable[[], Iterable[Feed]], size: int) -> Iterator[Feed]:
+    """Yield feeds of ``size`` samples each, one after another along the first axis."""
+    for group in grouped(feeds(), size):
+        yield {name: np.concatenate([feed[name] for feed in group]) for name in group[0]}
