@@ -144,7 +144,7 @@ def test_a_hopeless_model_is_promoted_before_it_is_refined(
     monkeypatch, expected_error: float, margin: float, refined: list[str]
 ) -> None:
     promotions, seen = _Promotions("promoted"), []
-    promotions.before = lambda: margin
+    promotions.is_hopeless = lambda by_db: margin < -by_db
     monkeypatch.setattr(finishing, "Promoter", promotions)
 
     def finished(_, state):

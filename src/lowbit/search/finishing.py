@@ -52,7 +52,7 @@ class Finisher:
         A model of which refinement would make nothing is promoted before it is refined.
         """
         promoter = self._promoter(state) if self._looks_hopeless() else None
-        if promoter is not None and promoter.before() < -_HOPELESS_DB:
+        if promoter is not None and promoter.is_hopeless(_HOPELESS_DB):
             return self._in_rounds(state, promoter, None)
         found = self.finished(state)
         verdict = found[1].verdict

@@ -147,6 +147,14 @@ class Promoter:
         """Return the same of the model as it is."""
         return required.margin(self._before())
 
+    def is_hopeless(self, by_db: float) -> bool:
+        """Whether the model has so much noise that refinement does not make it usable.
+
+        Divergence of classes does not tell: a few logits more or less right change it by 10 dB and more.
+        """
+        verdict = self._before().verdict(held_out=True)
+        return verdict is not None and verdict.worst.unit == "dB" and self.before() < -by_db
+
     def _before(self) -> OutputErrors:
         """Return the errors of the model as it is, which is run only once."""
         if self._errors is None:
