@@ -61,7 +61,7 @@ class Finisher:
         return self._in_rounds(state, self._promoter(state, found[0]), found)
 
     def _in_rounds(self, state: Quantized, promoter: Promoter, found: Finished | None) -> Finished:
-        """Promote, and once more with another aim if the refined model is worse or far better than it."""
+        """Promote, and once more with another requirement if the refined model is worse or far better than it."""
         best, note, required = found, "", USABLE
         for _ in range(_ROUNDS):
             with self.pipeline.clock.charge("promote"):
@@ -78,17 +78,17 @@ class Finisher:
             else:
                 report = msgspec.structs.replace(again[1], promoted=result.regions)
                 best, note = (again[0], report, again[2]), result.describe()
-            other = self._other_aim(promoter, required, result, again)
+            other = self._other_requirement(promoter, required, result, again)
             if other is None:
                 break
             required = other
         state, report, refinement = best or self.finished(state)
         return state, report, refinement.with_note(note)
 
-    def _other_aim(
+    def _other_requirement(
         self, promoter: Promoter, required: Requirement, promoted: Promoted, found: Finished
     ) -> Requirement | None:
-        """Return the aim to promote for once more, if there is a reason."""
+        """Return what to promote for once more, if there is a reason."""
         verdict = found[1].verdict
         if verdict is None or not found[2].complete or required is not USABLE:
             return None
