@@ -73,12 +73,16 @@ def progress(stage: str, *_) -> None:
 
 
 config, target = configuration()
+# No rival promotes. Only a whole run of lowbit's own does, where it has to.
+whole = settings["family"] == "native" and bool(settings.get("refine"))
 quantize(
     asked["model"],
     asked["output"],
     data=asked["samples"],
     config=config,
     target=target,
+    promote=whole,
+    allow_ruined=not whole,
     progress=progress,
 )
 watch.lap(running[-1])

@@ -12,6 +12,7 @@ import pytest
 import lowbit
 from lowbit.graph import io, message
 from lowbit.graph.message import write_message
+from lowbit.graph.submodels import Extractor
 from tests.helpers.small_models import small_cnn, small_feeds
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "data"
@@ -101,3 +102,18 @@ def test_varints_are_protobufs(number) -> None:
     proto = onnx.ModelProto(model_version=number)
     # The key of the field, and the number.
     assert b"\x28" + message._varint(number) == proto.SerializeToString()
+
+
+def test_a_part_calls_its_constants_as_the_graph_does() -> None:
+    """A tensor that was made of another one may have that one's name."""
+    model = ir.from_onnx_text(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "g (float[1,2] x) => (float[1,2] y) <float[2] made = {3.0, 4.0}> { y = Mul (x, made) }"
+    )
+    made = model.graph.initializers["made"]
+    made.const_value = ir.Tensor(np.array([3.0, 4.0], np.float32), name="source")
+
+    session = Extractor(model).session({"x": np.dtype(np.float32)}, ["y"])
+
+    (y,) = session.run(["y"], {"x": np.ones((1, 2), np.float32)})
+    np.testing.assert_array_equal(y, [[3.0, 4.0]])

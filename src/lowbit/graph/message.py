@@ -74,7 +74,10 @@ def part_message(
             _add_node(graph.node.add(), node)
         for value in part.initializers.values():
             if value.const_value is not None:
-                ir.serde.serialize_tensor_into(graph.initializer.add(), value.const_value)
+                proto_tensor = graph.initializer.add()
+                ir.serde.serialize_tensor_into(proto_tensor, value.const_value)
+                # A tensor made of another one may be called like that one.
+                proto_tensor.name = value.name or ""
         for name, array in constants.items():
             tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
             ir.serde.serialize_tensor_into(graph.initializer.add(), tensor)
