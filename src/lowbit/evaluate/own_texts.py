@@ -100,7 +100,7 @@ def _find_writer(model: ir.Model) -> _Writer | None:
     except (DataError, ModelError):
         return None
     tokens = [info for info in inputs if roles[info.name] == "tokens"]
-    free = all(isinstance(size, int) is False for info in tokens for size in info.shape or (1,))
+    free = not any(isinstance(size, int) for info in tokens for size in info.shape or (1,))
     shape = tokens[0].shape if len(tokens) == 1 else None
     if not free or shape is None or len(shape) != 2:
         return None
