@@ -91,6 +91,20 @@ def test_whatever_lies_between_the_limits_does_not_saturate(name: str) -> None:
         assert not pairs.can_saturate(chosen)
 
 
+@pytest.mark.parametrize("orders", [_BOTH, _BOTH[:1], _BOTH[1:]])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_nearest_are_the_nearest_within_the_limits(name: str, orders: tuple[str, ...]) -> None:
+    layer, shape = LAYERS[name]
+    codes = np.random.default_rng(3).integers(-127, 128, shape).astype(np.float32)
+    pairs = SummedPairs((layer,), orders)
+    before = codes.copy()
+
+    found = pairs.nearest(codes, 127)
+
+    assert found.tolist() == np.clip(codes, *pairs.limits(codes, 127)).tolist()
+    assert codes.tolist() == before.tolist()
+
+
 def test_what_does_not_saturate_stays() -> None:
     layer, _ = LAYERS["matrix of Gemm"]
     row = np.array([127, 1, -100, 100, -64, -64, 127, 0, 127], np.float32)

@@ -43,25 +43,41 @@ class SummedPairs:
 
         Whatever is chosen between them, no pair saturates. Of what pairs leave, both get half.
         """
+        near = self._made_smaller(codes)
         sides = []
         for sign in (1, -1):
-            near = np.maximum(sign * codes, 0)
+            chosen = np.maximum(sign * near, 0)
+            side = np.full_like(chosen, largest)
             for layer, order in self._orders():
-                near = _each_pair(near, layer, order, _limited)
-            side = np.full_like(near, largest)
-            for layer, order in self._orders():
-                side = np.minimum(side, _each_pair(near, layer, order, _with_room))
+                room = chosen.copy()
+                _change_pairs(room, layer, order, _take_room)
+                np.minimum(side, room, out=side)
             sides.append(side)
         return -sides[1], sides[0]
 
+    def nearest(self, codes: FloatArray, largest: int) -> FloatArray:
+        """Return what nearest codes become within their limits."""
+        if len([*self._orders()]) > 1:
+            return np.asarray(np.clip(codes, *self.limits(codes, largest)))
+        # A pair that gave way has no room left, and any other has room for what it is.
+        near = self._made_smaller(codes)
+        return np.asarray(np.clip(near, -largest, largest, out=near))
+
     def largest_sums(self, weight: FloatArray) -> FloatArray:
         """Return for each weight the largest sum of a pair that it is in, of weights of one sign."""
-        found = np.abs(weight)
+        found = np.asarray(np.abs(weight), np.float32)
         for layer, order in self._orders():
-            for sign in (1, -1):
-                side = np.maximum(sign * weight, 0)
-                found = np.maximum(found, _each_pair(side, layer, order, _sums))
-        return np.asarray(found, np.float32)
+            sums = np.array(weight, np.float32, order="C")
+            _change_pairs(sums, layer, order, _sum_up)
+            np.maximum(found, sums, out=found)
+        return found
+
+    def _made_smaller(self, codes: FloatArray) -> FloatArray:
+        """Return codes that exceed no sum, each order's pairs after another's."""
+        near = np.array(codes, np.float32, order="C")
+        for layer, order in self._orders():
+            _change_pairs(near, layer, order, _give_way)
+        return near
 
     def can_saturate(self, codes: Array) -> bool:
         """Whether two products can exceed 16 bits, from the stored integers alone."""
@@ -80,37 +96,53 @@ class SummedPairs:
                 yield layer, order
 
 
-def _limited(pairs: FloatArray) -> FloatArray:
-    """Return pairs of positive codes that do not exceed the largest sum: both give way by the same."""
-    excess = np.maximum(pairs.sum(axis=-1) - _LARGEST_SUM, 0)
-    return np.asarray(pairs - np.stack([np.ceil(excess / 2), np.floor(excess / 2)], axis=-1))
+def _give_way(first: FloatArray, second: FloatArray) -> None:
+    """Make pairs smaller that exceed the largest sum: both give way by the same."""
+    sums = first + second
+    # Codes of two signs cannot exceed it: none is larger by itself.
+    at = np.nonzero(np.abs(sums) > _LARGEST_SUM)
+    sign = np.sign(sums[at])
+    excess = np.abs(sums[at]) - _LARGEST_SUM
+    first[at] -= sign * np.ceil(excess / 2)
+    second[at] -= sign * np.floor(excess / 2)
 
 
-def _with_room(pairs: FloatArray) -> FloatArray:
-    left = _LARGEST_SUM - pairs.sum(axis=-1)
-    return np.asarray(pairs + np.stack([np.ceil(left / 2), np.floor(left / 2)], axis=-1))
+def _take_room(first: FloatArray, second: FloatArray) -> None:
+    """Add half of what is left to both of a pair that are not negative."""
+    left = _LARGEST_SUM - (first + second)
+    half = np.floor(left / 2)
+    first += left - half
+    second += half
 
 
-def _sums(pairs: FloatArray) -> FloatArray:
-    return np.broadcast_to(pairs.sum(axis=-1, keepdims=True), pairs.shape)
+def _sum_up(first: FloatArray, second: FloatArray) -> None:
+    """Put the sum of a pair of one sign, or the larger of two signs, into both."""
+    sums = np.abs(first + second)
+    for part in (first, second):
+        np.maximum(sums, np.abs(part), out=sums)
+    first[...] = sums
+    second[...] = sums
 
 
-def _each_pair(
+def _change_pairs(
     weight: FloatArray,
     layer: LinearLayer,
     order: PairOrder,
-    function: Callable[[FloatArray], FloatArray],
-) -> FloatArray:
-    """Return a weight after a function of its pairs, which lie along the last axis."""
-    by_tap = np.asarray(layer.kernel(weight), np.float32).swapaxes(2, 3)
-    shape = by_tap.shape
-    rows = by_tap.reshape(*shape[:2], 1, -1) if order == "through_taps" else by_tap
+    change: Callable[[FloatArray, FloatArray], None],
+) -> None:
+    """Change a weight in place: ``change`` is given the first and the second of each pair."""
+    by_tap = layer.kernel(weight).swapaxes(2, 3)
+    # Elsewhere no pair reaches from one tap into the next.
+    through = order == "through_taps" and layer.taps > 1 and layer.inputs % 2 == 1
+    rows = by_tap.reshape(*by_tap.shape[:2], 1, -1) if through else by_tap
     length = rows.shape[-1]
-    even = np.pad(rows, [(0, 0)] * 3 + [(0, length % 2)])
-    found = function(even.reshape(*even.shape[:3], -1, 2)).reshape(even.shape)[..., :length]
-    kernel = np.ascontiguousarray(found.reshape(shape).swapaxes(2, 3))
-    matrix = kernel.reshape(layer.groups, layer.outputs, layer.depth)
-    return np.asarray(layer.weight(matrix), np.float32)
+    even = length - length % 2
+    change(rows[..., 0:even:2], rows[..., 1:even:2])
+    if even < length:
+        alone = rows[..., even:]
+        change(alone, np.zeros_like(alone))
+    if through:
+        by_tap[...] = rows.reshape(by_tap.shape)
 
 
 def pairs_of(model: ir.Model, plan: Plan) -> dict[str, SummedPairs]:
@@ -135,6 +167,8 @@ def saturation_free(
     others = tuple(axis for axis in range(weight.ndim) if axis != params.axis)
     sums = pairs.largest_sums(weight).max(axis=others, initial=0)
     widest = np.maximum(params.scale, sums / (_LARGEST_SUM - 1))
+    if (widest <= params.scale).all():
+        return params
     shares = np.linspace(0, 1, _CANDIDATES)
     if spec.power_of_two:
         widest, shares = np.asarray(2 * params.scale), np.array([0, 1])
@@ -143,7 +177,7 @@ def saturation_free(
         tried = np.asarray(params.scale + share * (widest - params.scale), np.float32)
         whole = tried.reshape([-1 if axis == params.axis else 1 for axis in range(weight.ndim)])
         codes = np.clip(np.rint(weight / whole), *spec.limits)
-        codes = np.clip(codes, *pairs.limits(codes, spec.limits[1]))
+        codes = pairs.nearest(codes, spec.limits[1])
         with np.errstate(over="ignore"):
             error = np.square(weight - codes * whole).sum(axis=others)
         best, least = np.where(error < least, tried, best), np.minimum(error, least)

@@ -238,8 +238,7 @@ def integers(
     codes = quantize(data, params, spec.limits)
     if pairs is None:
         return codes
-    near = codes.astype(np.float32)
-    return np.clip(near, *pairs.limits(near, spec.limits[1])).astype(codes.dtype)
+    return pairs.nearest(codes.astype(np.float32), spec.limits[1]).astype(codes.dtype)
 
 
 def _per_tensor(data: FloatArray, spec: IntegerSpec, importance: Importance | None) -> QParams:
