@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
@@ -19,13 +18,14 @@ from lowbit.errors import LowbitError, PlanError
 from lowbit.evaluate.accuracy import Label
 from lowbit.parallel import worker_count
 from lowbit.pipeline import stages
-from lowbit.report.values import GoalOutcome, GoalTrial, PromotedRegion
+from lowbit.report.values import GoalOutcome, PromotedRegion
 from lowbit.search.candidates import Screening, Setting, screen_candidates
 from lowbit.search.finishing import Finisher
 from lowbit.search.goal import Goal
 from lowbit.search.goal_evaluator import GoalEvaluator, Measurement
 from lowbit.search.kept_trials import KeptTrial, KeptTrials, Took, model_hash
 from lowbit.search.rebuilding import rebuilt
+from lowbit.search.trail import Budget, End, Outcome, Row, Trail
 from lowbit.state import Calibrated, Quantized, extended
 
 BETTER_DB = 0.1
@@ -77,34 +77,6 @@ class Screened:
     built: Quantized | None = None
 
 
-Outcome = Literal["kept", "dropped", "met", "skipped"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Row:
-    """A row of the trail, begun at ``start``."""
-
-    strategy: str
-    what: str
-    start: float
-    measured: Measurement | None = None
-    outcome: Outcome = "skipped"
-    note: str = ""
-
-    def trial(self) -> GoalTrial:
-        """Return it as it is reported."""
-        known = self.measured
-        return GoalTrial(
-            strategy=self.strategy,
-            what=self.what,
-            value=None if known is None else known.figure.value,
-            margin_db=None if known is None else known.margin_db,
-            seconds=time.monotonic() - self.start,
-            outcome=self.outcome,
-            note=self.note,
-        )
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
     """What is to be reached, on which labels, in how many seconds since ``started``, and how."""
@@ -116,15 +88,9 @@ class Request:
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
-    def left(self) -> float:
-        """The seconds that are left."""
-        if self.budget is None:
-            return float("inf")
-        return self.budget - (time.monotonic() - self.started)
-
-
-End = Literal["", "met", "budget", "float", "samples"]
-"""Why nothing more is tried: the goal is met, the time is up, float is not better, or samples are too few."""
+    def time(self) -> Budget:
+        """How long it may take."""
+        return Budget(self.budget, self.started)
 
 
 class GoalSearch:
@@ -146,12 +112,18 @@ class GoalSearch:
         self.pipeline = dataclasses.replace(finisher.pipeline, keep_histograms=True)
         self.best = first
         self.measured = self.kept.measured(lambda: evaluator.searched(first.state), "preset")
-        self.end: End = ""
+        self.trail = Trail(
+            request.time, lambda tried: self.pipeline.clock.tell("search", tried, None)
+        )
         self.confirmed: Measurement | None = None
-        self._first, self._ran_out = first, False
-        self._trials: list[GoalTrial] = []
+        self._first = first
         self._looked: tuple[Measurement, Measurement] | None = None
         self._keep("preset", first.state.config.name, first, self.measured, request.started)
+
+    @property
+    def end(self) -> End:
+        """Why nothing more is tried, if so."""
+        return self.trail.end
 
     def attempt(
         self,
@@ -166,18 +138,18 @@ class GoalSearch:
 
         ``detail`` is what it depends on besides ``what`` and the best so far.
         """
-        if self.end or not self._has_time(strategy, what, expected):
+        if self.end or not self.trail.has_time(strategy, what, expected):
             return False
         start = time.monotonic()
         try:
             trial, candidate = self._tried(make, strategy, what, detail)
         except LowbitError as error:
-            self._record(_Row(strategy, what, start, note=str(error)))
+            self.trail.record(Row(strategy, what, start, note=str(error)))
             return True
         if trial.measured is None:
-            self._record(_Row(strategy, what, start, note=trial.note))
+            self.trail.record(Row(strategy, what, start, note=trial.note))
         elif trial.measured.margin_db <= self.measured.margin_db + BETTER_DB:
-            self._record(_Row(strategy, what, start, trial.measured, "dropped", trial.note))
+            self.trail.record(_row(strategy, what, start, trial.measured, "dropped", trial.note))
         else:
             candidate = candidate or restored(self.finisher, self.best.built, trial) or make()
             if candidate is not None:
@@ -211,7 +183,7 @@ class GoalSearch:
         """
         results = self._screened_by_workers(offered)
         for what, config in offered:
-            if self.end or not self._has_time(strategy, what, 0.0):
+            if self.end or not self.trail.has_time(strategy, what):
                 return
             found = self._screened(strategy, what, config, next(results, None))
             if found is not None:
@@ -234,9 +206,9 @@ class GoalSearch:
         try:
             measured = self.kept.measured(measure, strategy, what, config_json(config))
         except LowbitError as error:
-            self._record(_Row(strategy, what, start, note=str(error)))
+            self.trail.record(Row(strategy, what, start, note=str(error)))
             return None
-        self._record(_Row(strategy, what, start, measured, "dropped", "before refinement"))
+        self.trail.record(_row(strategy, what, start, measured, "dropped", "before refinement"))
         return Screened(what, config, measured.margin_db, made[0] if made else None)
 
     def _screened_by_workers(
@@ -249,7 +221,7 @@ class GoalSearch:
         measured = self.evaluator.measured
         setting = Setting(base, measured[0], self.evaluator.searched_on, measured)
         if setting.is_portable:
-            yield from screen_candidates(setting, offered, self.request.left)
+            yield from screen_candidates(setting, offered, self.trail.budget.left)
 
     def unrefined(self) -> Measurement:
         """Return the figures of the best before its refinement."""
@@ -267,29 +239,18 @@ class GoalSearch:
         state, refinement = self.finisher.refined(built, keep=False)
         return Candidate(built, state, refinement, (*self.best.promoted, *promoted), note)
 
-    def _has_time(self, strategy: str, what: str, expected: float) -> bool:
-        left = self.request.left
-        if left > expected:
-            return True
-        note = f"would take about {expected:.0f} s, and {left:.0f} s are left"
-        if left <= 0:
-            self.end, note = "budget", "the budget is spent"
-        self._ran_out = True
-        self._record(_Row(strategy, what, time.monotonic(), note=note))
-        return False
-
     def _keep(
         self, strategy: str, what: str, candidate: Candidate, measured: Measurement, start: float
     ) -> None:
         """Make a candidate the best, and look at held-out samples if it may meet the goal."""
         self.best, self.measured, self.confirmed = candidate, measured, None
         self.kept.follow(strategy, what)
-        row = _Row(strategy, what, start, measured, "kept", candidate.note)
+        row = _row(strategy, what, start, measured, "kept", candidate.note)
         if self._is_worth_a_look(measured):
             found = self._look()
             note = "; ".join(word for word in (candidate.note, _words(found)) if word)
             row = dataclasses.replace(row, outcome=self._outcome_now(), note=note)
-        self._record(row)
+        self.trail.record(row)
 
     def look(self, strategy: str) -> None:
         """Look at held-out samples after a strategy, before a costlier one, if the best has changed."""
@@ -297,7 +258,7 @@ class GoalSearch:
             return
         start, found = time.monotonic(), self._look()
         what, outcome = "the best so far, on held-out samples", self._outcome_now()
-        self._record(_Row(strategy, what, start, self.measured, outcome, _words(found)))
+        self.trail.record(_row(strategy, what, start, self.measured, outcome, _words(found)))
 
     def _outcome_now(self) -> Outcome:
         return "met" if self.end == "met" else "kept"
@@ -307,7 +268,7 @@ class GoalSearch:
         found = self._confirmed(self.best.state, "best")
         self.kept.follow("held out", repr(found))
         self.confirmed, self._looked = found, (self.measured, found)
-        self.end = self._ended_by(found)
+        self.trail.end = self._ended_by(found)
         return found
 
     def _confirmed(self, state: Quantized, which: str) -> Measurement:
@@ -348,10 +309,6 @@ class GoalSearch:
         before, found = self._looked
         return measured.margin_db >= before.margin_db + max(BETTER_DB, found.missing_db)
 
-    def _record(self, row: _Row) -> None:
-        self._trials.append(row.trial())
-        self.pipeline.clock.tell("search", len(self._trials), None)
-
     def outcome(self) -> tuple[Candidate, Measurement, GoalOutcome]:
         """Return the model to keep, and how it was found: never one worse than the preset alone."""
         kept = self.best
@@ -375,7 +332,7 @@ class GoalSearch:
             seconds=time.monotonic() - self.request.started,
             budget=self.request.budget,
             missing="" if met else self._missing(found),
-            trials=tuple(self._trials),
+            trials=tuple(self.trail.rows),
         )
         return kept, found, outcome
 
@@ -391,9 +348,15 @@ class GoalSearch:
                 f"{words}: on {found.samples} samples even a model without any loss is known only to "
                 f"lose at most {found.noticeable:.2g}; give about {max(more, 1)} labelled samples more"
             )
-        if self.end == "budget" or self._ran_out:
+        if self.end == "budget" or self.trail.ran_out:
             return f"{words} when the budget ended; give more time"
         return f"{words}, after all that can be tried with {self._first.state.config.name}; take a preset with wider formats"
+
+
+def _row(
+    strategy: str, what: str, start: float, measured: Measurement, outcome: Outcome, note: str
+) -> Row:
+    return Row(strategy, what, start, measured.figure.value, measured.margin_db, outcome, note)
 
 
 def _words(found: Measurement) -> str:
