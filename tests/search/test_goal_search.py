@@ -19,6 +19,8 @@ from lowbit.search.goal_search import Candidate, GoalSearch, Request
 class _Evaluator:
     """Gives a candidate the SQNR that is written on it, less half a decibel on held-out samples."""
 
+    tail = 0.05
+
     def __init__(self, goal: str) -> None:
         self.goal = Goal(goal)
         self.looks: list[float] = []

@@ -185,8 +185,8 @@ def quantize(
         checkpoint: A folder for layers that are refined, until the model is saved: to ``output``, or
             by ``Result.save``. ``<output>.refining`` if not given.
         resume: Go on with the layers that a run killed before had refined.
-        state_dir: A folder or an fsspec URL for finished shards of calibration and measured layers: a
-            later run with the same does only what is new.
+        state_dir: A folder or an fsspec URL for finished shards of calibration, layers and trials for a
+            goal: a later run with the same does only what is new.
         keep_partial: Let Ctrl-C end refinement early, and go on with the layers that are done.
         metric: A distance of the quantized model's outputs from the float one's, of each sample a
             list, instead of the one that ``config.mixed_precision`` names; lower is nearer.

@@ -201,7 +201,7 @@ def add_engine(parser: Parser) -> None:
     group.add_argument(
         "--state",
         metavar="DIR",
-        help="keep finished shards in this folder or fsspec URL, and find those of earlier runs",
+        help="keep finished shards, layers and trials in this folder or fsspec URL, and find those of earlier runs",
     )
 
 

@@ -69,6 +69,11 @@ class Split:
         """Yield the samples to verify on."""
         return self.data.select(sorted(self.verifying))
 
+    def fingerprint(self) -> str:
+        """Return a word for all samples, and which of them do what."""
+        groups = (self.held_out, self.verifying, self.validating, self.excluded)
+        return f"{self.data.fingerprint()} {[sorted(group) for group in groups]}"
+
     def first(self) -> Sample | None:
         """Return one sample."""
         return next(self.data.select([0]), None)

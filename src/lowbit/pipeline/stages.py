@@ -322,11 +322,12 @@ def refine(
     *,
     resume: bool,
     keep_partial: bool = False,
+    store: Store | None = None,
 ) -> tuple[Solved, Refinement]:
     """Return the state with better weights and biases than the nearest, and how it went.
 
     Finished layers are kept in ``folder``, also after the last; ``resume`` goes on with those there.
-    ``keep_partial`` lets an interruption end it early, with the layers that are done.
+    Without a folder those in ``store`` are used, and added to it. ``keep_partial`` lets an interruption end it early, with the layers that are done.
     """
     config, samples = state.config.refinement, state.samples
     if config is None or samples is None:
@@ -340,9 +341,12 @@ def refine(
     path = getattr(config, "ref_model_path", None)
     reference = None if path is None else normalize_model(io.load(path))
     checkpoint = None
-    if folder is not None:
-        word = fingerprint_of(state, config, samples.data.fingerprint(), reference)
-        checkpoint = Checkpoint.open(folder, word, resume=resume)
+    if folder is not None or store is not None:
+        word = fingerprint_of(state, config, samples.fingerprint(), reference)
+        if folder is not None:
+            checkpoint = Checkpoint.open(folder, word, resume=resume)
+        elif store is not None:
+            checkpoint = Checkpoint.in_store(store, word)
     found = refine_layers(
         state,
         config,

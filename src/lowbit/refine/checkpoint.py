@@ -1,8 +1,8 @@
-"""Finished layers in a folder, so that a run that ended too early goes on where it was.
+"""Finished layers in a folder or a store, so that a run that ended too early goes on where it was.
 
-A layer's file is named after all that its result depends on: model, plan, parameters, weights,
-biases, configuration, data, lowbit's version, and the results of the layers before it. So no file is
-ever wrong, and the files of several runs may lie in one folder.
+What is kept of a layer is named after all that its result depends on: model, plan, parameters, weights,
+biases, configuration, data, lowbit's version, and the results of the layers before it. So nothing that is
+found is ever wrong, and the layers of several runs may lie in one place.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from lowbit.graph.identity import hash_model
 from lowbit.graph.session import Array
 from lowbit.refine.layers import LayerResult, RefinedLayer
 from lowbit.state import Quantized
+from lowbit.store import Store, content_key
 from lowbit.version import __version__
 
 _ENDING, _UNFINISHED = ".layer", ".unfinished"
@@ -50,16 +52,73 @@ class _Record(msgspec.Struct, array_like=True):
     kept: bool
 
 
+class _Place(Protocol):
+    """Where layers are kept; what is there is complete or not at all."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return what was kept under a name, if it is there and whole."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Keep something."""
+
+    def has(self, name: str) -> bool:
+        """Whether anything is there, whole or damaged."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder, in which files of others are left alone."""
+
+    path: pathlib.Path
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            data = (self.path / name).read_bytes()
+        except OSError:
+            return None
+        digest, content = data[:_DIGEST], data[_DIGEST:]
+        return content if hashlib.sha256(content).digest() == digest else None
+
+    def write(self, name: str, content: bytes) -> None:
+        unfinished = self.path / (name + _UNFINISHED)
+        try:
+            unfinished.write_bytes(hashlib.sha256(content).digest() + content)
+            os.replace(unfinished, self.path / name)
+        except OSError as error:
+            raise OutputError(
+                f"cannot keep a finished layer in {self.path}: {error.strerror or error}"
+            ) from error
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).exists()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _InStore:
+    """A store of results, which sees to damage by itself."""
+
+    store: Store
+
+    def read(self, name: str) -> bytes | None:
+        return self.store.get(content_key("layer", name))
+
+    def write(self, name: str, content: bytes) -> None:
+        self.store.put(content_key("layer", name), content)
+
+    def has(self, name: str) -> bool:
+        return self.read(name) is not None
+
+
 @dataclasses.dataclass(slots=True)
 class Checkpoint:
-    """The results of one run, in order, a file each; a file is there complete or not at all.
+    """The results of one run, in order; each is there complete or not at all.
 
     ``foreign``: layers were there before; ``resumed`` is how many of them could be used. ``damaged`` are
     the names of files that could not be used, and were solved again.
     """
 
-    folder: pathlib.Path
-    fingerprint: str
+    place: _Place
+    where: str
     resume: bool
     foreign: bool = False
     resumed: int = 0
@@ -69,7 +128,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: pathlib.Path, fingerprint: str, *, resume: bool) -> Checkpoint:
-        """Return the checkpoint in a folder; files of others in it are left alone."""
+        """Return the checkpoint in a folder."""
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -77,7 +136,12 @@ class Checkpoint:
                 f"cannot keep finished layers in {folder}: {error.strerror or error}"
             ) from error
         foreign = resume and any(path.name.endswith(_ENDING) for path in _own_files(folder))
-        return cls(folder, fingerprint, resume, foreign, _key=fingerprint)
+        return cls(_Folder(folder), str(folder), resume, foreign, _key=fingerprint)
+
+    @classmethod
+    def in_store(cls, store: Store, fingerprint: str) -> Checkpoint:
+        """Return the checkpoint in a store, whose layers always serve a later run."""
+        return cls(_InStore(store), store.location, resume=True, _key=fingerprint)
 
     def results(self, layers: Sequence[RefinedLayer]) -> list[LayerResult]:
         """Return the results of the first layers, as many as are there, if they are to be used."""
@@ -85,12 +149,10 @@ class Checkpoint:
         if not self.resume:
             return found
         for layer in layers:
-            path = self._path()
-            if not path.exists():
-                break
-            content = _read(path)
+            name = self._name()
+            content = self.place.read(name)
             if content is None:
-                self.damaged.append(path.name)
+                self.damaged += [name] if self.place.has(name) else []
                 break
             found.append(_result(layer.node, content))
             self._advance(content)
@@ -100,15 +162,7 @@ class Checkpoint:
     def save(self, result: LayerResult) -> None:
         """Keep the result of the next layer."""
         content = _encode(result)
-        path = self._path()
-        unfinished = path.with_name(path.name + _UNFINISHED)
-        try:
-            unfinished.write_bytes(hashlib.sha256(content).digest() + content)
-            os.replace(unfinished, path)
-        except OSError as error:
-            raise OutputError(
-                f"cannot keep a finished layer in {self.folder}: {error.strerror or error}"
-            ) from error
+        self.place.write(self._name(), content)
         self._advance(content)
 
     @property
@@ -117,18 +171,16 @@ class Checkpoint:
         found = []
         if self.damaged:
             names = ", ".join(self.damaged)
-            found.append(
-                f"damaged files of the checkpoint {self.folder} were solved again: {names}"
-            )
+            found.append(f"damaged files of the checkpoint {self.where} were solved again: {names}")
         elif self.foreign and not self.resumed:
             found.append(
-                f"nothing was resumed: the layers in {self.folder} are of another run (model, data, "
+                f"nothing was resumed: the layers in {self.where} are of another run (model, data, "
                 "configuration or version differ)"
             )
         return tuple(found)
 
-    def _path(self) -> pathlib.Path:
-        return self.folder / f"{self._count:05d}-{self._key}{_ENDING}"
+    def _name(self) -> str:
+        return f"{self._count:05d}-{self._key}{_ENDING}"
 
     def _advance(self, content: bytes) -> None:
         self._key = hashlib.sha256(self._key.encode() + content).hexdigest()
@@ -163,16 +215,6 @@ def _stored(array: Array) -> _Stored:
     return _Stored(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 
 
-def _read(path: pathlib.Path) -> bytes | None:
-    """Return what was saved, or nothing if the file is damaged."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest, content = data[:_DIGEST], data[_DIGEST:]
-    return content if hashlib.sha256(content).digest() == digest else None
-
-
 def _result(node: str, content: bytes) -> LayerResult:
     record = msgspec.msgpack.decode(content, type=_Record)
     return LayerResult(
@@ -192,7 +234,7 @@ def _array(stored: _Stored) -> Array:
 
 
 def fingerprint_of(
-    state: Quantized, config: Refinement, data: str, reference: ir.Model | None = None
+    state: Quantized, config: Refinement | None, data: str, reference: ir.Model | None = None
 ) -> str:
     """Return what a run's results depend on, as one word."""
     digest = hashlib.sha256(__version__.encode())

@@ -82,7 +82,7 @@ class Setting:
 
     def digest(self) -> str | None:
         """Return a hash of everything that outputs depend on beside the configuration, if there is one."""
-        statistics = _digest(self.base.stats)
+        statistics = digest_of_stats(self.base.stats)
         if statistics is None or not self.is_portable:
             return None
         with packed(self.base.adapted) as files:
@@ -93,7 +93,8 @@ class Setting:
         )
 
 
-def _digest(stats: Stats) -> str | None:
+def digest_of_stats(stats: Stats) -> str | None:
+    """Return a hash of statistics; nothing where a method keeps some of its own."""
     whole = hashlib.sha256()
     for name, s in stats.tensors.items():
         if s.custom is not None:

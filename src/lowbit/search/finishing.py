@@ -113,17 +113,22 @@ class Finisher:
     def refined(
         self, state: Quantized, *, keep: bool = True
     ) -> tuple[Quantized, stages.Refinement]:
-        """Return the model refined as its configuration says; ``keep`` finished layers for a resume."""
+        """Return the model refined as its configuration says; ``keep`` finished layers for a resume.
+
+        Where there is a store, they are in it; a folder then only matters to go on with what it holds.
+        """
         if state.config.refinement is None:
             return state, stages.Refinement()
-        clock = self.pipeline.clock
+        clock, store = self.pipeline.clock, self.pipeline.store
+        in_folder = keep and self.folder is not None and (self.resume or store is None)
         with clock.stage("refine"):
             solved, refinement = stages.refine(
                 state,
-                pathlib.Path(self.folder) if keep and self.folder is not None else None,
+                pathlib.Path(self.folder) if in_folder and self.folder is not None else None,
                 lambda done, total: clock.tell("refine", done, total),
                 resume=self.resume,
                 keep_partial=self.keep_partial,
+                store=store,
             )
         return self.pipeline.emitted(solved), refinement
 

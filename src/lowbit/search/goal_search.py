@@ -2,7 +2,8 @@
 
 The preset alone comes first. Each strategy then starts from the best so far; what lowers the noise on the
 samples of the search is kept. A candidate that may meet the goal is measured on held-out samples, and the
-first that meets it there with the confidence asked for ends the search.
+first that meets it there with the confidence asked for ends the search. With a store a search that was
+killed finds what it had tried.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from lowbit.config.config import QuantConfig
+from lowbit.config.files import config_json
 from lowbit.errors import LowbitError, PlanError
 from lowbit.evaluate.accuracy import Label
 from lowbit.parallel import worker_count
 from lowbit.pipeline import stages
-from lowbit.report.values import GoalOutcome, GoalTrial, PromotedRegion
+from lowbit.report.values import GoalOutcome, PromotedRegion
 from lowbit.search.candidates import Screening, Setting, screen_candidates
 from lowbit.search.finishing import Finisher
 from lowbit.search.goal import Goal
 from lowbit.search.goal_evaluator import GoalEvaluator, Measurement
+from lowbit.search.kept_trials import KeptTrial, KeptTrials, Took, model_hash
 from lowbit.search.rebuilding import rebuilt
+from lowbit.search.trail import Budget, End, Outcome, Row, Trail
 from lowbit.state import Calibrated, Quantized, extended
 
 BETTER_DB = 0.1
@@ -39,6 +42,30 @@ class Candidate:
     promoted: tuple[PromotedRegion, ...] = ()
     note: str = ""
 
+    def kept(self, measured: Measurement | None) -> KeptTrial:
+        """Return it as a store keeps it."""
+        return KeptTrial(
+            measured=measured,
+            config=config_json(self.built.config),
+            model=model_hash(self.state.emitted.model),
+            promoted=self.promoted,
+            note=self.note,
+            refinement_notes=self.refinement.notes,
+        )
+
+
+def restored(finisher: Finisher, base: Quantized, trial: KeptTrial) -> Candidate | None:
+    """Return the candidate of a trial that was kept, built again from a model with the same transforms."""
+    config = trial.configuration()
+    if config is None:
+        return None
+    built = base if config == base.config else rebuilt(finisher.pipeline, base, config)
+    state, _ = finisher.refined(built, keep=False)
+    if model_hash(state.emitted.model) != trial.model:
+        return None
+    refinement = stages.Refinement(trial.refinement_notes)
+    return Candidate(built, state, refinement, trial.promoted, trial.note)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Screened:
@@ -48,34 +75,6 @@ class Screened:
     config: QuantConfig
     margin_db: float
     built: Quantized | None = None
-
-
-Outcome = Literal["kept", "dropped", "met", "skipped"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Row:
-    """A row of the trail, begun at ``start``."""
-
-    strategy: str
-    what: str
-    start: float
-    measured: Measurement | None = None
-    outcome: Outcome = "skipped"
-    note: str = ""
-
-    def trial(self) -> GoalTrial:
-        """Return it as it is reported."""
-        known = self.measured
-        return GoalTrial(
-            strategy=self.strategy,
-            what=self.what,
-            value=None if known is None else known.figure.value,
-            margin_db=None if known is None else known.margin_db,
-            seconds=time.monotonic() - self.start,
-            outcome=self.outcome,
-            note=self.note,
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,34 +88,42 @@ class Request:
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
-    def left(self) -> float:
-        """The seconds that are left."""
-        if self.budget is None:
-            return float("inf")
-        return self.budget - (time.monotonic() - self.started)
-
-
-End = Literal["", "met", "budget", "float", "samples"]
-"""Why nothing more is tried: the goal is met, the time is up, float is not better, or samples are too few."""
+    def time(self) -> Budget:
+        """How long it may take."""
+        return Budget(self.budget, self.started)
 
 
 class GoalSearch:
     """One search: the best candidate so far, and the trail of all that was tried."""
 
     def __init__(
-        self, request: Request, evaluator: GoalEvaluator, finisher: Finisher, first: Candidate
+        self,
+        request: Request,
+        evaluator: GoalEvaluator,
+        finisher: Finisher,
+        first: Candidate,
+        kept: KeptTrials | None = None,
+        took: Took | None = None,
     ) -> None:
-        """Begin with the preset alone."""
+        """Begin with the preset alone, which ``took`` so long; ``kept`` are trials of an earlier run."""
         self.request, self.evaluator, self.finisher = request, evaluator, finisher
+        self.kept, self.took = kept or KeptTrials(), took or Took()
         # Tensors may get other methods and formats, so all statistics must serve all.
         self.pipeline = dataclasses.replace(finisher.pipeline, keep_histograms=True)
-        self.best, self.measured = first, evaluator.searched(first.state)
-        self.end: End = ""
+        self.best = first
+        self.measured = self.kept.measured(lambda: evaluator.searched(first.state), "preset")
+        self.trail = Trail(
+            request.time, lambda tried: self.pipeline.clock.tell("search", tried, None)
+        )
         self.confirmed: Measurement | None = None
-        self._first, self._ran_out = first, False
-        self._trials: list[GoalTrial] = []
+        self._first = first
         self._looked: tuple[Measurement, Measurement] | None = None
         self._keep("preset", first.state.config.name, first, self.measured, request.started)
+
+    @property
+    def end(self) -> End:
+        """Why nothing more is tried, if so."""
+        return self.trail.end
 
     def attempt(
         self,
@@ -124,26 +131,48 @@ class GoalSearch:
         what: str,
         make: Callable[[], Candidate | None],
         *,
+        detail: str = "",
         expected: float = 0.0,
     ) -> bool:
-        """Make a candidate and measure it; false if there is no time for it, or nothing is to be done."""
-        if self.end or not self._has_time(strategy, what, expected):
+        """Make a candidate and measure it; false if there is no time for it, or nothing is to be done.
+
+        ``detail`` is what it depends on besides ``what`` and the best so far.
+        """
+        if self.end or not self.trail.has_time(strategy, what, expected):
             return False
         start = time.monotonic()
         try:
-            candidate = make()
+            trial, candidate = self._tried(make, strategy, what, detail)
         except LowbitError as error:
-            self._record(_Row(strategy, what, start, note=str(error)))
+            self.trail.record(Row(strategy, what, start, note=str(error)))
             return True
-        if candidate is None:
-            self._record(_Row(strategy, what, start, note="changes nothing in this model"))
-            return True
-        measured = self.evaluator.searched(candidate.state)
-        if measured.margin_db > self.measured.margin_db + BETTER_DB:
-            self._keep(strategy, what, candidate, measured, start)
+        if trial.measured is None:
+            self.trail.record(Row(strategy, what, start, note=trial.note))
+        elif trial.measured.margin_db <= self.measured.margin_db + BETTER_DB:
+            self.trail.record(_row(strategy, what, start, trial.measured, "dropped", trial.note))
         else:
-            self._record(_Row(strategy, what, start, measured, "dropped", candidate.note))
+            candidate = candidate or restored(self.finisher, self.best.built, trial) or make()
+            if candidate is not None:
+                self._keep(strategy, what, candidate, trial.measured, start)
         return True
+
+    def _tried(
+        self, make: Callable[[], Candidate | None], *words: str
+    ) -> tuple[KeptTrial, Candidate | None]:
+        """Return what a trial gave, from the store or by making it; only then there is a model already."""
+        known = self.kept.get(*words)
+        if known is not None:
+            return known, None
+        candidate = make()
+        trial = KeptTrial(note="changes nothing in this model")
+        if candidate is not None:
+            found = self.evaluator.searched(candidate.state)
+            trial = KeptTrial(measured=found, note=candidate.note)
+        if self.kept.is_open and candidate is None:
+            self.kept.put(trial, *words)
+        elif self.kept.is_open and candidate is not None and candidate.refinement.complete:
+            self.kept.put(candidate.kept(trial.measured), *words)
+        return trial, candidate
 
     def screened(
         self, strategy: str, offered: Sequence[tuple[str, QuantConfig]]
@@ -154,7 +183,7 @@ class GoalSearch:
         """
         results = self._screened_by_workers(offered)
         for what, config in offered:
-            if self.end or not self._has_time(strategy, what, 0.0):
+            if self.end or not self.trail.has_time(strategy, what):
                 return
             found = self._screened(strategy, what, config, next(results, None))
             if found is not None:
@@ -163,20 +192,24 @@ class GoalSearch:
     def _screened(
         self, strategy: str, what: str, config: QuantConfig, known: Screening | None
     ) -> Screened | None:
-        start, built = time.monotonic(), None
-        try:
+        start = time.monotonic()
+        made: list[Quantized] = []
+
+        def measure() -> Measurement:
             if known is not None and known.refused:
                 raise PlanError(known.refused)
             if known is not None and known.outputs is not None:
-                measured = self.evaluator.screened(known.names, known.outputs)
-            else:
-                built = rebuilt(self.pipeline, self.best.built, config)
-                measured = self.evaluator.searched(built)
+                return self.evaluator.screened(known.names, known.outputs)
+            made.append(rebuilt(self.pipeline, self.best.built, config))
+            return self.evaluator.searched(made[0])
+
+        try:
+            measured = self.kept.measured(measure, strategy, what, config_json(config))
         except LowbitError as error:
-            self._record(_Row(strategy, what, start, note=str(error)))
+            self.trail.record(Row(strategy, what, start, note=str(error)))
             return None
-        self._record(_Row(strategy, what, start, measured, "dropped", "before refinement"))
-        return Screened(what, config, measured.margin_db, built)
+        self.trail.record(_row(strategy, what, start, measured, "dropped", "before refinement"))
+        return Screened(what, config, measured.margin_db, made[0] if made else None)
 
     def _screened_by_workers(
         self, offered: Sequence[tuple[str, QuantConfig]]
@@ -188,7 +221,12 @@ class GoalSearch:
         measured = self.evaluator.measured
         setting = Setting(base, measured[0], self.evaluator.searched_on, measured)
         if setting.is_portable:
-            yield from screen_candidates(setting, offered, self.request.left)
+            yield from screen_candidates(setting, offered, self.trail.budget.left)
+
+    def unrefined(self) -> Measurement:
+        """Return the figures of the best before its refinement."""
+        built = self.best.built
+        return self.kept.measured(lambda: self.evaluator.searched(built), "unrefined")
 
     def built(self, screened: Screened) -> Quantized:
         """Return the model of a candidate, before its refinement."""
@@ -201,42 +239,46 @@ class GoalSearch:
         state, refinement = self.finisher.refined(built, keep=False)
         return Candidate(built, state, refinement, (*self.best.promoted, *promoted), note)
 
-    def _has_time(self, strategy: str, what: str, expected: float) -> bool:
-        left = self.request.left
-        if left > expected:
-            return True
-        note = f"would take about {expected:.0f} s, and {left:.0f} s are left"
-        if left <= 0:
-            self.end, note = "budget", "the budget is spent"
-        self._ran_out = True
-        self._record(_Row(strategy, what, time.monotonic(), note=note))
-        return False
-
     def _keep(
         self, strategy: str, what: str, candidate: Candidate, measured: Measurement, start: float
     ) -> None:
         """Make a candidate the best, and look at held-out samples if it may meet the goal."""
         self.best, self.measured, self.confirmed = candidate, measured, None
-        row = _Row(strategy, what, start, measured, "kept", candidate.note)
+        self.kept.follow(strategy, what)
+        row = _row(strategy, what, start, measured, "kept", candidate.note)
         if self._is_worth_a_look(measured):
-            found = self.evaluator.confirmed(candidate.state)
-            self.confirmed, self._looked = found, (measured, found)
-            self.end = self._ended_by(found)
-            outcome: Outcome = "met" if self.end == "met" else "kept"
+            found = self._look()
             note = "; ".join(word for word in (candidate.note, _words(found)) if word)
-            row = dataclasses.replace(row, outcome=outcome, note=note)
-        self._record(row)
+            row = dataclasses.replace(row, outcome=self._outcome_now(), note=note)
+        self.trail.record(row)
 
     def look(self, strategy: str) -> None:
         """Look at held-out samples after a strategy, before a costlier one, if the best has changed."""
         if self.end or self.confirmed is not None:
             return
-        start, found = time.monotonic(), self.evaluator.confirmed(self.best.state)
+        start, found = time.monotonic(), self._look()
+        what, outcome = "the best so far, on held-out samples", self._outcome_now()
+        self.trail.record(_row(strategy, what, start, self.measured, outcome, _words(found)))
+
+    def _outcome_now(self) -> Outcome:
+        return "met" if self.end == "met" else "kept"
+
+    def _look(self) -> Measurement:
+        """Measure the best on held-out samples, and see whether that ends the search."""
+        found = self._confirmed(self.best.state, "best")
+        self.kept.follow("held out", repr(found))
         self.confirmed, self._looked = found, (self.measured, found)
-        self.end = self._ended_by(found)
-        outcome: Outcome = "met" if self.end == "met" else "kept"
-        what = "the best so far, on held-out samples"
-        self._record(_Row(strategy, what, start, self.measured, outcome, _words(found)))
+        self.trail.end = self._ended_by(found)
+        return found
+
+    def _confirmed(self, state: Quantized, which: str) -> Measurement:
+        """Return figures on held-out samples; those of an earlier run count as a look, too."""
+        words = "held out", which, repr(self.evaluator.tail)
+        found = self.kept.known(*words)
+        if found is not None:
+            self.evaluator.count_look()
+            return found
+        return self.kept.measured(lambda: self.evaluator.confirmed(state), *words)
 
     def _ended_by(self, found: Measurement) -> End:
         goal = self.evaluator.goal
@@ -267,16 +309,12 @@ class GoalSearch:
         before, found = self._looked
         return measured.margin_db >= before.margin_db + max(BETTER_DB, found.missing_db)
 
-    def _record(self, row: _Row) -> None:
-        self._trials.append(row.trial())
-        self.pipeline.clock.tell("search", len(self._trials), None)
-
     def outcome(self) -> tuple[Candidate, Measurement, GoalOutcome]:
         """Return the model to keep, and how it was found: never one worse than the preset alone."""
         kept = self.best
-        found = self.confirmed or self.evaluator.confirmed(kept.state)
+        found = self.confirmed or self._confirmed(kept.state, "best")
         if self.end != "met" and kept is not self._first:
-            alone = self.evaluator.confirmed(self._first.state)
+            alone = self._confirmed(self._first.state, "preset")
             if alone.margin_db > found.margin_db:
                 kept, found = self._first, alone
         goal = self.evaluator.goal
@@ -294,7 +332,7 @@ class GoalSearch:
             seconds=time.monotonic() - self.request.started,
             budget=self.request.budget,
             missing="" if met else self._missing(found),
-            trials=tuple(self._trials),
+            trials=tuple(self.trail.rows),
         )
         return kept, found, outcome
 
@@ -310,9 +348,15 @@ class GoalSearch:
                 f"{words}: on {found.samples} samples even a model without any loss is known only to "
                 f"lose at most {found.noticeable:.2g}; give about {max(more, 1)} labelled samples more"
             )
-        if self.end == "budget" or self._ran_out:
+        if self.end == "budget" or self.trail.ran_out:
             return f"{words} when the budget ended; give more time"
         return f"{words}, after all that can be tried with {self._first.state.config.name}; take a preset with wider formats"
+
+
+def _row(
+    strategy: str, what: str, start: float, measured: Measurement, outcome: Outcome, note: str
+) -> Row:
+    return Row(strategy, what, start, measured.figure.value, measured.margin_db, outcome, note)
 
 
 def _words(found: Measurement) -> str:

@@ -53,7 +53,7 @@ _SHARES = (8, 4, 2, 1)
 def try_calibration(search: GoalSearch) -> None:
     """Try other ranges of activations and weights, from the same statistics; refine the best."""
     config = search.best.built.config
-    base = search.evaluator.searched(search.best.built).margin_db
+    base = search.unrefined().margin_db
     tried = search.screened("calibration", list(_ranges(config)))
     best = max(tried, key=lambda t: t.margin_db, default=None)
     if best is None or best.margin_db <= base + BETTER_DB:
@@ -129,6 +129,7 @@ def try_promotion(search: GoalSearch) -> None:
             "promotion",
             step,
             functools.partial(_promoted, search, required),
+            detail=repr(required.wanted_db),
             expected=_PROMOTION_COST * _refinement_seconds(search),
         )
         if not made:
@@ -145,10 +146,12 @@ def _requirement(search: GoalSearch, attempt: int) -> Requirement:
         wanted_db = _SLACK_DB * (attempt + 1) + missing
         return Requirement(evaluator.margin, wanted_db, _LEAST_DB, why, evaluator.margin)
     best = search.best
-    now = Promoter(search.pipeline, best.built).margin(best.state)
+    now: list[float] = []  # known only when something is measured: a trial may be found in a store
 
     def gained(errors: OutputErrors) -> float:
-        return evaluator.margin(errors) - now
+        if not now:
+            now.append(Promoter(search.pipeline, best.built).margin(best.state))
+        return evaluator.margin(errors) - now[0]
 
     return Requirement(gained, _STEPS_DB[attempt], _LEAST_DB, why, gained)
 
@@ -224,11 +227,11 @@ def _mixed(
 
 
 def _refinement_seconds(search: GoalSearch) -> float:
-    return search.pipeline.clock.seconds.get("refine", 0.0)
+    return search.took.refinement
 
 
 def _whole_run(search: GoalSearch) -> float:
-    return sum(search.pipeline.clock.seconds.values())
+    return search.took.whole
 
 
 STRATEGIES: Mapping[str, Callable[[GoalSearch], None]] = MappingProxyType(

@@ -12,8 +12,9 @@ from lowbit.pipeline.verify import verify
 from lowbit.report.values import Report
 from lowbit.search.finishing import Finisher
 from lowbit.search.goal_evaluator import GoalEvaluator
-from lowbit.search.goal_search import Candidate, GoalSearch, Request
+from lowbit.search.goal_search import Candidate, GoalSearch, Request, restored
 from lowbit.search.goal_strategies import STRATEGIES
+from lowbit.search.kept_trials import KeptTrials, Took
 from lowbit.state import Calibrated, Quantized, extended
 
 
@@ -25,10 +26,11 @@ def reach_goal(
     # Nothing but the goal's own figure sees the held-out samples before the end.
     seen = dataclasses.replace(samples, verifying=samples.validating)
     built = extended(built, Quantized, samples=seen)
-    first = _preset_alone(finisher, built, promote=promote)
+    kept_trials = KeptTrials.of(finisher.pipeline.store, built, request.goal, request.labels)
+    first, took = _preset(finisher, built, kept_trials, promote=promote)
     with clock.charge("search"):
         evaluator = GoalEvaluator(request.goal, built, samples, request.labels)
-        search = GoalSearch(request, evaluator, finisher, first)
+        search = GoalSearch(request, evaluator, finisher, first, kept_trials, took)
         for name, strategy in STRATEGIES.items():
             if not search.end and name in (request.strategies or STRATEGIES):
                 strategy(search)
@@ -42,6 +44,23 @@ def reach_goal(
         report, promoted=kept.promoted, goal=outcome, accuracy=measured.accuracy
     )
     return state, report, kept.refinement
+
+
+def _preset(
+    finisher: Finisher, built: Quantized, kept: KeptTrials, *, promote: bool
+) -> tuple[Candidate, Took]:
+    """Return what the preset gives, and what that took; both from an earlier run if they are kept."""
+    words = "preset", str(promote)
+    known = kept.get(*words)
+    again = None if known is None else restored(finisher, built, known)
+    if known is not None and again is not None:
+        return again, known.took
+    found = _preset_alone(finisher, built, promote=promote)
+    seconds = finisher.pipeline.clock.seconds
+    took = Took(seconds.get("refine", 0.0), sum(seconds.values()))
+    if kept.is_open and found.refinement.complete:
+        kept.put(msgspec.structs.replace(found.kept(None), took=took), *words)
+    return found, took
 
 
 def _preset_alone(finisher: Finisher, built: Quantized, *, promote: bool) -> Candidate:

@@ -28,7 +28,7 @@ from lowbit.quark.onnx.quantization.auto_search.scoring import (
 from lowbit.quark.onnx.quantization.auto_search.spaces import Choice, SearchSpace, levels
 from lowbit.quark.onnx.quantization.auto_search.studies import make_study, optimize
 from lowbit.quark.onnx.quantization.config.config import Config
-from lowbit.search.trials import run_trials
+from lowbit.search.trail import Budget, Rating, Trail
 
 
 class AutoSearchConfig:
@@ -172,6 +172,7 @@ class AutoSearch:
         self.model_input, self.config = model_input, config
         self.auto_search_config = auto_search_config or AutoSearchConfig()
         self.candidates: list[dict[str, Any]] = []
+        self.trail = Trail()
         self.searched_space: dict[int, float] = {}
         self.output_dir = str(self._setting("search_output_dir"))
         Path(self.output_dir).mkdir(parents=True, exist_ok=True)
@@ -256,15 +257,15 @@ class AutoSearch:
             return 0 <= wanted <= good
 
         limit = len(choices) if most < 0 else min(len(choices), int(most))
-        found = run_trials(
-            trial,
-            list(enumerate(choices[:limit])),
-            name="auto search",
-            is_enough=is_enough,
-            seconds=None if seconds < 0 else seconds,
-        )
+        self.trail.budget = Budget(None if seconds < 0 else seconds)
+        algorithm = str(self._setting("search_algo"))
+        numbered = list(enumerate(choices[:limit]))
+        found = self.trail.run(algorithm, trial, numbered, self._rate, is_enough=is_enough)
         self._remember(found, tolerance)
         return found
+
+    def _rate(self, one: _Outcome) -> Rating:
+        return Rating(one.difference, self._order(one), one.why)
 
     def _remember(self, found: Sequence[_Outcome], tolerance: float) -> None:
         known = [one for one in found if one.difference is not None]
@@ -350,7 +351,8 @@ class AutoSearch:
         )
         count = int(settings.get("n_trials", 10))
         jobs = min(int(self._setting("n_jobs")), count)
-        for number, _, score in optimize(study, suggested, trial.score, trials=count, jobs=jobs):
+        found = optimize(study, suggested, trial.score, trials=count, jobs=jobs, trail=self.trail)
+        for number, _, score in found:
             if score is not None:
                 self.searched_space[number] = score
         params: dict[str, Any] = study.best_trial.params

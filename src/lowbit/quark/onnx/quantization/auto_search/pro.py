@@ -40,7 +40,7 @@ from lowbit.quark.onnx.quantization.config.algorithm import (
     CLEConfig,
 )
 from lowbit.quark.onnx.quantization.config.config import QConfig
-from lowbit.search.trials import run_trials
+from lowbit.search.trail import Rating, Trail
 
 _SPECS = "XInt8Spec Int8Spec UInt8Spec Int16Spec UInt16Spec BFloat16Spec BFP16Spec".split()
 _WORDS: Mapping[str, Any] = MappingProxyType(
@@ -168,6 +168,7 @@ class AutoSearchPro:
         ):
             say(f"direction {self.direction!r} looks for the model that is worst by {self.metric}")
         self.n_trials = int(min(self.config["n_trials"], choices_of(self.search_space)))
+        self.trail = Trail()
         self.output_dir = Path(self.config["output_dir"])
         self.output_dir.mkdir(parents=True, exist_ok=True)
 
@@ -197,8 +198,14 @@ class AutoSearchPro:
         return _Trial(model, feeds, str(self.output_dir), want, shown, self.metric, self.evaluator)
 
     def _grid(self, trial: _Trial, choices: Sequence[Choice]) -> Choice:
-        scores = run_trials(trial, list(enumerate(choices)), name="auto search", threads=self._jobs)
         sign = -1 if self.direction == "maximize" else 1
+        scores = self.trail.run(
+            "Grid",
+            trial,
+            list(enumerate(choices)),
+            lambda score: Rating(score, sign * (score or 0.0)),
+            threads=self._jobs,
+        )
         known = [(sign * s, n) for n, s in enumerate(scores) if s is not None]
         if not known:
             raise QuarkConfigError("no choice of the search space can be quantized")
@@ -244,6 +251,7 @@ class AutoSearchPro:
                 trial,
                 trials=self.n_trials,
                 jobs=self._jobs,
+                trail=self.trail,
             )
         )
         if all(score is None for *_, score in found):

@@ -11,7 +11,7 @@ from typing import Any
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.onnx.quantization.auto_search.spaces import Choice, Space, holds, is_range
-from lowbit.search.trials import run_trials
+from lowbit.search.trail import Rating, Trail
 
 _SAMPLERS: Mapping[str, str] = {
     "TPE": "TPESampler",
@@ -93,15 +93,22 @@ def optimize(
     *,
     trials: int,
     jobs: int,
+    trail: Trail,
 ) -> Iterator[tuple[int, Choice, float | None]]:
     """Yield trials that a study asks for, ``jobs`` at a time, run by the chosen engine."""
     optuna = import_optuna()
+    sign = -1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1.0
+
+    def rate(score: float | None) -> Rating:
+        return Rating(score, sign * (score or 0.0))
+
     for start in range(0, trials, max(jobs, 1)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # lists as values are unusual, as Optuna says
             asked = [study.ask() for _ in range(start, min(trials, start + max(jobs, 1)))]
             choices = [(trial.number, suggested(trial)) for trial in asked]
-        scores = run_trials(task, choices, name="auto search", threads=jobs)
+        sampler = type(study.sampler).__name__
+        scores = trail.run(sampler, task, choices, rate, threads=jobs)
         for trial, (number, choice), score in zip(asked, choices, scores, strict=True):
             failed = optuna.trial.TrialState.FAIL if score is None else None
             study.tell(trial, score, state=failed)
