@@ -105,16 +105,39 @@ def test_without_a_number_there_is_a_thread_for_each_processor(monkeypatch) -> N
         return pool(threads)
 
     monkeypatch.setattr(parallel.concurrent.futures, "ThreadPoolExecutor", remember)
-    monkeypatch.setattr(parallel.os, "cpu_count", lambda: 5)
+    monkeypatch.setattr(parallel, "cpu_count", lambda: 5)
 
     assert list(ordered_map(str, range(2))) == ["0", "1"]
     assert made == [5]
 
 
-def test_an_unknown_number_of_processors_is_one(monkeypatch) -> None:
-    monkeypatch.setattr(parallel.os, "cpu_count", lambda: None)
+@pytest.mark.parametrize(("items", "threads"), [(1, 4), (0, 4), (3, 1)])
+def test_no_thread_is_started_for_what_one_does(items: int, threads: int) -> None:
+    used = set(ordered_map(lambda _: threading.get_ident(), range(items), threads))
 
-    assert cpu_count() == 1
+    assert used <= {threading.get_ident()}
+
+
+def test_processors_that_the_process_may_not_use_are_not_counted(monkeypatch) -> None:
+    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)
+
+    assert cpu_count() == 3
+
+
+@pytest.mark.parametrize(("known", "count"), [(None, 1), (6, 6)])
+def test_elsewhere_all_processors_are_counted(monkeypatch, known, count) -> None:
+    monkeypatch.delattr(parallel.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(parallel.os, "cpu_count", lambda: known)
+
+    assert cpu_count() == count
+
+
+def test_a_worker_has_one_processor() -> None:
+    token = parallel._IN_WORKER.set(True)
+    try:
+        assert cpu_count() == 1
+    finally:
+        parallel._IN_WORKER.reset(token)
 
 
 def test_without_an_engine_work_stays_in_this_process() -> None:

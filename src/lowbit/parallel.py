@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 import os
 import sys
 import warnings
@@ -32,8 +33,11 @@ _IN_WORKER = contextvars.ContextVar("_IN_WORKER", default=False)
 
 
 def cpu_count() -> int:
-    """Return how many processors there are to share work among; a worker has one."""
-    return 1 if _IN_WORKER.get() else os.cpu_count() or 1
+    """Return how many processors this process may share work among; a worker has one."""
+    if _IN_WORKER.get():
+        return 1
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux; containers get a part of a machine
+    return os.cpu_count() or 1 if allowed is None else len(allowed(0))
 
 
 def ordered_map(
@@ -41,9 +45,16 @@ def ordered_map(
 ) -> Generator[T, None, None]:
     """Yield ``work(item)`` in order, with at most ``threads`` running and one more item read.
 
-    A caller who stops early does not wait for results nobody will see.
+    A caller who stops early does not wait for results nobody will see. Where there is no more than
+    one item, or one thread, the caller's does the work: to start another takes longer than much of it.
     """
     threads = cpu_count() if threads is None else threads
+    source = iter(items)
+    ahead = list(itertools.islice(source, 2 if threads > 1 else 0))
+    if len(ahead) < 2:
+        yield from map(work, itertools.chain(ahead, source))
+        return
+    items = itertools.chain(ahead, source)
     pool = concurrent.futures.ThreadPoolExecutor(threads)
     pending = collections.deque[concurrent.futures.Future[T]]()
     try:

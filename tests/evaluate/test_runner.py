@@ -124,8 +124,8 @@ def opened(monkeypatch) -> list[str]:
 def test_in_turn_one_model_is_open_at_a_time_and_values_are_bounded(monkeypatch) -> None:
     events = opened(monkeypatch)
     monkeypatch.setattr("lowbit.parallel.cpu_count", lambda: 1)
-    # Room for the values of two samples; one more is read ahead.
-    monkeypatch.setattr(runner, "_MEMORY_FOR_VALUES", 2 * 12)
+    # Room for the values of three samples.
+    monkeypatch.setattr(runner, "_MEMORY_FOR_VALUES", 3 * 12)
     runs = [Run(model=model(), names=["y"], name=name) for name in "ab"]
 
     found = list(run_models_in_turn(runs, feeds(6)))

@@ -404,3 +404,33 @@ def test_strings_that_may_be_fed_stay_inputs(parse, tmp_path) -> None:
     again = io.load(tmp_path / "m.onnx")
     assert [value.name for value in again.graph.inputs] == ["i", "words"]
     assert list(again.graph.initializers) == ["words"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+def test_small_tensors_of_a_message_are_read_once(dtype: str, monkeypatch) -> None:
+    data = np.arange(6).reshape(2, 3).astype(dtype)
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["y"])],
+        "g",
+        [],
+        [helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(data.dtype), [2, 3])],
+        [numpy_helper.from_array(data, "w")],
+    )
+    reads = []
+    read = ir.TensorProtoTensor.numpy
+    monkeypatch.setattr(ir.TensorProtoTensor, "numpy", lambda t: reads.append(t) or read(t))
+
+    tensor = io.load(helper.make_model(graph)).graph.initializers["w"].const_value
+
+    for _ in range(3):
+        assert tensor.numpy().dtype == data.dtype
+        np.testing.assert_array_equal(tensor.numpy(), data)
+    assert tuple(tensor.shape) == (2, 3)
+    assert tensor.name == "w"
+    assert len(reads) == 1
+
+
+def test_large_tensors_of_a_message_are_not_copied(parse, floats) -> None:
+    model = io.load(parse(LINEAR, {"w": floats(64, 1024), "b": floats(1024)}))
+
+    assert isinstance(model.graph.initializers["w"].const_value, ir.TensorProtoTensor)

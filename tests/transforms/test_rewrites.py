@@ -55,6 +55,29 @@ def test_the_given_model_is_left_as_it_was(everything) -> None:
     assert ir.to_proto(everything).SerializeToString(deterministic=True) == before
 
 
+def test_a_model_that_nothing_concerns_is_not_copied(normal) -> None:
+    model = normal("g (float[1,4] x) => (float[1,4] y) { [act] r = Relu(x) [end] y = Exp(r) }")
+
+    assert rewrite(model, list(REWRITES)) is model
+
+
+def test_a_model_whose_nodes_are_all_kept_is_not_copied(everything) -> None:
+    kept = {node.name for node in everything.graph}
+
+    assert rewrite(everything, list(REWRITES), keep=kept) is everything
+
+
+def test_every_rewrite_names_the_operators_that_it_changes(everything) -> None:
+    for name, each in REWRITES.items():
+        nodes = [n for n in everything.graph if n.op_type in each.operators]
+        kept = {n.name for n in everything.graph} - {n.name for n in nodes}
+
+        after = rewrite(everything, [name], keep={n.name for n in nodes})
+
+        assert ops(after) == ops(everything), name
+        assert rewrite(everything, [name], keep=kept) is not everything or not nodes
+
+
 @pytest.mark.parametrize(
     ("name", "op"),
     [

@@ -10,9 +10,10 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from lowbit.errors import ModelError, OutputError, did_you_mean
 from lowbit.files import check_writable, temporary_folder
@@ -20,7 +21,7 @@ from lowbit.graph import external
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.message import write_message
 from lowbit.graph.nesting import every_graph
-from lowbit.graph.soundness import check_message, check_tensors, serialization_errors
+from lowbit.graph.soundness import check_message, read_checked, serialization_errors
 
 if TYPE_CHECKING:
     import onnx
@@ -30,6 +31,9 @@ EXTERNAL_DATA_FROM = 1_500_000_000
 
 # A graph whose weights are outside it is smaller.
 _LARGEST_GRAPH = 100_000_000
+
+# Bytes of the tensors that are kept as arrays: biases, scalars and the weights of small layers.
+_SMALL_TENSOR = 1 << 14
 
 
 @garbage_collection_paused()
@@ -176,9 +180,32 @@ def _from_proto(proto: onnx.ModelProto, name: str, folder: str) -> ir.Model:
         if isinstance(tensor, ir.ExternalTensor):
             tensor.base_dir = folder or os.curdir  # without a folder onnx-ir reads anywhere
     model = _checked(model, name)
-    check_tensors(_tensors(model), name)
+    _read_small_tensors(model, name)
     _check_external(model, name)
     return model
+
+
+def _read_small_tensors(model: ir.Model, name: str) -> None:
+    """Check the tensors of a message, and keep small initializers as arrays. Changes ``model``.
+
+    onnx-ir parses a tensor anew whenever its shape or its data are asked for, which takes longer
+    than all else that is done with a small one. Large ones stay where they are: once in memory.
+    """
+    for graph in _graphs(model):
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.TensorProtoTensor):
+                value.const_value = _array_if_small(tensor, read_checked(tensor, name))
+        for tensor in _inner_tensors(graph):
+            if isinstance(tensor, ir.TensorProtoTensor):
+                read_checked(tensor, name)
+
+
+def _array_if_small(tensor: ir.TensorProtoTensor, data: NDArray[Any]) -> ir.TensorProtocol:
+    if data.nbytes > _SMALL_TENSOR or data.dtype.hasobject:
+        return tensor
+    doc_string = tensor.doc_string
+    return ir.Tensor(data, dtype=tensor.dtype, name=tensor.name, doc_string=doc_string)
 
 
 def _refuse_sparse(graph: onnx.GraphProto, name: str) -> None:
@@ -270,9 +297,14 @@ def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
         for value in graph.initializers.values():
             if value.const_value is not None:
                 yield value.const_value
-        for node in graph:
-            for attribute in node.attributes.data.values():
-                yield from _attribute_tensors(attribute)
+        yield from _inner_tensors(graph)
+
+
+def _inner_tensors(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
+    """Yield the tensors that are attributes of a graph's nodes."""
+    for node in graph:
+        for attribute in node.attributes.data.values():
+            yield from _attribute_tensors(attribute)
 
 
 def _attribute_tensors(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:

@@ -10,9 +10,10 @@ import contextlib
 import graphlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from lowbit.errors import LowbitError, ModelError
 
@@ -78,24 +79,21 @@ def _check_produced(names: Iterable[str], known: frozenset[str], reader: str, na
             )
 
 
-def check_tensors(tensors: Iterable[ir.TensorProtocol], name: str) -> None:
-    """Raise for a tensor whose data are not as many numbers as its dimensions say."""
-    for tensor in tensors:
-        wrong = _mismatch(tensor) if isinstance(tensor, ir.TensorProtoTensor) else None
-        if wrong is not None:
-            raise ModelError(
-                f"{name}: the data of tensor {tensor.name!r} do not fit its shape "
-                f"{tensor.shape} and type {tensor.dtype} ({wrong}); export the model again"
-            )
-
-
-def _mismatch(tensor: ir.TensorProtoTensor) -> str | None:
+def read_checked(tensor: ir.TensorProtoTensor, name: str) -> NDArray[Any]:
+    """Return the data of a tensor; raise if they are not as many numbers as its dimensions say."""
+    shape = tuple(tensor.shape.numpy())
     try:
-        found = tensor.numpy().shape
+        data = tensor.numpy()
+        # NumPy takes a dimension of -1 for whatever is left.
+        wrong = None if data.shape == shape else f"they have the shape {data.shape}"
     except Exception as error:  # whatever reading a malformed tensor trips over
-        return " ".join(str(error).split())[:200]
-    # NumPy takes a dimension of -1 for whatever is left.
-    return None if found == tuple(tensor.shape.numpy()) else f"they have the shape {found}"
+        wrong = " ".join(str(error).split())[:200]
+    if wrong is not None:
+        raise ModelError(
+            f"{name}: the data of tensor {tensor.name!r} do not fit its shape "
+            f"{tensor.shape} and type {tensor.dtype} ({wrong}); export the model again"
+        )
+    return data
 
 
 def check_calls(model: ir.Model) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -106,7 +105,7 @@ def _by_threads(
     with session(model, names, threads=1, optimize="all", name=_NAME) as running:
         reduced = _Reduced(tuple(names), of, None)
         work = functools.partial(reduced.of_feed, running)
-        for rows in ordered_map(work, iter(data), os.cpu_count() or 1):
+        for rows in ordered_map(work, iter(data)):
             yield 1, rows
 
 

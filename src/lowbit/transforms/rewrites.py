@@ -7,6 +7,7 @@ of 1/256.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
@@ -134,6 +135,8 @@ def pool_factor(height: int, width: int) -> float:
 def reciprocal_factor(count: int) -> float:
     """Return ``count`` times the nearest k / 2**n to its reciprocal."""
     best, least = 1.0, math.inf
+    if count == 0:  # the average of nothing
+        return best
     for n in range(7 + math.ceil(math.log2(count)) if count > 1 else 1):
         k = round(2**n / count)
         difference = abs(k / 2**n - 1 / count)
@@ -282,24 +285,32 @@ def _split_sizes(node: ir.Node, source: ir.Value) -> list[int] | None:
     return [min(chunk, total - chunk * k) for k in range(parts)]
 
 
-Rewrite = Callable[[ir.Graph], None]
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A change of a graph that concerns nodes of some operators alone."""
+
+    apply: Callable[[ir.Graph], None]
+    operators: tuple[str, ...]
+
 
 REWRITES: Mapping[str, Rewrite] = MappingProxyType(
     {
-        "reduce_mean_to_pool": reduce_mean_to_pool,
-        "split_large_pool": split_large_pool,
-        "split_to_slice": split_to_slice,
-        "batchnorm_to_conv": batchnorm_to_conv,
-        "swish_gain": swish_gain,
-        "leaky_relu_slope": leaky_relu_slope,
-        "sigmoid_to_hardsigmoid": sigmoid_to_hardsigmoid,
-        "hardsigmoid_factor": hardsigmoid_factor,
-        "average_pool_factor": average_pool_factor,
-        "reduce_mean_factor": reduce_mean_factor,
-        "clip_to_relu": clip_to_relu,
-        "round_clip_bounds": round_clip_bounds,
-        "gemm_to_matmul": gemm_to_matmul,
-        "embed_layer_norm_to_gather": embed_layer_norm_to_gather,
+        "reduce_mean_to_pool": Rewrite(reduce_mean_to_pool, ("ReduceMean",)),
+        "split_large_pool": Rewrite(split_large_pool, ("GlobalAveragePool",)),
+        "split_to_slice": Rewrite(split_to_slice, ("Split",)),
+        "batchnorm_to_conv": Rewrite(batchnorm_to_conv, ("BatchNormalization",)),
+        "swish_gain": Rewrite(swish_gain, ("Sigmoid",)),
+        "leaky_relu_slope": Rewrite(leaky_relu_slope, ("LeakyRelu",)),
+        "sigmoid_to_hardsigmoid": Rewrite(sigmoid_to_hardsigmoid, ("Sigmoid",)),
+        "hardsigmoid_factor": Rewrite(hardsigmoid_factor, ("HardSigmoid",)),
+        "average_pool_factor": Rewrite(average_pool_factor, ("AveragePool", "GlobalAveragePool")),
+        "reduce_mean_factor": Rewrite(reduce_mean_factor, ("ReduceMean",)),
+        "clip_to_relu": Rewrite(clip_to_relu, ("Clip",)),
+        "round_clip_bounds": Rewrite(round_clip_bounds, ("Clip",)),
+        "gemm_to_matmul": Rewrite(gemm_to_matmul, ("Gemm",)),
+        "embed_layer_norm_to_gather": Rewrite(
+            embed_layer_norm_to_gather, ("EmbedLayerNormalization",)
+        ),
     }
 )
 
@@ -317,19 +328,23 @@ def rewrite(
 ) -> ir.Model:
     """Return a copy of ``model`` with the named rewrites done, except those to ``skip``.
 
-    Nodes whose names are in ``keep`` stay as they are: what computes in float does not run on
-    the device, so it does not get the device's arithmetic.
+    It is ``model`` itself if there is nothing in it that they concern. Nodes whose names are in
+    ``keep`` stay as they are: what computes in float does not run on the device, so it does not get
+    the device's arithmetic.
     """
-    model = model.clone()
-    for node in model.graph:
-        node.meta[KEPT] = node.name in keep
     for name in (*names, *skip):
         if name not in REWRITES:
             raise ConfigError(
                 f"unknown rewrite {name!r}{did_you_mean(name, REWRITES)} "
                 f"(known: {', '.join(REWRITES)})"
             )
-    for name in names:
-        if not {name, _PREPARES_FOR.get(name)} & {*skip}:
-            REWRITES[name](model.graph)
+    wanted = [REWRITES[n] for n in names if not {n, _PREPARES_FOR.get(n)} & {*skip}]
+    concerned = {operator for each in wanted for operator in each.operators}
+    if not any(n.op_type in concerned and n.name not in keep for n in model.graph):
+        return model
+    model = model.clone()
+    for node in model.graph:
+        node.meta[KEPT] = node.name in keep
+    for each in wanted:
+        each.apply(model.graph)
     return model
