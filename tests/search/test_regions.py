@@ -29,8 +29,8 @@ def _each(margin):
     return lambda choices: [margin(choice) for choice in choices]
 
 
-def _found(costs, margin, wanted_db, *, has_wide=False, effort=400):
-    search = RegionSearch(costs, _each(margin), margin, has_wide=has_wide)
+def _found(costs, margin, wanted_db, *, bears_wide=None, effort=400):
+    search = RegionSearch(costs, _each(margin), margin, bears_wide=bears_wide)
     search.divide(wanted_db, effort)
     return search.cheapest(wanted_db)
 
@@ -75,17 +75,38 @@ def test_no_other_choice_is_cheaper() -> None:
 def test_wider_integers_are_taken_where_they_are_enough() -> None:
     narrow, wide = [1.0, 1.0, 1e-4, 1e-4], [1e-4, 0.9, 1e-4, 1e-4]
 
-    found = _found([0.25] * 4, _model(narrow, wide), 10.0, has_wide=True)
+    found = _found([0.25] * 4, _model(narrow, wide), 10.0, bears_wide=lambda: True)
 
     assert found.choice == Choice(wide=frozenset({0}), in_float=frozenset({1}))
 
 
 def test_wider_integers_can_be_ruled_out() -> None:
     margin = _model([1.0, 1e-4], [1e-4, 1e-4])
-    search = RegionSearch([0.5, 0.5], _each(margin), margin, has_wide=True)
+    search = RegionSearch([0.5, 0.5], _each(margin), margin, bears_wide=lambda: True)
 
     assert search.cheapest(10.0).choice == Choice(wide=frozenset({0}))
     assert search.without_wide().cheapest(10.0).choice == Choice(in_float=frozenset({0}))
+
+
+@pytest.mark.parametrize("bears", [True, False])
+def test_whether_integers_are_wide_enough_is_asked_once_and_only_where_it_matters(
+    bears: bool,
+) -> None:
+    margin = _model([1.0, 1.0, 1e-4, 1e-4], [1e-4] * 4)
+    asked = []
+
+    def bears_wide() -> bool:
+        asked.append(bears)
+        return bears
+
+    search = RegionSearch([0.25] * 4, _each(margin), margin, bears_wide=bears_wide)
+    search.divide(-10.0, 8)
+    assert not asked
+    search.divide(10.0, 8)
+    found = [search.cheapest(10.0), search.cheapest(20.0)]
+
+    assert asked == [bears]
+    assert all(bool(trial.choice.wide) == bears for trial in found)
 
 
 def test_noise_that_does_not_add_up_is_corrected_for() -> None:
@@ -95,7 +116,7 @@ def test_noise_that_does_not_add_up_is_corrected_for() -> None:
         # Together they disturb four times as much as one by one.
         return parts(choice) - 6.0
 
-    search = RegionSearch([0.125] * 8, _each(parts), whole, has_wide=False)
+    search = RegionSearch([0.125] * 8, _each(parts), whole)
 
     found = search.cheapest(0.0)
 
@@ -105,7 +126,7 @@ def test_noise_that_does_not_add_up_is_corrected_for() -> None:
 
 def test_where_no_part_is_quiet_enough_one_is_left_all_the_same() -> None:
     margin = _model([1.0, 0.7, 0.6, 2.0])
-    search = RegionSearch([0.1, 0.5, 0.1, 0.3], _each(margin), margin, has_wide=False)
+    search = RegionSearch([0.1, 0.5, 0.1, 0.3], _each(margin), margin)
 
     assert search.cheapest(5.0) is None
     # The costliest of those that are enough, else the quietest.
@@ -120,7 +141,7 @@ def test_effort_is_counted_in_parts() -> None:
         calls.append(choice)
         return _model([1.0] * 64)(choice)
 
-    search = RegionSearch([1.0] * 64, _each(margin), margin, has_wide=False)
+    search = RegionSearch([1.0] * 64, _each(margin), margin)
     before = len(calls)
     search.divide(5.0, 8)
 
@@ -150,7 +171,7 @@ def test_a_part_that_disturbs_more_than_it_showed_does_not_cost_all_others() -> 
         hidden = sum(unit not in choice.in_float for unit in range(3))
         return parts(choice) if not hidden else -8.0
 
-    search = RegionSearch([0.01 * (i + 1) for i in range(12)], _each(parts), whole, has_wide=False)
+    search = RegionSearch([0.01 * (i + 1) for i in range(12)], _each(parts), whole)
 
     found = search.cheapest(0.0)
 
@@ -160,7 +181,7 @@ def test_a_part_that_disturbs_more_than_it_showed_does_not_cost_all_others() -> 
 
 def test_what_is_worth_most_of_what_was_measured_is_found() -> None:
     margin = _model([1.0, 0.09, 0.009])
-    search = RegionSearch([0.01, 0.01, 0.9], _each(margin), margin, has_wide=False)
+    search = RegionSearch([0.01, 0.01, 0.9], _each(margin), margin)
 
     assert search.cheapest(5.0).choice.in_float == {0}
     # All in float would be needed, which costs more than is allowed and is not measured.

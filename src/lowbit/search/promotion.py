@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from lowbit.calibrate.statistics import Stats
 from lowbit.config.specs import Rule
 from lowbit.errors import PlanError
 from lowbit.evaluate.cost import NodeCost, node_costs
@@ -34,7 +35,7 @@ _WANTED_DB = 1.0
 
 _LEAST_DB = 0.5
 
-_EFFORT, _BUILT = 36, 3
+_EFFORT, _BUILT = 30, 3
 """Parts that are measured, and models that are built."""
 
 _FITTED = 0.5
@@ -137,6 +138,7 @@ class Promoter:
         self._exact: tuple[Quantized, tuple[Rule, ...], OutputErrors] | None = None
         self._refining: tuple[OutputErrors, OutputErrors | None, OutputErrors | None] | None = None
         self._search: RegionSearch | None = None
+        self._known: tuple[Quantized, Stats] | None = None
         self._measure: Callable[[Sequence[Choice], Sequence[int]], list[OutputErrors]] | None = None
 
     def margin(self, state: Quantized, required: Requirement = USABLE) -> float:
@@ -172,7 +174,7 @@ class Promoter:
         after = required.margin(errors)
         if after + gain < required.wanted_db:
             # Not in the refined model: its weights make up for quantizers that would be switched off.
-            found = self._found(best, required, gain)
+            found = self._found(best, errors, required, gain)
             if found is not None and found[0] > after:
                 after, best, rules = found[0], found[1], (*rules, *found[2])
         if after <= before:
@@ -204,25 +206,36 @@ class Promoter:
         return max(0.0, min(fitted, required.part(refined_unseen) - required.part(plain_unseen)))
 
     def _found(
-        self, state: Quantized, required: Requirement, gain: float
+        self, state: Quantized, errors: OutputErrors, required: Requirement, gain: float
     ) -> tuple[float, Quantized, tuple[Rule, ...]] | None:
         """Return the model with as little promoted as is enough, and how far inside it then is."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            every = self._samples.all
-            (first,) = self._measured([Choice()], every)
-            few = self._samples.few(first)
+            some, few = self._samples.some, self._samples.few(errors)
             most = required.margin(self._measured([graph.all_in_float()], few)[0])
             wanted_db = min(required.wanted_db - gain, most - 1.0)
             if self._search is None:
                 self._search = RegionSearch(
                     graph.costs,
                     lambda parts: [required.part(e) for e in self._measured(parts, few)],
-                    lambda choice: required.margin(self._measured([choice], every)[0]),
-                    has_wide=wide_spec(state) is not None,
+                    lambda choice: required.margin(self._measured([choice], some)[0]),
+                    bears_wide=lambda: self._bears_wide(state, graph, required, few),
                 )
                 self._search.divide(wanted_db, _EFFORT)
             return self._realized(state, graph, self._search, required, wanted_db)
+
+    def _bears_wide(
+        self, state: Quantized, graph: PromotionGraph, required: Requirement, few: Sequence[int]
+    ) -> bool:
+        """Whether 16 bits are enough for the activations: switches do not show what they lose."""
+        spec = wide_spec(state)
+        if spec is None:
+            return False
+        choice = Choice(wide=frozenset(range(len(graph.nodes))))
+        expected = required.part(self._measured([choice], few)[0])
+        built = self._built(state, graph.rules(choice, spec, required.why))
+        chosen = [self._samples.chosen[index] for index in few]
+        return not _is_too_narrow(required.part(self._samples.errors(built, chosen)), expected)
 
     def _realized(
         self,
@@ -250,8 +263,7 @@ class Promoter:
                 best = (margin, built, rules)
             if margin >= wanted_db - (required.wanted_db - required.least_db):
                 break
-            if trial.choice.wide and margin < min(0.0, trial.margin_db - _TOO_NARROW_DB):
-                # 16 bits may be too few as well, which the switches do not show.
+            if trial.choice.wide and _is_too_narrow(margin, trial.margin_db):
                 search = self._search = search.without_wide()
                 continue
             missing += max(1.0, wanted_db - margin)
@@ -260,7 +272,11 @@ class Promoter:
     def _built(self, state: Quantized, rules: Sequence[Rule]) -> Quantized:
         """Return the model with further rules; what statistics lack is collected."""
         config = msgspec.structs.replace(state.config, rules=(*state.config.rules, *rules))
-        return rebuilt(self._pipeline, state, config)
+        known = self._known if self._known is not None and self._known[0] is state else None
+        source = state if known is None else extended(state, Quantized, stats=known[1])
+        built = rebuilt(self._pipeline, source, config)
+        self._known = (state, built.stats)
+        return built
 
     def _exact_arithmetic(
         self, required: Requirement
@@ -282,7 +298,7 @@ class Promoter:
         """Whether the device's approximations alone leave the model as good as it has to be."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            (errors,) = self._measured([graph.all_in_float()], self._samples.all)
+            (errors,) = self._measured([graph.all_in_float()], self._samples.some)
         return required.margin(errors) > required.wanted_db + _SPARE_DB
 
     def _costs(self, state: Quantized) -> Mapping[str, NodeCost]:
@@ -333,6 +349,11 @@ class Promoter:
                 )
             )
         return tuple(rows)
+
+
+def _is_too_narrow(margin_db: float, expected_db: float) -> bool:
+    """Whether a model with 16-bit activations is worse than without any, and not usable."""
+    return margin_db < min(0.0, expected_db - _TOO_NARROW_DB)
 
 
 def _exact_operators(state: Quantized) -> tuple[Rule, ...]:

@@ -16,7 +16,8 @@ from lowbit.numerics.formats import IntegerFormat
 from lowbit.search.regions import Choice, Region, runs_of
 from lowbit.state import Prepared, Quantized
 
-_SHARE_OF_ELEMENTS, _EACH = 0.05, 1e-3
+_SHARE_OF_ELEMENTS, _SHARE_OF_NODES, _EACH = 0.05, 0.05, 1e-3
+"""What all numbers that are written cost, and all nodes; no node costs more than its share of few of them."""
 
 
 def wide_spec(state: Prepared) -> IntegerSpec | None:
@@ -107,6 +108,7 @@ def _cost(costs: Mapping[str, NodeCost], nodes: Sequence[ir.Node]) -> Iterator[f
     known = [costs.get(str(node.name), NodeCost(0, 0)) for node in nodes]
     products = sum(cost.multiply_adds for cost in known) or 1
     written = sum(cost.elements for cost in known) or 1
+    each = min(_EACH, _SHARE_OF_NODES / max(1, len(known)))
     for cost in known:
         traffic = _SHARE_OF_ELEMENTS * cost.elements / written
-        yield cost.multiply_adds / products + traffic + _EACH
+        yield cost.multiply_adds / products + traffic + each

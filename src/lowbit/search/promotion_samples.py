@@ -16,8 +16,11 @@ from lowbit.graph.session import Array
 from lowbit.pipeline.verify import quantized_names
 from lowbit.state import Quantized
 
-_CONSIDERED, _SAMPLES, _FOR_PARTS = 32, 16, 4
-"""Samples to choose from, those to measure a choice on, and those for its parts."""
+_CONSIDERED, _SAMPLES, _FOR_CHOICES, _FOR_PARTS = 32, 16, 8, 3
+"""Samples to choose from, those to measure a model on, and those for a choice and for its parts."""
+
+_UNSEEN = 16
+"""So many tell how much of what refinement gained is seen elsewhere."""
 
 _MEMORY_FOR_OUTPUTS = 64 << 20
 
@@ -48,20 +51,25 @@ class PromotionSamples:
         known = reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS)
         measured = find_measured(state.loaded, strongest(s.outputs for s in known), names)
         chosen = [known[i] for i in _by_strength(known, measured, _SAMPLES)]
-        return cls(tuple(chosen), measured, tuple(known[: len(held)]))
+        return cls(tuple(chosen), measured, tuple(known[: len(held)][:_UNSEEN]))
 
     @property
     def all(self) -> range:
         """The numbers of all of them."""
         return range(len(self.chosen))
 
+    @property
+    def some(self) -> tuple[int, ...]:
+        """The numbers of those that a choice is measured on."""
+        return tuple(_by_strength(self.chosen, self.measured, _FOR_CHOICES))
+
     def few(self, errors: OutputErrors) -> tuple[int, ...]:
-        """Return the numbers of those that parts are measured on: half of them have most of the noise.
+        """Return the numbers of those that parts are measured on: most of them have most of the noise.
 
         Where a few samples have nearly all of it, others do not show which part it is from.
         """
         shares = errors.noise_shares()
-        order = sorted(range(len(shares)), key=lambda i: -shares[i])[: _FOR_PARTS // 2]
+        order = sorted(range(len(shares)), key=lambda i: -shares[i])[: (_FOR_PARTS + 1) // 2]
         spread = _by_strength(self.chosen, self.measured, _FOR_PARTS)
         return tuple(sorted(list(dict.fromkeys((*order, *spread)))[:_FOR_PARTS]))
 

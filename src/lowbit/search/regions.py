@@ -18,7 +18,7 @@ Region = frozenset[int]
 Format: TypeAlias = Literal["narrow", "wide", "float"]
 
 _CHUNKS = 12
-_SMALL = 0.002
+_SMALL = 0.001
 """A unit of more than this share of the cost is a layer; cheaper ones belong to the layer before them."""
 
 _LITTLE = 0.01
@@ -28,7 +28,7 @@ _AT_ONCE = 4
 """So few layers are measured one by one."""
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
-_CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 5, 20, 0.7, 0.3
+_CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 4, 20, 0.7, 0.3
 """Choices that are measured as a whole, steps to find them, and when a margin is near enough."""
 _LEFT_TRIED = 4
 _PRICES = 60
@@ -102,23 +102,30 @@ class RegionSearch:
     """Measures parts of a graph, and finds the cheapest choice for a margin."""
 
     def __init__(
-        self, costs: Sequence[float], parts: MeasureAll, whole: Measure, *, has_wide: bool
+        self,
+        costs: Sequence[float],
+        parts: MeasureAll,
+        whole: Measure,
+        *,
+        bears_wide: Callable[[], bool] | None = None,
     ) -> None:
         """Take the costs of the units of the graph, in its order, and what measures a choice.
 
-        ``parts`` is asked for the margins of single parts, ``whole`` for that of a result.
+        ``parts`` is asked for the margins of single parts, ``whole`` for that of a result, and ``bears_wide``
+        once, before wider integers are measured, whether they are wide enough for the model.
         """
         self._costs, self._margins, self._whole = costs, parts, whole
         self._every: Region = frozenset(range(len(costs)))
-        self._has_wide = has_wide
+        self._bears_wide = bears_wide
         self._parts = self._measured(_split(range(len(costs)), _CHUNKS))
+        self._is_wide_known = False
         self._factor = 1.0
         self._trials: dict[Choice, Trial] = {}
 
     def without_wide(self) -> RegionSearch:
         """Return the same without wider integers, where they turn out to be too narrow as well."""
         other = object.__new__(RegionSearch)
-        other.__dict__ = {**self.__dict__, "_has_wide": False, "_factor": 1.0}
+        other.__dict__ = {**self.__dict__, "_bears_wide": None, "_factor": 1.0}
         other._trials = {choice: t for choice, t in self._trials.items() if not choice.wide}
         other._parts = [
             dataclasses.replace(part, noise=tuple(n for n in part.noise if n[0] != "wide"))
@@ -237,7 +244,7 @@ class RegionSearch:
 
     def _measure_wide(self, budget: float) -> None:
         """Measure wider integers where they may be cheaper than 8 bits or float."""
-        if not self._has_wide:
+        if self._bears_wide is None:
             return
         price, wide = self._price(budget), _COST["wide"]
         noises = [dict(part.noise) for part in self._parts]
@@ -246,6 +253,13 @@ class RegionSearch:
             for index, (part, noise) in enumerate(zip(self._parts, noises, strict=True))
             if "wide" not in noise and price * noise["narrow"] > wide * part.cost
         ]
+        if sum(self._parts[index].cost for index in telling) <= _LITTLE:
+            return
+        if not self._is_wide_known:
+            self._is_wide_known = True
+            if not self._bears_wide():
+                self._bears_wide = None
+                return
         units = [frozenset(self._parts[index].units) for index in telling]
         margins = self._margins([Choice(some, self._every - some) for some in units])
         for index, margin in zip(telling, margins, strict=True):
