@@ -12,11 +12,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from array_api_compat import array_namespace, device
+import numpy as np
+from array_api_compat import array_namespace, device, is_numpy_array
 
 Array = Any
 _BLOCK = 32
 _TINY = 1e-12
+# The largest share of outputs that are worth picking out.
+_MOST_PICKED = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,14 +31,17 @@ class Moments:
 
     def held_to(self, weight: Array, ridge: float) -> Moments:
         """Return the moments as if ``weight`` had been seen to be right on every input alone."""
-        xp = array_namespace(self.inputs)
+        xp = _namespace(self.inputs)
         power = _diagonal(xp, self.inputs)
         # An input that never varies decides nothing: its weights stay where they are.
         floor = xp.max(power) * 1e-6 + _TINY
         extra = ridge * power + floor
         inputs = xp.asarray(self.inputs, copy=True)
-        for j in range(inputs.shape[-1]):  # a diagonal matrix would be as large as the moments
-            inputs[:, j, j] += extra[:, j]
+        if xp is np:
+            np.einsum("gjj->gj", inputs)[...] += extra
+        else:
+            for j in range(inputs.shape[-1]):  # a diagonal matrix would be as large as the moments
+                inputs[:, j, j] += extra[:, j]
         return Moments(inputs, self.outputs + extra[:, None, :] * weight)
 
 
@@ -46,35 +52,58 @@ def descend(
 
     ``start`` and ``bounds`` are groups x outputs x depth, ``scale`` broadcasts to them.
     """
-    xp = array_namespace(start)
+    xp = _namespace(start)
     # Columns become rows, which lie together in memory.
     codes, low, high, scales = (_columns_first(xp, a, start) for a in (start, *bounds, scale))
     inputs = moments.inputs
     error = xp.matrix_transpose(moments.outputs) - xp.matmul(inputs, codes * scales)
+    gain = 1.0 / (_diagonal(xp, inputs)[:, :, None] * scales)
     depth = inputs.shape[-1]
     for _ in range(sweeps):
         moved = False
         for first in range(0, depth, _BLOCK):
-            last = min(first + _BLOCK, depth)
-            block = slice(first, last)
-            change = _sweep_block(
-                xp,
-                inputs[:, block, block],
-                error[:, block, :],
-                codes[:, block, :],
-                scales[:, block, :],
-                low[:, block, :],
-                high[:, block, :],
-            )
-            if not xp.any(change):
+            block = slice(first, min(first + _BLOCK, depth))
+            now, limits = codes[:, block, :], (low[:, block, :], high[:, block, :])
+            # What each column is to be, were none before it changed.
+            wanted = now + error[:, block, :] * gain[:, block, :]
+            some = _outputs_that_move(xp, wanted, now, limits)
+            if some is None:
                 continue
             moved = True
-            codes[:, block, :] += change
-            change = change * scales[:, block, :]
-            error -= xp.matmul(inputs[:, :, block], change)
+            parts = (a[:, :, some] for a in (wanted, now, gain[:, block, :], *limits))
+            factors = scales[:, block, some]
+            change = _sweep_block(xp, inputs[:, block, block], factors, *parts)
+            codes[:, block, some] += change
+            error[:, :, some] -= xp.matmul(inputs[:, :, block], change * factors)
         if not moved:
             break
     return xp.matrix_transpose(codes)
+
+
+def _namespace(array: Array) -> Any:
+    """Return the functions for an array: NumPy's own, which need no others around them."""
+    return np if is_numpy_array(array) else array_namespace(array)
+
+
+def _outputs_that_move(
+    xp: Any, wanted: Array, codes: Array, limits: tuple[Array, Array]
+) -> Array | slice | None:
+    """Return the outputs some code of which would move by itself: of all others none does.
+
+    After the first sweep these are few. All are returned where the array API has no way to pick some.
+    """
+    moves = _nearest(xp, wanted, *limits) != codes
+    if not xp.any(moves):
+        return None
+    if xp is not np:
+        return slice(None)
+    some = np.flatnonzero(moves.any(axis=(0, 1)))
+    return slice(None) if len(some) > _MOST_PICKED * moves.shape[2] else some
+
+
+def _nearest(xp: Any, wanted: Array, low: Array, high: Array) -> Array:
+    rounded = np.rint(wanted) if xp is np else xp.round(wanted)
+    return xp.minimum(xp.maximum(rounded, low), high)
 
 
 def _columns_first(xp: Any, array: Array, like: Array) -> Array:
@@ -85,19 +114,24 @@ def _columns_first(xp: Any, array: Array, like: Array) -> Array:
 
 
 def _sweep_block(
-    xp: Any, inputs: Array, error: Array, codes: Array, scales: Array, low: Array, high: Array
+    xp: Any,
+    inputs: Array,
+    scales: Array,
+    wanted: Array,
+    codes: Array,
+    gain: Array,
+    low: Array,
+    high: Array,
 ) -> Array:
     """Return by how much the codes of one block change, column after column."""
-    gain = 1.0 / (_diagonal(xp, inputs)[:, :, None] * scales)
-    # What each column is to be, were none before it changed; that is taken off in its turn.
-    wanted = codes + error * gain
     new, moved = xp.zeros_like(codes), xp.zeros_like(codes)
     for j in range(codes.shape[1]):
         best = wanted[:, j, :]
         if j:
+            # Columns before it have changed: that is taken off in its turn.
             before = xp.matmul(inputs[:, j : j + 1, :j], moved[:, :j, :])[:, 0, :]
             best = best - before * gain[:, j, :]
-        best = xp.minimum(xp.maximum(xp.round(best), low[:, j, :]), high[:, j, :])
+        best = _nearest(xp, best, low[:, j, :], high[:, j, :])
         new[:, j, :] = best
         moved[:, j, :] = (best - codes[:, j, :]) * scales[:, j, :]
     return new - codes
