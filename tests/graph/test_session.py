@@ -52,6 +52,20 @@ def test_extra_outputs_are_the_inner_values(chain, feed, run) -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
+def test_an_input_asked_for_outlives_what_was_fed(chain, floats) -> None:
+    image, index = floats(2, 8), np.int64([1])
+    expected = image.copy()
+
+    with session(io.load(chain), ["image"]) as running:
+        for run in (running.run, lambda outputs, feed: running.repeated(outputs)(feed)):
+            (found, scores) = run(["image", "scores"], {"image": image.copy(), "index": index})
+            others = [np.full_like(image, 9.0) for _ in range(64)]  # takes what was freed
+            np.testing.assert_array_equal(found, expected)
+            assert scores.shape == (2, 3)
+            assert len(others) == 64
+        assert running.run(["image"], {"image": image, "index": index})[0] is image
+
+
 def test_the_models_own_outputs_come_first(chain) -> None:
     with session(io.load(chain), ["hidden"]) as running:
         assert running.outputs == ["scores", "hidden"]
