@@ -158,6 +158,23 @@ def test_a_failure_inside_the_model_is_told(chain, feed) -> None:
         running.run(["scores"], {**feed, "index": np.int64([9])})
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ir_version": 99}, r"its IR version is 99, and onnxruntime \S+ knows up to \d+; install"),
+        (
+            {"opset": 99},
+            r"its operator set is 99, and onnxruntime \S+ knows up to \d+; install a newer",
+        ),
+    ],
+)
+def test_a_model_that_is_too_new_is_told_so(parse, change: dict, message: str) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { y = Relu(x) }", **change)
+
+    with pytest.raises(ModelError, match=message):
+        Session(model.SerializeToString(), threads=1, optimize="none", name="m.onnx")
+
+
 def test_a_file_that_does_not_load_is_named(tmp_path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"no model")
 

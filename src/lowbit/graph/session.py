@@ -326,11 +326,29 @@ def _size(dim: int | ir.SymbolicDim) -> int | str | None:
     return dim.value
 
 
+_TOO_NEW = (
+    (r"Unsupported model IR version: (\d+), max supported IR version: (\d+)", "IR version"),
+    (r"Opset (\d+) is under development .* is till opset (\d+)", "operator set"),
+)
+
+
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
+    for pattern, what in _TOO_NEW:
+        if found := re.search(pattern, text):
+            return _too_new(what, *found.groups())
     # Where the model was put for onnxruntime to read is nobody's business.
     text = re.sub(r"Load model from \S+ failed: ?", "", text)
     way_out = ""
     if "is not a registered function/op" in text:
         way_out = "; AMD's operators get bodies by `lowbit convert MODEL OUTPUT --to functions`"
     return f"{text.split(' : ', 3)[-1][:600]}{way_out}"
+
+
+def _too_new(what: str, given: str, most: str) -> str:
+    import onnxruntime as ort
+
+    return (
+        f"its {what} is {given}, and onnxruntime {ort.__version__} knows up to {most}; install a newer "
+        f"onnxruntime, or export the model with {what} {most}"
+    )
