@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from helpers.odd_models import odd_model
+from onnx.reference import ReferenceEvaluator
 
 from lowbit.graph import io
 from lowbit.graph.naming import (
@@ -12,6 +14,7 @@ from lowbit.graph.naming import (
     name_everything,
     names_of,
     tensor_name,
+    without_overloads,
 )
 from lowbit.normalize.normalize import normalize
 
@@ -189,3 +192,19 @@ def test_names_are_well_if_naming_changes_nothing(first, second) -> None:
 
     name_everything(ir.Model(graph, ir_version=8))
     assert is_well_named(graph)
+
+
+def test_functions_of_one_name_get_names_of_their_own() -> None:
+    proto, (feed, *_) = odd_model("functions of one name")
+    model = io.load(proto)
+
+    single = without_overloads(model)
+
+    assert {key[1:] for key in single.functions} == {
+        ("block__one", ""), ("block__two", ""), ("inner", ""),
+    }  # fmt: skip
+    assert ("own", "block", "one") in model.functions
+    w, v = (model.graph.initializers[n].const_value.numpy() for n in "wv")
+    (z,) = ReferenceEvaluator(io.to_proto(single)).run(None, feed)
+    np.testing.assert_allclose(z, np.tanh(np.maximum(feed["x"], 0) @ w) @ v, rtol=1e-4, atol=1e-5)
+    assert without_overloads(single) is single

@@ -13,16 +13,23 @@ from lowbit.graph.session import session
 
 
 def casts(kind: ir.DataType) -> ir.Model:
-    """Return a model that casts an input of a type to float, and a float to that type."""
+    """Return a model that converts an input of a type to float, and a float to that type."""
     info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Cast", ["x"], ["f"], to=1),
+        helper.make_node("Cast", ["y"], ["n"], to=int(kind)),
+    ]
+    if kind.is_integer():  # older versions of onnxruntime cast no 4-bit integers
+        nodes = [
+            helper.make_node("DequantizeLinear", ["x", "one"], ["f"]),
+            helper.make_node("QuantizeLinear", ["y", "one"], ["n"], output_dtype=int(kind)),
+        ]
     graph = helper.make_graph(
-        [
-            helper.make_node("Cast", ["x"], ["f"], to=1),
-            helper.make_node("Cast", ["y"], ["n"], to=int(kind)),
-        ],
+        nodes,
         "casts",
         [info("x", int(kind), [3, "n"]), info("y", 1, [3, "n"])],
         [info("f", 1, [3, "n"]), info("n", int(kind), [3, "n"])],
+        [helper.make_tensor("one", 1, [], [1.0])],
     )
     opsets = [helper.make_opsetid("", 21)]
     return io.load(helper.make_model(graph, opset_imports=opsets, ir_version=10))

@@ -52,6 +52,20 @@ def test_extra_outputs_are_the_inner_values(chain, feed, run) -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
+def test_an_input_asked_for_outlives_what_was_fed(chain, floats) -> None:
+    image, index = floats(2, 8), np.int64([1])
+    expected = image.copy()
+
+    with session(io.load(chain), ["image"]) as running:
+        for run in (running.run, lambda outputs, feed: running.repeated(outputs)(feed)):
+            (found, scores) = run(["image", "scores"], {"image": image.copy(), "index": index})
+            others = [np.full_like(image, 9.0) for _ in range(64)]  # takes what was freed
+            np.testing.assert_array_equal(found, expected)
+            assert scores.shape == (2, 3)
+            assert len(others) == 64
+        assert running.run(["image"], {"image": image, "index": index})[0] is image
+
+
 def test_the_models_own_outputs_come_first(chain) -> None:
     with session(io.load(chain), ["hidden"]) as running:
         assert running.outputs == ["scores", "hidden"]
@@ -142,6 +156,23 @@ def test_a_failure_inside_the_model_is_told(chain, feed) -> None:
         ),
     ):
         running.run(["scores"], {**feed, "index": np.int64([9])})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ir_version": 99}, r"its IR version is 99, and onnxruntime \S+ knows up to \d+; install"),
+        (
+            {"opset": 99},
+            r"its operator set is 99, and onnxruntime \S+ knows up to \d+; install a newer",
+        ),
+    ],
+)
+def test_a_model_that_is_too_new_is_told_so(parse, change: dict, message: str) -> None:
+    model = parse("g (float[2] x) => (float[2] y) { y = Relu(x) }", **change)
+
+    with pytest.raises(ModelError, match=message):
+        Session(model.SerializeToString(), threads=1, optimize="none", name="m.onnx")
 
 
 def test_a_file_that_does_not_load_is_named(tmp_path) -> None:

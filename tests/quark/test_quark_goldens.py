@@ -140,6 +140,13 @@ FLOATS = {
 }
 
 
+_NUMPY, _ORT = (tuple(map(int, m.__version__.split(".")[:2])) for m in (np, ort))
+# Where versions older than those that Quark ran in round otherwise, in the last bit. NumPy 1 computes the edges of
+# bins in float64; LayerNormalization adds in another order.
+_SUMMED_BY_NUMPY = frozenset({"a8w8_entropy_nocle"})
+_AFTER_A_NORM = frozenset("lnorm_o matmul_dyn_o relu_alone_o transpose2_o".split())
+
+
 @pytest.fixture(autouse=True)
 def _quarks_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibrate with as many threads a sample as Quark had: float sums depend on it."""
@@ -176,10 +183,14 @@ def test_parameters_integers_and_outputs_are_quarks(case: str) -> None:
 
     ours = read_quantized(model)
     assert len(theirs.constants) >= 14
-    assert differences(ours.activations, theirs.activations) == set()
-    assert differences(ours.constants, theirs.constants) == set()
+    older = (
+        frozenset(theirs.activations) if file in _SUMMED_BY_NUMPY and _NUMPY < (2,) else frozenset()
+    )
+    assert differences(ours.activations, theirs.activations, last_bit=older) == set()
+    biases = {key for key in theirs.constants if older and key[1] == 2}  # their scale follows
+    assert differences(ours.constants, theirs.constants, last_bit=biases) == set()
     expected = _stored_outputs(file)
-    if expected is not None:
+    if expected is not None and not older:
         got = outputs_of(model, "test_input.npz")["output"]
         np.testing.assert_array_equal(got.reshape(expected.shape), expected)
 
@@ -288,14 +299,17 @@ def test_only_listed_differences_from_quark_exist(case: str) -> None:
     mine, quarks = read_quantized(ours), read_quantized(theirs)
     renamed = {_QUARKS_GATE, _OUR_GATE}
     assert len(mine.activations) == len(quarks.activations)
-    assert differences(mine.activations, quarks.activations) == expected.activations | renamed
+    older = _AFTER_A_NORM if _ORT < (1, 31) else frozenset()
+    different = differences(mine.activations, quarks.activations, last_bit=older)
+    assert different == expected.activations | renamed
     assert same_arrays(mine.activations[_OUR_GATE], quarks.activations[_QUARKS_GATE])
     assert differences(mine.constants, quarks.constants) == expected.constants
     got = outputs_of(ours, "ops_test_input.npz")
     want = outputs_of(theirs, "ops_test_input.npz")
     assert list(got) == list(want)
     unequal = {name for name in want if not np.array_equal(got[name], want[name])}
-    assert unequal == expected.outputs
+    assert unequal - expected.outputs <= older
+    assert expected.outputs <= unequal
     for name in unequal:
         span = float(np.abs(want[name]).max())
         assert np.abs(got[name] - want[name]).max() < 0.02 * span

@@ -20,6 +20,7 @@ from lowbit.files import check_writable, temporary_folder
 from lowbit.graph import external
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.message import write_message
+from lowbit.graph.naming import without_overloads
 from lowbit.graph.nesting import every_graph
 from lowbit.graph.soundness import check_message, read_checked, serialization_errors
 
@@ -102,7 +103,7 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
         path = folder / "model.onnx"
         try:
             with garbage_collection_paused(), serialization_errors():
-                ir.save(_portable(model), path, external_data="weights.bin")
+                ir.save(_portable(without_overloads(model)), path, external_data="weights.bin")
         except OSError as error:
             raise OutputError(
                 f"cannot write a temporary copy of the model to {folder}: "

@@ -6,6 +6,7 @@ its name with an earlier one gets a number and still answers to the name it had.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -135,3 +136,26 @@ class _Taken:
 def operator_name(node: ir.Node) -> str:
     """Return the name of a node's operator in tables: its type, after its domain if it has one."""
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def without_overloads(model: ir.Model) -> ir.Model:
+    """Return ``model``, or a copy of it in which each function has a name of its own.
+
+    onnxruntime before 1.29 runs the last of the functions that differ by their overload alone.
+    """
+    counts = Counter(key[:2] for key in model.functions)
+    if all(count == 1 for count in counts.values()):
+        return model
+    model = model.clone()
+    renamed = {
+        key: f"{key[1]}__{key[2]}" for key in model.functions if counts[key[:2]] > 1 and key[2]
+    }
+    graphs = [model.graph, *(function.graph for function in model.functions.values())]
+    for node in itertools.chain.from_iterable(map(every_node, graphs)):
+        if (key := node.op_identifier()) in renamed:
+            node.op_type, node.overload = renamed[key], ""
+    for key, name in renamed.items():
+        function = model.functions.pop(key)
+        function.name, function.overload = name, ""
+        model.functions[function.identifier()] = function
+    return model

@@ -90,15 +90,22 @@ class Session:
         """
         if self._session is None:
             raise ModelError(f"the session of {self._name} is closed")
-        if not outputs:
-            return []  # onnxruntime would give all of them
+        # An input asked for as an output is the feed's: onnxruntime 1.22 gives an array on the feed's
+        # memory that does not keep it alive.
+        computed = [name for name in outputs if name not in feed]
         try:
-            if self._has_narrow:
-                return run_narrow(self._session, list(outputs), feed)
-            return list(self._session.run(list(outputs), dict(feed)))
+            arrays = dict(zip(computed, self._computed(computed, feed), strict=True))
         except Exception as error:  # onnxruntime's exceptions share no public base
             reason = self._wrong_feed(feed) or self._wrong_outputs(outputs) or _reason(error)
             raise ModelError(f"onnxruntime cannot run {self._name}: {reason}") from error
+        return [arrays[n] if n in arrays else np.asarray(feed[n]) for n in outputs]
+
+    def _computed(self, outputs: list[str], feed: Feed) -> list[Array]:
+        if not outputs:
+            return []  # onnxruntime would give all of them
+        if self._has_narrow:
+            return run_narrow(self._session, outputs, feed)
+        return list(self._session.run(outputs, dict(feed)))
 
     def repeated(self, outputs: Sequence[str]) -> Callable[[Feed], list[Array]]:
         """Return ``run`` for one thread, which gives the same arrays each time: read, then rerun.
@@ -183,7 +190,6 @@ class _Repeated:
             self._runtime.run_with_iobinding(self._binding)
         except Exception:  # an output's shape may depend on values; a plain run names other errors
             return self._plain(feed, shapes)
-        # An input asked for as an output is not written anywhere: it is the feed's.
         return [self._buffers[n] if n in self._buffers else feed[n] for n in self._outputs]
 
     def _plain(self, feed: Feed, shapes: dict[str, tuple[int, ...]]) -> list[Array]:
@@ -320,11 +326,29 @@ def _size(dim: int | ir.SymbolicDim) -> int | str | None:
     return dim.value
 
 
+_TOO_NEW = (
+    (r"Unsupported model IR version: (\d+), max supported IR version: (\d+)", "IR version"),
+    (r"Opset (\d+) is under development .* is till opset (\d+)", "operator set"),
+)
+
+
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
+    for pattern, what in _TOO_NEW:
+        if found := re.search(pattern, text):
+            return _too_new(what, *found.groups())
     # Where the model was put for onnxruntime to read is nobody's business.
     text = re.sub(r"Load model from \S+ failed: ?", "", text)
     way_out = ""
     if "is not a registered function/op" in text:
         way_out = "; AMD's operators get bodies by `lowbit convert MODEL OUTPUT --to functions`"
     return f"{text.split(' : ', 3)[-1][:600]}{way_out}"
+
+
+def _too_new(what: str, given: str, most: str) -> str:
+    import onnxruntime as ort
+
+    return (
+        f"its {what} is {given}, and onnxruntime {ort.__version__} knows up to {most}; install a newer "
+        f"onnxruntime, or export the model with {what} {most}"
+    )
