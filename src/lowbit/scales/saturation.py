@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import numpy as np
 import onnx_ir as ir
@@ -131,7 +132,7 @@ def _change_pairs(
     change: Callable[[FloatArray, FloatArray], None],
 ) -> None:
     """Change a weight in place: ``change`` is given the first and the second of each pair."""
-    by_tap = layer.kernel(weight).swapaxes(2, 3)
+    by_tap = cast(FloatArray, layer.kernel(weight)).swapaxes(2, 3)
     # Elsewhere no pair reaches from one tap into the next.
     through = order == "through_taps" and layer.taps > 1 and layer.inputs % 2 == 1
     rows = by_tap.reshape(*by_tap.shape[:2], 1, -1) if through else by_tap
