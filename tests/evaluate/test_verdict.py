@@ -182,3 +182,58 @@ def test_what_few_samples_leave_open_is_said(
 
     assert verdict.level == level
     assert (doubt in verdict.describe()) if doubt else not verdict.doubt
+
+
+def _decided(same: int, count: int, *, near: float = 0.02) -> tuple[list[np.ndarray], ...]:
+    """Logits of two classes that nearly tie: little noise, of which some decisions turn."""
+    want = [np.float32([[near, -near]])] * count
+    got = [np.float32([[near, -near] if i < same else [-near, near]]) for i in range(count)]
+    return want, got
+
+
+@pytest.mark.parametrize(
+    ("same", "count", "level"),
+    [(32, 32, "good"), (29, 32, "good"), (27, 32, "usable"), (24, 32, "poor"), (160, 320, "poor"),
+     (100, 320, "ruined"), (3, 4, "usable"), (0, 1, "poor")],
+)  # fmt: skip
+def test_one_decision_a_sample_is_judged_by_how_often_it_is_the_same(
+    same: int, count: int, level: str
+) -> None:
+    verdict = _verdict("classes", *_decided(same, count), logits=True)
+
+    assert verdict.worst.value < 0.01  # which alone would be good
+    assert verdict.level == level
+    assert verdict.worst.agreement == pytest.approx(same / count)
+    assert ("only" in verdict.describe()) == (level != "good")
+    assert verdict.is_usable == (verdict.margin_db >= 0) or verdict.worst.sqnr_db < 10
+
+
+def test_sequences_are_judged_by_their_divergence_alone() -> None:
+    want, got = _decided(24, 32)
+    sequence = [np.concatenate(x)[None] for x in (want, got)]
+
+    verdict = _verdict("classes", [sequence[0]] * 4, [sequence[1]] * 4, logits=True)
+
+    assert verdict.worst.agreement == pytest.approx(0.75)
+    assert verdict.level == "good"
+
+
+def test_channels_count_if_any_sample_shows_something_in_them() -> None:
+    boxes, scores = OutputSlice("y", 1, 0, 4), OutputSlice("y", 1, 4, 6)
+    quiet = np.concatenate([np.full((1, 4, 9), 100.0), np.full((1, 2, 9), 0.001)], 1)
+    shown = quiet.copy()
+    shown[0, 4, 3] = 0.9
+
+    def outputs(*samples: np.ndarray) -> list[str]:
+        rows = [MeasuredOutput(part, "values", "y") for part in (boxes, scores)]
+        errors = OutputErrors(rows, {})
+        for sample in samples:
+            errors.add({"y": sample}, {"y": sample * 1.01})
+        assert set(errors.intervals("sqnr")) == set(rows[: len(verdict_of(errors).outputs)])
+        return [row.output for row in verdict_of(errors).outputs]
+
+    def verdict_of(errors: OutputErrors):
+        return errors.verdict(held_out=True)
+
+    assert outputs(quiet, quiet) == [boxes.name]
+    assert outputs(quiet, quiet, quiet, quiet, quiet, shown) == [boxes.name, scores.name]

@@ -86,6 +86,10 @@ GOALS: Mapping[str, Figure] = MappingProxyType(
 _BINARY = Figure("KL divergence", "", (0.05, 0.2, 1.0), higher_is_better=False)
 
 
+BEST_CLASS = Figure("same best class", "", (0.93, 0.82, 0.5), higher_is_better=True)
+"""Judges outputs that are one decision a sample, besides their divergence."""
+
+
 def figure_of(measured: MeasuredOutput) -> Figure:
     """Return what an output is measured by."""
     if measured.kind == "labels" and measured.logits:

@@ -148,15 +148,12 @@ def _measured(
             return [found]
     if activation is None and (found := _bare(name, array)) is not None:
         return [found]
-    return [_as_values(part, part.of(array), name) for part in _telling_slices(name, array)]
+    return [_as_values(part, part.of(array), name) for part in find_slices({name: array})]
 
 
-def _telling_slices(name: str, array: Array) -> list[OutputSlice]:
-    """Return the slices of an output, without channels in which next to nothing is."""
-    slices = find_slices({name: array})
-    largest = [float(np.abs(part.of(array)).max()) for part in slices]
-    least = min(_SILENT, _SILENT_SHARE * max(largest, default=0.0))
-    return [part for part, size in zip(slices, largest, strict=True) if size >= least]
+def is_silent(largest: float, loudest: float) -> bool:
+    """Whether next to nothing is in channels with this largest value, beside others with that one."""
+    return largest < min(_SILENT, _SILENT_SHARE * loudest)
 
 
 def _activated(

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from lowbit.evaluate.figures import LEVELS, Figure, Level, figure_of
+from lowbit.evaluate.figures import BEST_CLASS, LEVELS, Figure, Level, figure_of
 from lowbit.evaluate.output_kinds import (
     Kind,
     MeasuredOutput,
+    is_silent,
 )
 from lowbit.evaluate.perplexity import Perplexity, PerplexitySums
 from lowbit.evaluate.runner import Outputs
@@ -36,6 +37,9 @@ _POSITIONS = 4096
 _LEAST_PROBABILITY = 1e-6
 # Fewer classes, or fewer samples, may well agree.
 _MANY_CLASSES, _ENOUGH_SAMPLES, _NEARLY_ALL = 10, 16, 0.9
+# What lies beyond one standard error: an agreement is judged as if it were so much better, since a few
+# samples near a tie change it much.
+_ONE_ERROR = 0.1587
 # Logits of this SQNR are usable, whatever their divergence on few samples.
 _LOGITS_DB = 10.0
 
@@ -45,7 +49,8 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     ``value`` is its figure, ``agreement`` how often the best class is the float model's, and
     ``margin_db`` how far the noise is below what is usable, known to ``error_db``. ``worst_level`` and
-    ``best_level`` are those at the ends of the figure's 95 % interval. ``perplexity`` is that of a
+    ``best_level`` are those at the ends of the figure's 95 % interval. ``agreement_decides``: the level
+    is that of the agreement, which is worse than the figure's. ``perplexity`` is that of a
     language model, ``one_class`` the class that the float model gives for nearly every sample, where it
     does.
     """
@@ -63,6 +68,7 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     worst_level: Level
     best_level: Level
     agreement: float | None = None
+    agreement_decides: bool = False
     perplexity: Perplexity | None = None
     one_class: int | None = None
 
@@ -73,7 +79,8 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
             text += f" ± {_short(self.standard_error, self.unit)}"
         text += f" {self.unit}" if self.unit else ""
         if self.agreement is not None:
-            text += f", same best class in {self.agreement:.0%}"
+            only = "only " if self.agreement_decides else ""
+            text += f", same best class in {only}{self.agreement:.0%}"
         if self.perplexity is not None:
             text += f", {self.perplexity.describe()}"
         return text
@@ -149,6 +156,8 @@ class OutputErrors:
         self._agreement: list[list[float]] = [[] for _ in measured]
         self._perplexity = [PerplexitySums() for _ in measured]
         self._best: list[list[int]] = [[] for _ in measured]
+        self._decisions: list[list[float]] = [[] for _ in measured]
+        self._largest = [0.0 for _ in measured]
         self._samples = 0
 
     def add(self, want: Outputs, got: Outputs, feed: Feed | None = None) -> None:
@@ -166,6 +175,7 @@ class OutputErrors:
         if a.dtype.kind != "f":
             self._values[index].append(float(np.mean(a == b)))
             return
+        self._largest[index] = max(self._largest[index], float(np.abs(a).max()))
         p, q = (_rows(x, row) for x in (a, b)) if row.kind == "classes" else (a, b)
         found = SignalNoise.of(p, q)
         self._errors[index].append(found)
@@ -174,11 +184,15 @@ class OutputErrors:
                 self._values[index].append(float(np.mean(divergence(p, q))))
                 same = p.argmax(axis=-1) == q.argmax(axis=-1)
                 self._agreement[index].append(float(np.mean(same)))
+                if len(p) == 1 or a.ndim == 2:  # not a sequence or a map
+                    self._decisions[index].append(float(np.mean(same)))
                 if len(p) == 1 and p.shape[-1] >= _MANY_CLASSES:
                     self._best[index].append(int(p.argmax()))
             case "labels":
                 self._values[index].append(float(np.mean(binary_divergence(a, b))))
-                self._agreement[index].append(float(np.mean((a > 0) == (b > 0))))
+                same = (a > 0) == (b > 0)
+                self._agreement[index].append(float(np.mean(same)))
+                self._decisions[index].append(float(np.mean(same)))
             case "embedding":
                 self._values[index].append(found.cosine)
             case _ if found.signal > 0:
@@ -189,9 +203,17 @@ class OutputErrors:
         found: dict[MeasuredOutput, Interval] = {}
         for index, row in enumerate(self._measured):
             known = self._interval(index, row, figure, tail)
-            if known is not None:
+            if known is not None and not self._is_silent(index):
                 found[row] = known
         return found
+
+    def _is_silent(self, index: int) -> bool:
+        """Whether nothing was in these channels of an output in any sample."""
+        tensor = self._measured[index].tensor
+        beside = [
+            n for row, n in zip(self._measured, self._largest, strict=True) if row.tensor == tensor
+        ]
+        return bool(self._errors[index]) and is_silent(self._largest[index], max(beside))
 
     def _interval(
         self, index: int, row: MeasuredOutput, figure: str, tail: float
@@ -222,7 +244,8 @@ class OutputErrors:
 
     def verdict(self, *, held_out: bool | None) -> Verdict | None:
         """Return the verdict; ``None`` if no output can be measured."""
-        rows = [self._row(i) for i, values in enumerate(self._values) if values]
+        telling = [i for i, v in enumerate(self._values) if v and not self._is_silent(i)]
+        rows = [self._row(i) for i in telling]
         if not rows:
             return None
         level = max((row.level for row in rows), key=LEVELS.index)
@@ -237,7 +260,8 @@ class OutputErrors:
         value = sums.sqnr_db if is_ratio else float(values.mean())
         error = error_of_sqnr(self._errors[index]) if is_ratio else _standard_error(values)
         worst, best = figure.range(value, error)
-        agreement = self._agreement[index]
+        agreement, decisions = self._agreement[index], self._decisions[index]
+        levels = figure.sure_level(value, error), _level_of_decisions(decisions)
         return OutputVerdict(
             output=measured.name,
             kind=measured.kind,
@@ -245,13 +269,14 @@ class OutputErrors:
             unit=figure.unit,
             value=value,
             standard_error=error,
-            level=figure.sure_level(value, error),
+            level=max(levels, key=LEVELS.index),
             sqnr_db=sums.sqnr_db,
-            margin_db=_margin(figure, value, sums, measured),
+            margin_db=min(_margin(figure, value, sums, measured), _margin_of_decisions(decisions)),
             error_db=figure.error_db(value, error),
-            worst_level=worst,
-            best_level=best,
+            worst_level=max(worst, levels[1], key=LEVELS.index),
+            best_level=max(best, levels[1], key=LEVELS.index),
             agreement=float(np.mean(agreement)) if agreement else None,
+            agreement_decides=LEVELS.index(levels[1]) > LEVELS.index(levels[0]),
             perplexity=self._perplexity[index].result(),
             one_class=_one_class(self._best[index]),
         )
@@ -273,6 +298,22 @@ def _margin(figure: Figure, value: float, sums: SignalNoise, measured: MeasuredO
     margin = figure.margin_db(value)
     is_logits = measured.logits or measured.kind == "classes"
     return min(margin, sums.sqnr_db - _LOGITS_DB) if is_logits else margin
+
+
+def _level_of_decisions(same: Sequence[float]) -> Level:
+    """Return the level of how often decisions are the same; only one that is so for certain is ruined."""
+    if not same:
+        return LEVELS[0]
+    level = BEST_CLASS.level(interval_of_share(same, _ONE_ERROR).high)
+    is_sure = BEST_CLASS.level(interval_of_share(same).high) == "ruined"
+    return "poor" if level == "ruined" and not is_sure else level
+
+
+def _margin_of_decisions(same: Sequence[float]) -> float:
+    """Return the same in decibels of noise, whose amplitude decisions that differ grow with."""
+    if not same:
+        return math.inf
+    return 2 * BEST_CLASS.margin_db(interval_of_share(same, _ONE_ERROR).high)
 
 
 def _standard_error(values: DoubleArray) -> float:
