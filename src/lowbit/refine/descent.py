@@ -15,7 +15,10 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 Array = Any
+# Columns that are looked at one by one before the others of their panel learn of it, and columns of
+# a panel: what all columns of a layer learn of at once.
 _BLOCK = 32
+_PANEL = 128
 _TINY = 1e-12
 
 
@@ -54,24 +57,14 @@ def descend(
     depth = inputs.shape[-1]
     for _ in range(sweeps):
         moved = False
-        for first in range(0, depth, _BLOCK):
-            last = min(first + _BLOCK, depth)
-            block = slice(first, last)
-            change = _sweep_block(
-                xp,
-                inputs[:, block, block],
-                error[:, block, :],
-                codes[:, block, :],
-                scales[:, block, :],
-                low[:, block, :],
-                high[:, block, :],
-            )
+        for first in range(0, depth, _PANEL):
+            panel = slice(first, min(first + _PANEL, depth))
+            columns = (a[:, panel, :] for a in (codes, scales, low, high))
+            change = _sweep_panel(xp, inputs[:, panel, panel], error[:, panel, :], *columns)
             if not xp.any(change):
                 continue
             moved = True
-            codes[:, block, :] += change
-            change = change * scales[:, block, :]
-            error -= xp.matmul(inputs[:, :, block], change)
+            error -= inputs[:, :, panel] @ change
         if not moved:
             break
     return xp.matrix_transpose(codes)
@@ -84,23 +77,39 @@ def _columns_first(xp: Any, array: Array, like: Array) -> Array:
     return copy
 
 
+def _sweep_panel(
+    xp: Any, inputs: Array, error: Array, codes: Array, scales: Array, low: Array, high: Array
+) -> Array:
+    """Change the codes of one panel, and return by how much the weights change."""
+    error, moved = xp.asarray(error, copy=True), xp.zeros_like(codes)
+    depth = codes.shape[1]
+    for first in range(0, depth, _BLOCK):
+        last = min(first + _BLOCK, depth)
+        block, rest = slice(first, last), slice(last, depth)
+        columns = (a[:, block, :] for a in (codes, scales, low, high))
+        moved[:, block, :] = _sweep_block(xp, inputs[:, block, block], error[:, block, :], *columns)
+        if last < depth:
+            error[:, rest, :] -= inputs[:, rest, block] @ moved[:, block, :]
+    return moved
+
+
 def _sweep_block(
     xp: Any, inputs: Array, error: Array, codes: Array, scales: Array, low: Array, high: Array
 ) -> Array:
-    """Return by how much the codes of one block change, column after column."""
+    """Change the codes of one block, column after column, and return by how much the weights change."""
     gain = 1.0 / (_diagonal(xp, inputs)[:, :, None] * scales)
     # What each column is to be, were none before it changed; that is taken off in its turn.
     wanted = codes + error * gain
-    new, moved = xp.zeros_like(codes), xp.zeros_like(codes)
+    moved = xp.zeros_like(codes)
     for j in range(codes.shape[1]):
         best = wanted[:, j, :]
         if j:
-            before = xp.matmul(inputs[:, j : j + 1, :j], moved[:, :j, :])[:, 0, :]
+            before = (inputs[:, j : j + 1, :j] @ moved[:, :j, :])[:, 0, :]
             best = best - before * gain[:, j, :]
         best = xp.minimum(xp.maximum(xp.round(best), low[:, j, :]), high[:, j, :])
-        new[:, j, :] = best
         moved[:, j, :] = (best - codes[:, j, :]) * scales[:, j, :]
-    return new - codes
+        codes[:, j, :] = best
+    return moved
 
 
 def _diagonal(xp: Any, matrices: Array) -> Array:
