@@ -31,6 +31,7 @@ from lowbit.normalize.fold_affine import normalization
 from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
 from lowbit.transforms.embedding_rewrites import embed_layer_norm_to_gather
 from lowbit.transforms.matrix_rewrites import gemm_to_matmul
+from lowbit.transforms.norm_rewrites import normalized_add_to_sum
 from lowbit.transforms.swish_gain import drop_undone, freed_of_gain, swish_gain
 
 HARDSIGMOID_FACTOR = 2731 / 16384 * 6
@@ -300,6 +301,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "round_clip_bounds": round_clip_bounds,
         "gemm_to_matmul": gemm_to_matmul,
         "embed_layer_norm_to_gather": embed_layer_norm_to_gather,
+        "normalized_add_to_sum": normalized_add_to_sum,
     }
 )
 
