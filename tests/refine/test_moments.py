@@ -71,6 +71,7 @@ def test_small_errors_beside_large_outputs_are_told_apart(held_out: tuple[int, .
     seen = LayerMoments(weight, bias, held_out=held_out)
     samples = _samples(patches, targets)
     seen.add(list(enumerate(samples)))
+    seen.finish()
     decide = samples if not held_out else [samples[i] for i in held_out]
     columns = np.concatenate([s.patches for s in decide], axis=2).astype(np.float64)
     for step in (1e-2, 2e-2):
@@ -86,6 +87,7 @@ def test_a_bias_that_stays_is_taken_off_the_targets() -> None:
     fixed = np.arange(3, dtype=np.float32)
     seen = LayerMoments(weight, None, fixed_bias=fixed)
     seen.add(list(enumerate(_samples(patches, targets))))
+    seen.finish()
     expected = moments_of(patches, targets - fixed.reshape(1, -1, 1), centred=False)
     np.testing.assert_allclose(seen.moments().outputs, expected.outputs, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(seen.means[1], targets.mean(axis=2) - fixed, atol=1e-4)
@@ -99,6 +101,7 @@ def test_relative_errors_count_a_position_by_its_own_size() -> None:
     seen, plain = (LayerMoments(weight, None, relative=r) for r in (True, False))
     for moments in (seen, plain):
         moments.add(list(enumerate(_samples(patches, weight @ patches))))
+        moments.finish()
     off = weight * np.float32(1.01)
     assert plain.error(off, None) > 1000 * seen.error(off, None)
 
@@ -109,8 +112,28 @@ def test_means_are_those_of_all_columns(held_out: tuple[int, ...]) -> None:
     bias = np.arange(6, dtype=np.float32)
     seen = LayerMoments(weight, bias, held_out=held_out)
     seen.add(list(enumerate(_samples(patches, targets))))
+    seen.finish()
     np.testing.assert_allclose(seen.means[0], patches.mean(axis=2), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(seen.means[1], targets.mean(axis=2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("held_out", [(), (1,)])
+def test_sums_are_the_same_whichever_samples_come_together(held_out: tuple[int, ...]) -> None:
+    weight, patches, targets = _columns(count=1800)
+    samples = list(enumerate(_samples(patches, targets)))
+    together, alone = (LayerMoments(weight, None, held_out=held_out) for _ in range(2))
+    together.add(samples)
+    for sample in samples:
+        alone.add([sample])
+    for seen in (together, alone):
+        seen.finish()
+
+    for found in zip(together.means, alone.means, strict=True):
+        np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        together.moments().inputs, alone.moments().inputs, rtol=1e-4, atol=1e-5
+    )
+    assert together.error(1.1 * weight, None) == pytest.approx(alone.error(1.1 * weight, None))
 
 
 @pytest.mark.parametrize("restored", [True, False])
@@ -119,6 +142,7 @@ def test_what_inputs_are_attenuated_by_is_restored_where_asked_for(restored: boo
     bias = np.zeros((2, 3), np.float32)
     moments = LayerMoments(weight, bias, restored=restored)
     moments.add(list(enumerate(_samples(0.9 * patches, targets))))
+    moments.finish()
 
     factor = 1 / 0.9 if restored else 1.0
     np.testing.assert_allclose(moments.restoring, factor, rtol=0.02)

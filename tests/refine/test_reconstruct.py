@@ -195,6 +195,7 @@ def _seen(state, layer, samples, share=0.125):
     weight = layer.geometry.matrix(float_weights(state, layer))
     seen = LayerMoments(weight, float_bias(state, layer), held_out=out)
     seen.add(list(enumerate(samples)))
+    seen.finish()
     return seen
 
 
@@ -251,6 +252,7 @@ def test_rounding_is_left_alone_where_it_adds_next_to_nothing(state) -> None:
                 for i, (s, t) in enumerate(zip(samples, targets, strict=True))
             ]
         )
+        seen.finish()
         result = better_rounding(state, rounded, layer, seen)
         assert len(tried) == 1
     assert result.kept

@@ -23,6 +23,9 @@ class Collector(Protocol):
     def add(self, samples: Sequence[tuple[int, Columns]]) -> None:
         """Add some samples, with their numbers; they come in order."""
 
+    def finish(self) -> None:
+        """Be told that all samples have come."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:

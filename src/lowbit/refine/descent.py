@@ -16,7 +16,10 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_array
 
 Array = Any
+# Columns that are looked at one by one before the others of their panel learn of it, and columns of
+# a panel: what all columns of a layer learn of at once.
 _BLOCK = 32
+_PANEL = 128
 _TINY = 1e-12
 # The largest share of outputs that are worth picking out.
 _MOST_PICKED = 0.5
@@ -61,20 +64,15 @@ def descend(
     depth = inputs.shape[-1]
     for _ in range(sweeps):
         moved = False
-        for first in range(0, depth, _BLOCK):
-            block = slice(first, min(first + _BLOCK, depth))
-            now, limits = codes[:, block, :], (low[:, block, :], high[:, block, :])
-            # What each column is to be, were none before it changed.
-            wanted = now + error[:, block, :] * gain[:, block, :]
-            some = _outputs_that_move(xp, wanted, now, limits)
+        for first in range(0, depth, _PANEL):
+            panel = slice(first, min(first + _PANEL, depth))
+            columns = [a[:, panel, :] for a in (codes, scales, gain, low, high)]
+            change = _sweep_panel(xp, inputs[:, panel, panel], error[:, panel, :], *columns)
+            some = _outputs_with(xp, change != 0)
             if some is None:
                 continue
             moved = True
-            parts = (a[:, :, some] for a in (wanted, now, gain[:, block, :], *limits))
-            factors = scales[:, block, some]
-            change = _sweep_block(xp, inputs[:, block, block], factors, *parts)
-            codes[:, block, some] += change
-            error[:, :, some] -= xp.matmul(inputs[:, :, block], change * factors)
+            error[:, :, some] -= inputs[:, :, panel] @ change[:, :, some]
         if not moved:
             break
     return xp.matrix_transpose(codes)
@@ -85,20 +83,17 @@ def _namespace(array: Array) -> Any:
     return np if is_numpy_array(array) else array_namespace(array)
 
 
-def _outputs_that_move(
-    xp: Any, wanted: Array, codes: Array, limits: tuple[Array, Array]
-) -> Array | slice | None:
-    """Return the outputs some code of which would move by itself: of all others none does.
+def _outputs_with(xp: Any, columns: Array) -> Array | slice | None:
+    """Return the outputs of which any column is true: after the first sweep these are few.
 
-    After the first sweep these are few. All are returned where the array API has no way to pick some.
+    All are returned where most are, or where the array API has no way to pick some.
     """
-    moves = _nearest(xp, wanted, *limits) != codes
-    if not xp.any(moves):
+    if not xp.any(columns):
         return None
     if xp is not np:
         return slice(None)
-    some = np.flatnonzero(moves.any(axis=(0, 1)))
-    return slice(None) if len(some) > _MOST_PICKED * moves.shape[2] else some
+    some = np.flatnonzero(columns.any(axis=(0, 1)))
+    return slice(None) if len(some) > _MOST_PICKED * columns.shape[2] else some
 
 
 def _nearest(xp: Any, wanted: Array, low: Array, high: Array) -> Array:
@@ -113,28 +108,59 @@ def _columns_first(xp: Any, array: Array, like: Array) -> Array:
     return copy
 
 
-def _sweep_block(
+def _sweep_panel(
     xp: Any,
     inputs: Array,
-    scales: Array,
-    wanted: Array,
+    error: Array,
     codes: Array,
+    scales: Array,
     gain: Array,
     low: Array,
     high: Array,
 ) -> Array:
-    """Return by how much the codes of one block change, column after column."""
+    """Change the codes of one panel, and return by how much the weights change."""
+    error, moved = xp.asarray(error, copy=True), xp.zeros_like(codes)
+    depth = codes.shape[1]
+    for first in range(0, depth, _BLOCK):
+        last = min(first + _BLOCK, depth)
+        block, rest = slice(first, last), slice(last, depth)
+        now, limits = codes[:, block, :], (low[:, block, :], high[:, block, :])
+        # What each column is to be, were none before it changed. An output none of whose codes would
+        # move by itself stays as it is.
+        wanted = now + error[:, block, :] * gain[:, block, :]
+        some = _outputs_with(xp, _nearest(xp, wanted, *limits) != now)
+        if some is None:
+            continue
+        columns = (
+            a[:, :, some] for a in (wanted, now, scales[:, block, :], gain[:, block, :], *limits)
+        )
+        new, weights = _sweep_block(xp, inputs[:, block, block], *columns)
+        codes[:, block, some], moved[:, block, some] = new, weights
+        error[:, rest, some] -= inputs[:, rest, block] @ weights
+    return moved
+
+
+def _sweep_block(
+    xp: Any,
+    inputs: Array,
+    wanted: Array,
+    codes: Array,
+    scales: Array,
+    gain: Array,
+    low: Array,
+    high: Array,
+) -> tuple[Array, Array]:
+    """Return the codes of one block, chosen column after column, and by how much the weights change."""
     new, moved = xp.zeros_like(codes), xp.zeros_like(codes)
     for j in range(codes.shape[1]):
         best = wanted[:, j, :]
         if j:
             # Columns before it have changed: that is taken off in its turn.
-            before = xp.matmul(inputs[:, j : j + 1, :j], moved[:, :j, :])[:, 0, :]
+            before = (inputs[:, j : j + 1, :j] @ moved[:, :j, :])[:, 0, :]
             best = best - before * gain[:, j, :]
-        best = _nearest(xp, best, low[:, j, :], high[:, j, :])
-        new[:, j, :] = best
-        moved[:, j, :] = (best - codes[:, j, :]) * scales[:, j, :]
-    return new - codes
+        new[:, j, :] = _nearest(xp, best, low[:, j, :], high[:, j, :])
+        moved[:, j, :] = (new[:, j, :] - codes[:, j, :]) * scales[:, j, :]
+    return new, moved
 
 
 def _diagonal(xp: Any, matrices: Array) -> Array:

@@ -364,6 +364,7 @@ class LayerLoop:
         for samples in ordered_map(take, some, cpu_count()):
             # A sample of batch 0, or an empty cache, shows nothing of a layer.
             collector.add([(index, columns) for index, columns in samples if columns.count])
+        collector.finish()
         self._end()
         return collector
 

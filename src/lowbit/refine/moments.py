@@ -18,6 +18,8 @@ from lowbit.refine.slopes import Slopes
 
 # The share of a layer's error below which the rounding of its weights is left as it is.
 _NEGLIGIBLE = 0.005
+# Columns that are summed up at once: to add products up takes as long, however few were multiplied.
+_COLUMNS_AT_ONCE = 512
 
 
 class LayerMoments:
@@ -62,17 +64,29 @@ class LayerMoments:
         self._share: float | None = None
         self._slopes = Slopes(groups, outputs)
         self._restored = restored and bias is not None and not relative
+        self._others: list[Columns] = []
+        self._held: list[Columns] = []
 
     def add(self, samples: Sequence[tuple[int, Columns]]) -> None:
         """Add some samples, with their numbers."""
-        held = [sample for index, sample in samples if index in self._held_out]
-        others = [sample for index, sample in samples if index not in self._held_out]
-        self._add(others, solve=True, decide=not self._held_out)
-        self._add(held, solve=False, decide=True)
+        for index, sample in samples:
+            (self._held if index in self._held_out else self._others).append(sample)
+        self._sum_up(_COLUMNS_AT_ONCE)
+
+    def finish(self) -> None:
+        """Sum up what is left; no sample comes after."""
+        self._sum_up(1)
+
+    def _sum_up(self, fewest: int) -> None:
+        """Sum up what has come, unless it is fewer columns than that."""
+        if _columns(self._others) >= fewest:
+            self._add(self._others, solve=True, decide=not self._held_out)
+            self._others = []
+        if _columns(self._held) >= fewest:
+            self._add(self._held, solve=False, decide=True)
+            self._held = []
 
     def _add(self, samples: Sequence[Columns], *, solve: bool, decide: bool) -> None:
-        if not samples:
-            return
         patches = np.concatenate([s.patches for s in samples], axis=2)
         targets = np.concatenate([s.targets for s in samples], axis=2)
         importance = self._importance(targets) if self._relative else None
@@ -160,6 +174,10 @@ class LayerMoments:
     def error_sum(self) -> LayerError:
         """Return the sum of the same error, to which some outputs are added at a time."""
         return LayerError(self.weight, self.bias, self._decides.error_sum())
+
+
+def _columns(samples: Sequence[Columns]) -> int:
+    return sum(sample.patches.shape[2] for sample in samples)
 
 
 class LayerError:

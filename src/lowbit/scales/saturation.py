@@ -158,6 +158,12 @@ def pairs_of(model: ir.Model, plan: Plan) -> dict[str, SummedPairs]:
     return {name: SummedPairs(tuple(found), orders[name]) for name, found in layers.items()}
 
 
+def _codes(weight: FloatArray, scale: FloatArray, spec: IntegerSpec) -> FloatArray:
+    codes = np.asarray(weight / scale, np.float32)
+    np.rint(codes, out=codes)
+    return np.clip(codes, *spec.limits, out=codes)
+
+
 def saturation_free(
     weight: FloatArray, params: QParams, spec: IntegerSpec, pairs: SummedPairs
 ) -> QParams:
@@ -177,9 +183,10 @@ def saturation_free(
     for share in shares:
         tried = np.asarray(params.scale + share * (widest - params.scale), np.float32)
         whole = tried.reshape([-1 if axis == params.axis else 1 for axis in range(weight.ndim)])
-        codes = np.clip(np.rint(weight / whole), *spec.limits)
-        codes = pairs.nearest(codes, spec.limits[1])
+        codes = pairs.nearest(_codes(weight, whole, spec), spec.limits[1])
+        codes *= whole
+        np.subtract(weight, codes, out=codes)
         with np.errstate(over="ignore"):
-            error = np.square(weight - codes * whole).sum(axis=others)
+            error = np.square(codes, out=codes).sum(axis=others)
         best, least = np.where(error < least, tried, best), np.minimum(error, least)
     return dataclasses.replace(params, scale=np.asarray(best, np.float32))

@@ -88,10 +88,10 @@ def _best_asymmetric(density: Density, low: float, high: float, spec: IntegerSpe
     """Shrink both ends together, then each alone."""
 
     def errors(priced: Density, lows: DoubleArray, highs: DoubleArray) -> DoubleArray:
-        tried = [_params(a, b, spec) for a, b in zip(lows, highs, strict=True)]
-        ranges = np.array([code_range(p, spec) for p in tried])
-        scale = np.array([float(p.scale) for p in tried])
-        return priced.squared_error(scale, ranges[:, 0], ranges[:, 1])
+        tried = _params(lows, highs, spec)
+        scale, zero = (np.asarray(a, np.float64) for a in (tried.scale, tried.zero_point))
+        first, last = (scale * (limit - zero) for limit in spec.limits)
+        return priced.squared_error(scale, first, last)
 
     both = _best_ratio(density, lambda d, r: errors(d, low * r, high * r))
     low, high = low * both, high * both
@@ -102,7 +102,7 @@ def _best_asymmetric(density: Density, low: float, high: float, spec: IntegerSpe
     return _params(low, high, spec)
 
 
-def _params(low: float, high: float, spec: IntegerSpec) -> QParams:
+def _params(low: float | DoubleArray, high: float | DoubleArray, spec: IntegerSpec) -> QParams:
     return range_qparams(
         low, high, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
     )

@@ -333,12 +333,18 @@ def _row_errors(
 ) -> FloatArray:
     """Return the squared error of each row with each of some parameters."""
     scale, zero = scales[:, :, None], zero_points[:, :, None].astype(np.float32)
-    codes = np.clip(np.rint(rows / scale) + zero, *spec.limits)
-    difference = rows - (codes - zero) * scale
+    low, high = (limit - zero for limit in spec.limits)
+    # One array all the way: to get memory takes as long as to compute.
+    found = rows / scale
+    np.rint(found, out=found)
+    np.maximum(found, low, out=found)
+    np.minimum(found, high, out=found)
+    found *= scale
+    np.subtract(rows, found, out=found)
     with np.errstate(over="ignore"):
         if known is None:
-            return np.asarray(np.square(difference).sum(axis=2))
-        return np.asarray([known.error(part) for part in difference])
+            return np.asarray(np.square(found, out=found).sum(axis=2))
+        return np.asarray([known.error(part) for part in found])
 
 
 def _revive(scale: FloatArray, rows: FloatArray) -> FloatArray:

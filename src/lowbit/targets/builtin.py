@@ -87,6 +87,7 @@ ONNXRUNTIME = Target(
     fuse=(WITH_ACTIVATION, PADDED_POOLS),
     saturation=X86_PAIRS,
     fast_formats=(IntegerFormat.UINT8,),
+    transforms=("normalized_add_to_sum",),
 )
 
 OPENVINO = msgspec.structs.replace(
@@ -98,6 +99,7 @@ OPENVINO = msgspec.structs.replace(
     float_formats=(),
     blocks=False,
     float_outputs=tuple(OPERATORS),
+    transforms=(),
 )
 
 ONNXRUNTIME_WEIGHTS = Target(
@@ -110,7 +112,7 @@ ONNXRUNTIME_WEIGHTS = Target(
     dequantizes=True,
     packed=("GatherBlockQuantized",),
     saturation=X86_PAIRS,
-    transforms=("gemm_to_matmul", "embed_layer_norm_to_gather"),
+    transforms=("gemm_to_matmul", "embed_layer_norm_to_gather", "normalized_add_to_sum"),
 )
 
 MATMUL_NBITS = msgspec.structs.replace(

@@ -32,6 +32,7 @@ from lowbit.normalize.fold_affine import normalization
 from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
 from lowbit.transforms.embedding_rewrites import embed_layer_norm_to_gather
 from lowbit.transforms.matrix_rewrites import gemm_to_matmul
+from lowbit.transforms.norm_rewrites import normalized_add_to_sum
 from lowbit.transforms.swish_gain import drop_undone, freed_of_gain, swish_gain
 
 HARDSIGMOID_FACTOR = 2731 / 16384 * 6
@@ -310,6 +311,9 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "gemm_to_matmul": Rewrite(gemm_to_matmul, ("Gemm",)),
         "embed_layer_norm_to_gather": Rewrite(
             embed_layer_norm_to_gather, ("EmbedLayerNormalization",)
+        ),
+        "normalized_add_to_sum": Rewrite(
+            normalized_add_to_sum, ("LayerNormalization", "ReduceMean")
         ),
     }
 )
