@@ -130,3 +130,62 @@ def test_what_another_layer_reads_is_no_last_layer() -> None:
     specs = {t.name: t.spec.format_name for t in lowbit.plan(_model(_READ), preset="W4").weights()}
 
     assert specs == {"w1": "uint4", "w2": "uint4", "w3": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("tail", "outputs", "held"),
+    [
+        ([], ("g",), {"g"}),
+        ([_SOFTMAX], ("y",), {"g"}),
+        (_MOVED, ("y",), {"g"}),
+        (_READ, ("y",), {"y"}),
+        ([_SOFTMAX], ("y", "g"), set()),
+    ],
+    ids=["logits", "softmax", "sigmoid", "made by a product", "read twice"],
+)
+def test_final_scores_are_held(
+    tail: list[onnx.NodeProto], outputs: tuple[str, ...], held: set[str]
+) -> None:
+    plan = lowbit.plan(_model(tail, outputs=outputs), preset="A8W8")
+
+    assert {t.name for t in plan.activations() if t.headroom is not None} == held
+
+
+def test_feature_maps_are_no_scores() -> None:
+    model = _model([], outputs=("c",))
+    del model.graph.node[1:]
+
+    assert all(t.headroom is None for t in lowbit.plan(model, preset="A8W8").activations())
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8"])
+def test_the_largest_score_of_all_samples_is_not_clipped(preset: str) -> None:
+    """Least squared error would clip it: it is one of thousands, and just beyond a power of two."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(1000, 1, 8)).astype(np.float32)
+    rows[500] *= 17 / np.abs(rows[500]).max()
+    weight = numpy_helper.from_array(np.eye(8, dtype=np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    config = msgspec.structs.replace(
+        find_preset(preset), refinement=None, keep_only_if_better=False
+    )
+    wide = TensorOverride(tensor="x", range=(-64.0, 64.0))
+
+    result = lowbit.quantize(
+        model,
+        data=[{"x": row} for row in rows],
+        config=msgspec.structs.replace(config, tensors=(wide,)),
+    )
+
+    params = result.state.params.tensors["y"]
+    assert float(params.scale) * 127 >= np.abs(rows).max()
+    free = msgspec.structs.replace(config, tensors=(wide,), final_headroom=None)
+    other = lowbit.quantize(model, data=[{"x": row} for row in rows], config=free)
+    assert float(other.state.params.tensors["y"].scale) * 127 < np.abs(rows).max()

@@ -51,7 +51,7 @@ def test_noise_of_a_channel_counts_as_much_as_the_weights_that_read_it() -> None
     np.testing.assert_allclose(
         activations.noise / activations.noise.sum(), energy / energy.sum(), rtol=1e-5
     )
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest)
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach)
 
 
 def test_factors_so_far_enlarge_what_consumers_read() -> None:
@@ -60,7 +60,7 @@ def test_factors_so_far_enlarge_what_consumers_read() -> None:
 
     (activations,) = noise.of(group, factors).activations
 
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest * factors)
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach * factors)
 
 
 @pytest.mark.parametrize(("per_channel", "count"), [(False, 1), (True, 0)])

@@ -38,6 +38,10 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         weight: Spec of weights and other constants.
         final_weight: Spec of the weights of linear layers that make an output of the model, such as the
             head of a language model; ``None``: that of all others.
+        final_headroom: Scores that are an output of the model, or that a Softmax or Sigmoid makes one of, have a
+            range of at least so many times the largest seen, whatever the method: the largest decide
+            between classes. A power-of-two scale leaves room by itself and holds what was seen. ``None``:
+            their range is chosen as any other.
         cache: Spec of caches of keys and values, between two calls of a language model; ``None``: float.
         bias: Spec of biases; ``None`` leaves them in float.
         target: Name of a built-in target, or the path of a target file.
@@ -70,6 +74,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     activation: Spec | None
     weight: Spec | None
     final_weight: Spec | None = None
+    final_headroom: float | None = None
     cache: Spec | None = None
     bias: BiasSpec | None = None
     target: str = "onnxruntime"

@@ -19,6 +19,7 @@ from lowbit.numerics.formats import FloatFormat, IntegerFormat
 _MSE = MinMse()
 _WEIGHT = IntegerSpec(format=IntegerFormat.INT8, method=_MSE)
 _PER_CHANNEL = IntegerSpec(format=IntegerFormat.INT8, per_channel=True, method=_MSE)
+_HEADROOM = 1.1
 _POWER_OF_TWO = IntegerSpec(format=IntegerFormat.INT8, power_of_two=True, method=_MSE)
 
 
@@ -49,6 +50,7 @@ def _float_scales(
         name=name,
         activation=activation,
         weight=weight,
+        final_headroom=_HEADROOM,
         bias=AccumulatorBias(),
         target=target,
         equalization=CrossLayerEqualization(),
@@ -135,6 +137,7 @@ _ALL = (
             name="XINT8",
             activation=_POWER_OF_TWO,
             weight=_POWER_OF_TWO,
+            final_headroom=_HEADROOM,
             bias=_POWER_OF_TWO,
             target="ryzen-ai-cnn",
             equalization=CrossLayerEqualization(),
@@ -164,6 +167,7 @@ _ALL = (
             name="VINT8",
             activation=_POWER_OF_TWO,
             weight=_POWER_OF_TWO,
+            final_headroom=_HEADROOM,
             bias=_POWER_OF_TWO,
             target="vint8",
             equalization=CrossLayerEqualization(),

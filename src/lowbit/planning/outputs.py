@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping
 
 import onnx_ir as ir
@@ -15,7 +16,7 @@ import onnx_ir as ir
 from lowbit.config.specs import Spec
 from lowbit.graph.editing import is_constant, only_consumer
 from lowbit.graph.naming import operator_name, tensor_name
-from lowbit.ops.linear import has_constant_weight
+from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.traits import Operators, is_data_movement
 from lowbit.planning.requests import Placement
 from lowbit.planning.rules import Scheme
@@ -51,6 +52,34 @@ def drop_final(
         for each in tail:
             if placement.active.pop(each, None) is not None:
                 placement.float_why[each] = _WHY
+
+
+def find_final_scores(
+    graph: ir.Graph, placement: Placement, operators: Operators
+) -> frozenset[str]:
+    """Return the planned tensors that hold the scores of an output of the model.
+
+    That is what the last computation writes, before any Softmax or Sigmoid, where it is one row of
+    numbers a sample or what a matrix makes. Feature maps are no scores.
+    """
+    found = set()
+    passes = functools.partial(_passes, operators=operators)
+    for node in graph:
+        if node not in placement.active or passes(node):
+            continue
+        tail = _tail(node, passes)
+        if tail is None or not _makes_scores(node, tail):
+            continue
+        values = (each.outputs[0] for each in (node, *tail))
+        planned = (str(v.name) for v in values if v.name in placement.activations)
+        found.update(itertools.islice(planned, 1))
+    return frozenset(found)
+
+
+def _makes_scores(node: ir.Node, tail: list[ir.Node]) -> bool:
+    layer, output = linear_operator(node), (*tail[-1:], node)[0].outputs[0]
+    is_row = output.shape is not None and output.shape.rank() <= 2
+    return is_row or (layer is not None and layer.is_matrix)
 
 
 def with_final_weight(

@@ -39,6 +39,8 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
         leader: The tensor whose parameters it uses; itself if it has its own.
         observe: The tensor whose statistics its range comes from.
         range: A range fixed beforehand, instead of statistics.
+        headroom: The range holds at least so many times the largest numbers seen; ``None``: what the
+            method of the spec chooses.
         consumers: The nodes that read an activation quantized; ``None``: all that read it.
         pairs: Which weights meet in kernels that add two products in 16 bits: their integers are such
             that none of these sums saturates.
@@ -52,6 +54,7 @@ class TensorPlan(_Row, frozen=True, kw_only=True):
     leader: str
     observe: str
     range: tuple[float, float] | None = None
+    headroom: float | None = None
     consumers: tuple[str, ...] | None = None
     pairs: tuple[PairOrder, ...] = ()
     why: str

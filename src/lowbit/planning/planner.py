@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 import onnx_ir as ir
@@ -23,7 +23,7 @@ from lowbit.ops.traits import OPERATORS, Operators, is_data_movement
 from lowbit.planning.block_axes import block_axes
 from lowbit.planning.caches import place_caches
 from lowbit.planning.head import Head, find_head
-from lowbit.planning.outputs import drop_final, with_final_weight
+from lowbit.planning.outputs import drop_final, find_final_scores, with_final_weight
 from lowbit.planning.placement import drop_fused, place
 from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
 from lowbit.planning.poles import drop_before_poles
@@ -57,7 +57,9 @@ def make_plan(
     _override(placement, graph, config.tensors)
     axes = block_axes(graph, placement, target.block_axes)
     weights = within_pairs(_weights(placement), placement, graph, target)
-    tensors = (*_activations(placement, graph, config, target), *weights)
+    scores = find_final_scores(graph, placement, operators)
+    activations = _activations(placement, graph, config, target)
+    tensors = (*(_with_headroom(t, scores, config.final_headroom) for t in activations), *weights)
     tensors = tuple(_with_axis(tensor, axes) for tensor in tensors)
     return Plan(
         preset=config.name,
@@ -212,6 +214,15 @@ def _with_axis(tensor: TensorPlan, axes: Mapping[str, int]) -> TensorPlan:
     if tensor.name not in axes:
         return tensor
     return msgspec.structs.replace(tensor, axis=axes[tensor.name])
+
+
+def _with_headroom(
+    tensor: TensorPlan, scores: Collection[str], headroom: float | None
+) -> TensorPlan:
+    if headroom is None or tensor.name not in scores or not tensor.is_calibrated:
+        return tensor
+    why = f"{tensor.why}; holds all scores that were seen"
+    return msgspec.structs.replace(tensor, headroom=headroom, why=why)
 
 
 def _graph_order(graph: ir.Graph, names: Mapping[str, Request]) -> list[str]:

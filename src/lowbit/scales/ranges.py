@@ -27,7 +27,7 @@ from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.numerics.affine import QParams, power_of_two_qparams, range_qparams
 from lowbit.numerics.formats import FloatArray
 from lowbit.scales.density import Density
-from lowbit.scales.search import best_params, error_of
+from lowbit.scales.search import best_params, code_range, error_of
 
 _EPSILON = 1e-4
 
@@ -115,6 +115,21 @@ def params_of_range(limits: Range, spec: IntegerSpec) -> QParams:
     return range_qparams(
         *limits, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
     )
+
+
+def params_holding(params: QParams, seen: Range, headroom: float, spec: IntegerSpec) -> QParams:
+    """Return ``params``, or those of a larger range that holds ``headroom`` times what was seen.
+
+    The next power of two leaves room as it is, so power-of-two scales hold what was seen.
+    """
+    low, high = code_range(params, spec)
+    reach = 1.0 if spec.power_of_two else headroom
+    wanted = reach * min(seen[0], 0.0), reach * max(seen[1], 0.0)
+    if low <= wanted[0] and wanted[1] <= high:
+        return params
+    if not spec.symmetric:
+        wanted = min(low, wanted[0]), max(high, wanted[1])
+    return params_of_range(wanted, spec)
 
 
 def power_of_two_of_range(limits: Range, spec: IntegerSpec, *, nearest: bool) -> QParams:

@@ -26,7 +26,7 @@ from lowbit.scales.density import Density
 from lowbit.scales.formats import float_scales
 from lowbit.scales.limited_nodes import find_limited
 from lowbit.scales.parameters import Adjustment, Params, bias_values, constant_values
-from lowbit.scales.ranges import params_of, params_of_range
+from lowbit.scales.ranges import params_holding, params_of, params_of_range
 from lowbit.scales.saturation import SummedPairs, pairs_of
 from lowbit.scales.search import best_params, error_of
 from lowbit.scales.shift_limits import Adjusted, Limited, bounded_bias, satisfy
@@ -143,7 +143,7 @@ def _own(model: ir.Model, plan: Plan, stats: Stats, known: Solutions) -> dict[st
             own[tensor.name] = params_of_range(tensor.range, tensor.integer)
         else:
             own[tensor.name] = known.get(
-                ("own", tensor.name, tensor.observe, tensor.integer),
+                ("own", tensor.name, tensor.observe, tensor.integer, tensor.headroom),
                 functools.partial(_measured, tensor, stats, priced),
             )
     return own
@@ -153,8 +153,12 @@ def _measured(tensor: TensorPlan, stats: Stats, priced: PricedDensities) -> QPar
     """Return the parameters that an activation's method chooses for its statistics."""
     seen, density = stats[tensor.observe], priced.of_tensor(tensor)
     if density is None:
-        return params_of(seen, tensor.integer, tensor.name)
-    return best_params(density, seen.low, seen.high, tensor.integer)
+        found = params_of(seen, tensor.integer, tensor.name)
+    else:
+        found = best_params(density, seen.low, seen.high, tensor.integer)
+    if tensor.headroom is None:
+        return found
+    return params_holding(found, (seen.low, seen.high), tensor.headroom, tensor.integer)
 
 
 def _repair(

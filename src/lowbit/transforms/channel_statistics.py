@@ -20,10 +20,14 @@ from lowbit.parallel import distributed_map, ordered_map, worker_count
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChannelSizes:
-    """Of each channel: the greatest number, the largest without its sign, and the mean square."""
+    """Of each channel: the greatest number, how far it reaches without its sign, and the mean square.
+
+    A channel of few positions may never have gone as far as it does on other samples. ``reach`` is therefore
+    the geometric mean of the largest number of all samples and of the mean of each sample's largest.
+    """
 
     maximum: DoubleArray
-    largest: DoubleArray
+    reach: DoubleArray
     power: DoubleArray
 
 
@@ -40,18 +44,18 @@ def channel_sizes(
 
     found = reduce_channels(model, list(wanted), data, of, _join_sizes, progress)
     return {
-        name: ChannelSizes(greatest, largest, squares / count)
-        for name, (greatest, largest, squares, count) in found.items()
+        name: ChannelSizes(greatest, np.sqrt(largest * total / count), squares / count)
+        for name, (greatest, largest, total, squares, count) in found.items()
     }
 
 
 def _sizes(array: Array, axis: int) -> DoubleArray:
-    """Return rows by channel: greatest, largest without sign, mean square, and one sample."""
+    """Return rows by channel: greatest, largest without sign, that again, mean square, and one sample."""
     rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
     greatest, least = rows.max(axis=1, initial=-np.inf), rows.min(axis=1, initial=np.inf)
     squares = np.einsum("ij,ij->i", rows, rows) / max(rows.shape[1], 1)
     largest = np.maximum(np.maximum(greatest, -least), 0)
-    return np.asarray([greatest, largest, squares, np.ones(len(rows))], np.float64)
+    return np.asarray([greatest, largest, largest, squares, np.ones(len(rows))], np.float64)
 
 
 def _join_sizes(one: DoubleArray, other: DoubleArray) -> DoubleArray:

@@ -67,13 +67,13 @@ class NoiseOfGroups:
         )
 
     def _read(self, name: str) -> tuple[DoubleArray, DoubleArray]:
-        """Return the largest number and the power of each channel of a tensor as it stands."""
+        """Return the reach and the power of each channel of a tensor as it stands."""
         known = self._sizes[name]
         if name not in self._scaled:
-            return known.largest, known.power
+            return known.reach, known.power
         group, repeat = self._scaled[name]
         factors = np.repeat(self._totals[id(group)], repeat)
-        return known.largest * factors, known.power * np.square(factors)
+        return known.reach * factors, known.power * np.square(factors)
 
     def _update(self, group: Group) -> DoubleArray:
         """Return how much noise in each channel matters, and keep it for the layers before it."""
