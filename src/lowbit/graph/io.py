@@ -21,7 +21,13 @@ from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.message import write_message
 from lowbit.graph.naming import without_overloads
 from lowbit.graph.nesting import every_graph
-from lowbit.graph.soundness import check_message, check_tensors, serialization_errors
+from lowbit.graph.soundness import (
+    TO_ONNX,
+    check_message,
+    check_tensors,
+    kind_of_file,
+    serialization_errors,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -134,6 +140,8 @@ def _load_file(path: pathlib.Path) -> ir.Model:
     except ModelError:
         raise
     except Exception as error:  # protobuf raises its own, undocumented kinds
+        if kind := kind_of_file(path):
+            raise ModelError(f"{path} is {kind}, not an ONNX model; {TO_ONNX}") from error
         raise ModelError(_unreadable(f"{path} is", error)) from error
     return _from_proto(proto, str(path), str(path.parent))
 
