@@ -293,7 +293,7 @@ def test_a_high_enough_ratio_passes(run, model, data) -> None:
     [
         (None, ("no such model", "did you mean 'model.onnx'")),
         (b"", ("is empty",)),
-        (b"PK\x03\x04 this is no model at all" * 20, ("readable ONNX model",)),
+        (b"PK\x03\x04 this is no model at all" * 20, ("zip archive", "export to ONNX")),
         (b"hello", ("ONNX",)),
     ],
 )

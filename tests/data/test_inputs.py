@@ -185,3 +185,26 @@ def test_a_batch_that_fits_or_does_not_divide_is_left_as_it_is(size) -> None:
     (part,) = separated(rows, [info])
 
     assert part is rows
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted", "order"),
+    [
+        ((1, 8, 9, 3), ("n", 3, 8, 9), (0, 3, 1, 2)),
+        ((1, 3, 8, 9), ("n", 8, 9, 3), (0, 2, 3, 1)),
+        ((1, 8, 9, 3), (1, 3, "h", "w"), (0, 3, 1, 2)),
+    ],
+)
+def test_channels_in_the_wrong_place_are_told_with_what_moves_them(shape, wanted, order) -> None:
+    info = one(np.float32, wanted)
+    array = np.ones(shape, np.float32)
+
+    with pytest.raises(DataError, match=re.escape(f"use .transpose{order}")):
+        conform(array, info, "sample 0")
+
+    assert conform(array.transpose(order), info, "sample 0")["x"].shape[1:] != shape[1:]
+
+
+def test_other_sizes_are_not_taken_for_channels() -> None:
+    with pytest.raises(DataError, match="axis 2; reshape or transpose the data"):
+        conform(np.ones((1, 3, 8, 9), np.float32), one(np.float32, ("n", 3, 7, 9)), "sample 0")

@@ -71,7 +71,7 @@ def test_labels_by_order(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("source", "content", "message"),
     [
-        ("a.csv", "file,label\ncat0.png,1\n", "no label for cat/cat1.png"),
+        ("a.csv", "file,label\ncat0.png,1\n", "no label for cat/cat1.png; .*such as 'cat0.png'"),
         ("a.csv", "x,y\n1,2\n", "expected file and label"),
         ("a.txt", "1 2", "holds 2 labels, but the data 6 samples"),
         ("a.md", "1", "unknown kind"),
@@ -371,3 +371,28 @@ def test_a_metric_beside_the_user_is_found(tmp_path, monkeypatch) -> None:
     assert find_metric("my_metrics.py:first")({}, 8) == 8
     with pytest.raises(ConfigError, match="my_metrics:limit is a int, not a function"):
         find_metric("my_metrics:limit")
+
+
+@pytest.mark.parametrize(("shift", "doubted"), [(0, False), (1, True)])
+def test_labels_that_the_float_model_meets_by_chance_are_doubted(
+    shift: int, *, doubted: bool
+) -> None:
+    scorer = TopScorer()
+    for index in range(40):
+        scores = {"y": np.eye(10, dtype=np.float32)[[index % 10]]}
+        scorer.add([scores, scores, None], (index + shift) % 10)
+
+    assert bool(scorer.doubts()) is doubted
+    if doubted:
+        (note,) = scorer.doubts()
+        assert "right on 0 of 40 samples, and chance on 4.0" in note
+
+
+def test_few_labels_and_two_classes_are_not_doubted() -> None:
+    few, two = TopScorer(), TopScorer()
+    for _ in range(15):
+        few.add([{"y": np.eye(10, dtype=np.float32)[[0]]}, None, None], 1)
+    for index in range(40):  # three in four are right
+        two.add([{"y": np.eye(2, dtype=np.float32)[[0]]}, None, None], int(index % 4 == 0))
+
+    assert few.doubts() == two.doubts() == ()

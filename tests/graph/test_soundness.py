@@ -164,3 +164,25 @@ def _one_feed(model: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
     value = model.graph.input[0]
     sizes = [d.dim_value or 1 for d in value.type.tensor_type.shape.dim]
     return [{value.name: np.ones(sizes, np.float32)}]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"PK\x03\x04 data.pkl", "zip archive, as PyTorch"),
+        (b"\x89HDF\r\n", "HDF5"),
+        (b"\x1c\0\0\0TFL3", "TensorFlow Lite"),
+        (b'\x40\0\0\0\0\0\0\0{"weight"', "safetensors"),
+        (b"version https://git-lfs.github.com/spec/v1", "Git LFS"),
+        (b"<!DOCTYPE html><html>", "web page"),
+        (b"GIF89a", "may be truncated, or another kind of file"),
+    ],
+)
+def test_another_kind_of_file_is_told_by_its_first_bytes(
+    tmp_path, content: bytes, kind: str
+) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+
+    with pytest.raises(ModelError, match=kind):
+        io.load(path)

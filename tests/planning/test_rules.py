@@ -109,7 +109,7 @@ def test_an_open_subgraph_reaches_to_the_end_of_the_graph(
     ("options", "message"),
     [
         ({"exclude": ("Sigmoid_*x",)}, "no node is called 'Sigmoid_\\*x'"),
-        ({"include": ("nothing",)}, "no node is called 'nothing'"),
+        ({"include": ("nothing",)}, "no node is called 'nothing'; `lowbit plan MODEL"),
         ({"rules": (Rule(op_type="Convv", exclude=True),)}, "no Convv node; did you mean 'Conv'"),
         ({"rules": (Rule(start=("zz",), exclude=True),)}, "no node is called 'zz'"),
     ],

@@ -124,7 +124,10 @@ def compare(
     latency = _latency(float_model, other, found, clock) if timed else None
     report = comparison_report(float_model, other, samples, found, analysis, latency, runtime)
     accuracy = scorer.figures(tolerance) if scorer is not None else ()
-    return msgspec.structs.replace(report, accuracy=accuracy, seconds=clock.seconds)
+    doubts = scorer.doubts() if scorer is not None else ()
+    return msgspec.structs.replace(
+        report, accuracy=accuracy, notes=(*doubts, *report.notes), seconds=clock.seconds
+    )
 
 
 def _latency(

@@ -58,7 +58,8 @@ def _name(action: argparse.Action) -> str:
 
 
 def _cell(text: str | None) -> str:
-    return (text or "").replace("|", "\\|")
+    # argparse writes a percent sign as two.
+    return (text or "").replace("|", "\\|").replace("%%", "%")
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def add_goal(parser: Parser) -> None:
     """Add the options of a search for a model that is good enough."""
     group = parser.add_argument_group(
         "goal",
-        "Try more and more until the goal holds with 95 %% confidence on samples not used for the search. "
+        "Try more and more until the goal holds with 95 % confidence on samples not used for the search. "
         "If it never does, the best model is written, and the exit code is 5.",
     )
     group.add_argument(

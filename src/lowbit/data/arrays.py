@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.data.dataset import IndexedSource, Renumbered, Source
-from lowbit.data.inputs import InputInfo
+from lowbit.data.inputs import InputInfo, transposition
 from lowbit.data.remote import local_path
 from lowbit.errors import DataError, OutputError, did_you_mean
 from lowbit.files import DAMAGED, TemporaryFolder
@@ -156,6 +156,7 @@ def _rows_needed(member: _Member, info: InputInfo, limit: int | None, *, images:
             raise DataError(
                 f"{member.what} has shape {list(member.shape)}, but the input wants "
                 f"{info.shape_text}: axis {axis} is {size}, expected {wanted}"
+                f"{transposition(member.shape[1:], axes)}"
             )
     if limit is None or member.is_fortran:
         return member.shape[0]

@@ -178,8 +178,24 @@ def _fit_shape(array: NDArray[Any], info: InputInfo, where: str) -> NDArray[Any]
         )
     if wrong:
         axes = ", ".join(map(str, wrong))
-        raise DataError(f"{message}, which differs at axis {axes}; reshape or transpose the data")
+        way_out = (
+            transposition(fitted.shape[1:], info.shape[1:]) or "; reshape or transpose the data"
+        )
+        raise DataError(f"{message}, which differs at axis {axes}{way_out}")
     return fitted
+
+
+def transposition(sizes: Sequence[int], wanted: Sequence[int | str | None]) -> str:
+    """Return how to move the channels if that is all that is wrong with the sizes after the batch."""
+    last = len(sizes)
+    if last < 2 or len(wanted) != last:
+        return ""
+    orders = {"last": (last, *range(1, last)), "first": (*range(2, last + 1), 1)}
+    for where, order in orders.items():
+        moved = [sizes[axis - 1] for axis in order]
+        if all(w == m or not isinstance(w, int) for w, m in zip(wanted, moved, strict=True)):
+            return f"; its channels come {where}: use .transpose{(0, *order)}"
+    return ""
 
 
 def _count_not_finite(array: NDArray[Any], info: InputInfo) -> int:

@@ -96,7 +96,10 @@ def _by_name(source: str, names: Sequence[str]) -> list[Label]:
     for name in names:
         label = known.get(name, short.get(pathlib.PurePosixPath(name).name))
         if label is None:
-            raise DataError(f"{source} has no label for {name}")
+            raise DataError(
+                f"{source} has no label for {name}; expected a row for each file of the data, found "
+                f"{len(known)} of others, such as {next(iter(known), '')!r}"
+            )
         found.append(label)
     return found
 
@@ -239,6 +242,8 @@ def _jackknife(count: int, figure: Callable[[Sequence[int]], float], tail: float
 Metric = Callable[[Outputs, Label], Any]
 _KINDS = ("float", "quantized", "fused")
 _PERCENT = 100.0
+# Of fewer samples a fair model may get as few right as chance does.
+_FEWEST_DOUBTED = 16
 
 
 class Scorer(Protocol):
@@ -252,6 +257,9 @@ class Scorer(Protocol):
 
     def scores(self, tail: float = TAIL) -> Mapping[str, Interval]:
         """Return the quantized model's own figures, by name."""
+
+    def doubts(self) -> tuple[str, ...]:
+        """Return what is odd about the float model's figures, in words."""
 
 
 class TopScorer:
@@ -289,6 +297,19 @@ class TopScorer:
     def _tops(self) -> tuple[int, ...]:
         return (1, 5) if self._classes > 5 else (1,)
 
+    def doubts(self) -> tuple[str, ...]:
+        """Doubt the labels where the float model is no better than chance."""
+        ranks = self._ranks["float"]
+        count, hits = len(ranks), ranks.count(0)
+        chance = count / max(1, self._classes)
+        if count < _FEWEST_DOUBTED or hits > chance + math.sqrt(chance):
+            return ()
+        note = (
+            f"the float model itself is right on {hits} of {count} samples, and chance on {chance:.1f}: are the "
+            "labels in the order of the data and counted from 0, and inputs preprocessed as in training?"
+        )
+        return (note,)
+
     def scores(self, tail: float = TAIL) -> Mapping[str, Interval]:
         """Return the share of hits in percent, with its interval."""
         ranks, tops = self._ranks["quantized"], self._tops
@@ -324,6 +345,10 @@ class MetricScorer:
         for kind, outputs in zip(_KINDS, runs, strict=True):
             if outputs is not None:
                 self._items[kind].append(self._metric(outputs, label))
+
+    def doubts(self) -> tuple[str, ...]:
+        """Return nothing: what a metric gives by chance is not known."""
+        return ()
 
     def scores(self, tail: float = TAIL) -> Mapping[str, Interval]:
         """Return the metric of the quantized model, with its interval."""

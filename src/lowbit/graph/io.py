@@ -22,7 +22,13 @@ from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.message import write_message
 from lowbit.graph.naming import without_overloads
 from lowbit.graph.nesting import every_graph
-from lowbit.graph.soundness import check_message, read_checked, serialization_errors
+from lowbit.graph.soundness import (
+    TO_ONNX,
+    check_message,
+    kind_of_file,
+    read_checked,
+    serialization_errors,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -138,6 +144,8 @@ def _load_file(path: pathlib.Path) -> ir.Model:
     except ModelError:
         raise
     except Exception as error:  # protobuf raises its own, undocumented kinds
+        if kind := kind_of_file(path):
+            raise ModelError(f"{path} is {kind}, not an ONNX model; {TO_ONNX}") from error
         raise ModelError(_unreadable(f"{path} is", error)) from error
     return _from_proto(proto, str(path), str(path.parent))
 

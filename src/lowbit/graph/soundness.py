@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import graphlib
+import pathlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -133,3 +135,24 @@ def serialization_errors() -> Iterator[None]:
         cause = error.__cause__ or error
         words = " ".join(str(cause).split())[:400]
         raise ModelError(f"the model cannot be written as ONNX: {words}") from error
+
+
+# Files that people take for models in ONNX, by their first bytes.
+_OTHER_FILES: Mapping[str, Callable[[bytes], bool]] = MappingProxyType(
+    {
+        "a zip archive, as PyTorch (.pt, .pth) and Keras save": lambda b: b[:4] == b"PK\x03\x04",
+        "an HDF5 file, as Keras saves": lambda b: b[:4] == b"\x89HDF",
+        "a TensorFlow Lite model": lambda b: b[4:8] == b"TFL3",
+        "a safetensors file": lambda b: b[8:10] == b'{"',
+        "a Git LFS pointer": lambda b: b.startswith(b"version https://git-lfs"),
+        "a web page": lambda b: b.lstrip()[:5].lower() in (b"<!doc", b"<html"),
+    }
+)
+TO_ONNX = "export to ONNX first (torch.onnx.export, tf2onnx), or download the file itself"
+
+
+def kind_of_file(path: pathlib.Path) -> str:
+    """Return what a file that is no ONNX model is instead, by its first bytes; nothing if that is not known."""
+    with path.open("rb") as file:
+        begin = file.read(48)
+    return next((kind for kind, is_it in _OTHER_FILES.items() if is_it(begin)), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -75,13 +75,18 @@ def _matching(graph: ir.Graph, rule: Rule) -> list[ir.Node]:
 def _nothing_matched(graph: ir.Graph, rule: Rule) -> str:
     if rule.nodes and rule.name is None:
         known = [name for node in graph for name in names_of(node)]
-        return f"no node is called {rule.nodes[0]!r}{did_you_mean(rule.nodes[0], known)}"
+        return _no_node(rule.nodes[0], known)
     if rule.name is not None:
         known = [name for node in graph for name in names_of(node)]
-        return f"no node is called {rule.name!r}{did_you_mean(rule.name, known)}"
+        return _no_node(rule.name, known)
     types = sorted({node.op_type for node in graph})
     word = rule.op_type or ""
     return f"the model has no {word} node{did_you_mean(word, types)} (it has {', '.join(types)})"
+
+
+def _no_node(name: str, known: Sequence[str]) -> str:
+    near = did_you_mean(name, known) or "; `lowbit plan MODEL --verbose` lists them"
+    return f"no node is called {name!r}{near}"
 
 
 def _apply(scheme: Scheme, rule: Rule, priority: int) -> Scheme:

@@ -68,7 +68,11 @@ def _facts(report: Report, output: str) -> RenderableType:
         facts.add_row(label, Name(_score(score)))
     held = "held-out samples" if report.held_out else "samples that were calibrated on as well"
     facts.add_row("verified", Name(f"on {report.verification_samples} {held}"))
-    facts.add_row("calibrated", Name(f"on {_calibrated(report)}"))
+    source, _, preprocessing = report.data.partition(", ")
+    samples = counted(report.calibration_samples, "sample")
+    facts.add_row("calibrated", Name(f"on {samples}: {source}"))
+    if preprocessing:
+        facts.add_row("inputs", Text(preprocessing))
     facts.add_row("quantized", Name(_kinds(report.quantized)))
     facts.add_row("in float", Name(_in_float(report)))
     if report.promoted:
@@ -90,10 +94,6 @@ def _worst_outputs(report: Report) -> Iterator[tuple[str, Score]]:
 def _score(score: Score) -> str:
     unit = " dB" if decibels(score.sqnr_db)[0].isdigit() else ""
     return f"{decibels(score.sqnr_db)}{unit}, cosine {score.cosine:.5f} ({score.tensor})"
-
-
-def _calibrated(report: Report) -> str:
-    return f"{counted(report.calibration_samples, 'sample')}: {report.data}"
 
 
 def _kinds(counts: Mapping[str, int]) -> str:
