@@ -358,19 +358,6 @@ def test_a_full_temporary_folder_is_explained(linear, monkeypatch) -> None:
         pass
 
 
-def test_strings_survive_the_temporary_copy(parse) -> None:
-    words = np.array(["a word of some length"] * 40, dtype=object)
-    model = parse(
-        "g (int64[1] i) => (string[1] y) { y = Gather(words, i) }",
-        {"words": words},
-    )
-
-    with session(io.load(model)) as running:
-        outputs = running.run(["y"], {"i": np.int64([3])})
-
-    assert outputs[0].tolist() == ["a word of some length"]
-
-
 def test_a_file_that_may_not_be_read_is_named(linear, tmp_path, monkeypatch) -> None:
     onnx.save(linear, tmp_path / "m.onnx")
 
@@ -388,22 +375,6 @@ def test_a_message_that_contradicts_itself_is_refused(linear) -> None:
 
     with pytest.raises(ModelError, match=r"the given ModelProto is not a readable ONNX model"):
         io.load(linear)
-
-
-def test_strings_that_may_be_fed_stay_inputs(parse, tmp_path) -> None:
-    words = np.array(["a", "b"], dtype=object)
-    model = io.load(
-        parse(
-            "g (int64[1] i, string[2] words) => (string[1] y) { y = Gather(words, i) }",
-            {"words": words},
-        )
-    )
-
-    io.save(model, tmp_path / "m.onnx")
-
-    again = io.load(tmp_path / "m.onnx")
-    assert [value.name for value in again.graph.inputs] == ["i", "words"]
-    assert list(again.graph.initializers) == ["words"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])

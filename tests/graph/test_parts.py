@@ -12,6 +12,7 @@ from lowbit.errors import ModelError
 from lowbit.graph import io, parts, submodels
 from lowbit.graph.parts import check_parts, is_large, run_in_parts
 from lowbit.graph.session import session
+from lowbit.graph.tensors import tensors_size
 from tests.helpers.small_models import small_cnn, small_feeds
 from tests.helpers.transformer_models import tokens, transformer
 
@@ -67,7 +68,7 @@ def test_no_part_is_larger_than_the_limits(monkeypatch) -> None:
     monkeypatch.setattr(submodels, "Session", recorded)
     model = io.load(small_cnn())
     run_in_parts(model, ["logits"], small_feeds(2), lambda _, array: array, name="m")
-    sizes = [io.tensors_size(part) for part in opened]
+    sizes = [tensors_size(part) for part in opened]
     largest = max(v.const_value.nbytes for v in model.graph.initializers.values())
     assert len(opened) == 4, "once each, however many samples"
     assert max(sizes) <= max(4096, largest)

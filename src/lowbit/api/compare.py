@@ -20,15 +20,11 @@ from lowbit.data import Data, Preprocessing, Tokenization, open_data
 from lowbit.emit.bodies import with_bodies
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.accuracy import (
-    BATCHES,
-    Label,
     Metric,
     MetricScorer,
     Scorer,
     TopScorer,
     find_metric,
-    read_labels,
-    without_labels,
 )
 from lowbit.evaluate.compare_models import (
     Comparison,
@@ -36,6 +32,7 @@ from lowbit.evaluate.compare_models import (
     output_reference,
     spread,
 )
+from lowbit.evaluate.labels import BATCHES, Label, read_labels, without_labels
 from lowbit.evaluate.latency import Latency, measure_latency
 from lowbit.evaluate.output_kinds import measured_tensors
 from lowbit.evaluate.runner import Outputs, output_names
@@ -92,7 +89,7 @@ def compare(
         preprocessing: How images become inputs.
         budget: How much to find out about tensors: ``quick`` within a few passes over the data,
             ``full`` every tensor on eight samples, ``none`` nothing.
-        labels: A label for each sample, where they are (``lowbit.evaluate.accuracy``), or ``batches`` for
+        labels: A label for each sample, where they are (``lowbit.evaluate.labels``), or ``batches`` for
             the last part of each batch of a DataLoader: top-1 and top-5 are measured as well.
         metric: ``metric(outputs, label)`` or its ``module:function``, instead of top-1.
         tolerance: For how wide a gap of accuracy the number of samples needed is told.
@@ -103,11 +100,9 @@ def compare(
         progress: Called with stage, done and total.
     """
     check_runtime(runtime)
-    clock = Clock(progress)
-    float_model, other = _load_both(reference, quantized)
+    clock, (float_model, other) = Clock(progress), _load_both(reference, quantized)
     samples, known = _open(float_model, data, labels, preprocessing, limit)
-    scorer = _scorer(known, metric)
-    fused = bool(find_quantizers(other))
+    scorer, fused = _scorer(known, metric), bool(find_quantizers(other))
     with clock.stage("compare"):
         found = _compare_outputs(
             float_model, other, samples, scorer, known, budget, clock, fused=fused, runtime=runtime
@@ -123,11 +118,10 @@ def compare(
             )
     latency = _latency(float_model, other, found, clock) if timed else None
     report = comparison_report(float_model, other, samples, found, analysis, latency, runtime)
-    accuracy = scorer.figures(tolerance) if scorer is not None else ()
-    doubts = scorer.doubts() if scorer is not None else ()
-    return msgspec.structs.replace(
-        report, accuracy=accuracy, notes=(*doubts, *report.notes), seconds=clock.seconds
-    )
+    if scorer is not None:
+        notes = (*scorer.doubts(), *report.notes)
+        report = msgspec.structs.replace(report, accuracy=scorer.figures(tolerance), notes=notes)
+    return msgspec.structs.replace(report, seconds=clock.seconds)
 
 
 def _latency(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lowbit.data.split import Split
 from lowbit.errors import ConfigError, DataError
-from lowbit.evaluate.accuracy import Label, read_labels
+from lowbit.evaluate.labels import Label, read_labels
 from lowbit.planning.plan import Plan
 from lowbit.search.goal import Goal, read_budget, read_goal
 from lowbit.search.goal_search import Request

@@ -28,7 +28,7 @@ from lowbit.data import Preprocessing, Tokenization
 from lowbit.data.opening import RANDOM
 from lowbit.data.split import Split
 from lowbit.errors import ConfigError, DataError
-from lowbit.evaluate.accuracy import Label
+from lowbit.evaluate.labels import Label
 from lowbit.files import beside, check_outputs
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import malformed_refused
@@ -195,7 +195,7 @@ def quantize(
         goal: What the model has to reach (``Goal``, or its text): more and more is tried until it does.
             ``report.goal`` says whether it did, and the trail of what was tried.
         budget: How long to search at most: seconds, or ``"20m"``; no limit if not given.
-        labels: A label for each sample, or where they are (``lowbit.evaluate.accuracy``), for the goal.
+        labels: A label for each sample, or where they are (``lowbit.evaluate.labels``), for the goal.
         strategies: What to try for the goal (``lowbit.search.goal_strategies``); everything if empty.
         normalize: The stage that normalizes: one that remembers serves several runs on one model.
         progress: Called with stage, done and total.

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from lowbit.evaluate.accuracy import Accuracy, Label, Scorer
+from lowbit.evaluate.accuracy import Accuracy, Scorer
+from lowbit.evaluate.labels import Label
 from lowbit.evaluate.runner import Run, output_names, run_model
 from lowbit.graph.session import Feed
 

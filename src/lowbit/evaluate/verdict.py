@@ -37,7 +37,7 @@ _POSITIONS = 4096
 _LEAST_PROBABILITY = 1e-6
 # Fewer classes, or fewer samples, may well agree.
 _MANY_CLASSES, _ENOUGH_SAMPLES, _NEARLY_ALL = 10, 16, 0.9
-# What lies beyond one standard error: an agreement is judged as if it were so much better, since a few
+# What lies beyond one standard error: an agreement gets the level of one so much better, since a few
 # samples near a tie change it much.
 _ONE_ERROR = 0.1587
 # Logits of this SQNR are usable, whatever their divergence on few samples.

@@ -21,13 +21,19 @@ from lowbit.graph import external
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.message import write_message
 from lowbit.graph.naming import without_overloads
-from lowbit.graph.nesting import every_graph
 from lowbit.graph.soundness import (
     TO_ONNX,
     check_message,
     kind_of_file,
     read_checked,
     serialization_errors,
+)
+from lowbit.graph.tensors import (
+    every_graph_of,
+    every_tensor,
+    portable,
+    tensors_of_nodes,
+    tensors_size,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +86,7 @@ def save(
     try:
         old = external.replaced_weights(path)
         _map_before_removing(model, old)
-        model = _portable(model)
+        model = portable(model)
         with temporary_folder(path.parent) as folder:
             target = folder / path.name
             with garbage_collection_paused(), serialization_errors():
@@ -109,7 +115,7 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
         path = folder / "model.onnx"
         try:
             with garbage_collection_paused(), serialization_errors():
-                ir.save(_portable(without_overloads(model)), path, external_data="weights.bin")
+                ir.save(portable(without_overloads(model)), path, external_data="weights.bin")
         except OSError as error:
             raise OutputError(
                 f"cannot write a temporary copy of the model to {folder}: "
@@ -130,7 +136,7 @@ def weight_files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as protobuf, weights included."""
     with serialization_errors():
-        return ir.to_proto(_portable(model, read=True))
+        return ir.to_proto(portable(model, read=True))
 
 
 def _load_file(path: pathlib.Path) -> ir.Model:
@@ -185,7 +191,7 @@ def _from_proto(proto: onnx.ModelProto, name: str, folder: str) -> ir.Model:
         model = ir.serde.deserialize_model(proto)
     except Exception as error:  # whatever a malformed message makes the reader trip over
         raise ModelError(_unreadable(f"{name} is", error.__cause__ or error)) from error
-    for tensor in _tensors(model):
+    for tensor in every_tensor(model):
         if isinstance(tensor, ir.ExternalTensor):
             tensor.base_dir = folder or os.curdir  # without a folder onnx-ir reads anywhere
     model = _checked(model, name)
@@ -200,12 +206,12 @@ def _read_small_tensors(model: ir.Model, name: str) -> None:
     onnx-ir parses a tensor anew whenever its shape or its data are asked for, which takes longer
     than all else that is done with a small one. Large ones stay where they are: once in memory.
     """
-    for graph in _graphs(model):
+    for graph in every_graph_of(model):
         for value in graph.initializers.values():
             tensor = value.const_value
             if isinstance(tensor, ir.TensorProtoTensor):
                 value.const_value = _array_if_small(tensor, read_checked(tensor, name))
-        for tensor in _inner_tensors(graph):
+        for tensor in tensors_of_nodes(graph):
             if isinstance(tensor, ir.TensorProtoTensor):
                 read_checked(tensor, name)
 
@@ -256,7 +262,7 @@ def _checked(model: ir.Model, name: str) -> ir.Model:
 
 def _check_external(model: ir.Model, name: str) -> None:
     readable: set[str] = set()
-    for tensor in _tensors(model):
+    for tensor in every_tensor(model):
         if not isinstance(tensor, ir.ExternalTensor):
             continue
         file = pathlib.Path(tensor.path)
@@ -293,101 +299,10 @@ def _check_readable(tensor: ir.ExternalTensor, name: str) -> None:
         ) from error
 
 
-def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
-    """Yield every graph: the model's, its functions', and the subgraphs of both."""
-    yield from every_graph(model.graph)
-    for function in model.functions.values():
-        yield from every_graph(function.graph)
-
-
-def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """Yield every tensor of the model, wherever one can be."""
-    for graph in _graphs(model):
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                yield value.const_value
-        yield from _inner_tensors(graph)
-
-
-def _inner_tensors(graph: ir.Graph) -> Iterator[ir.TensorProtocol]:
-    """Yield the tensors that are attributes of a graph's nodes."""
-    for node in graph:
-        for attribute in node.attributes.data.values():
-            yield from _attribute_tensors(attribute)
-
-
-def _attribute_tensors(attribute: ir.Attr) -> Sequence[ir.TensorProtocol]:
-    if attribute.is_ref():
-        return ()
-    if attribute.type == ir.AttributeType.TENSOR:
-        return (attribute.value,)
-    return attribute.value if attribute.type == ir.AttributeType.TENSORS else ()
-
-
-def tensors_size(model: ir.Model) -> int:
-    """Return the bytes of all tensors, those of attributes and subgraphs included."""
-    return sum(tensor.nbytes for tensor in _tensors(model))
-
-
-def _portable(model: ir.Model, *, read: bool = False) -> ir.Model:
-    """Return ``model``, or a copy of it that onnx-ir writes as it should.
-
-    External tensors of attributes and of subgraphs would be written as references to the file they came
-    from, and all others if nothing else is done about them: ``read`` reads them all. Strings would be
-    written as external data, which they cannot be.
-    """
-    if not any(_is_awkward(tensor) for tensor in _tensors(model)):
-        return model
-    model = model.clone()
-    for graph in tuple(_graphs(model)):
-        for value in tuple(graph.initializers.values()):
-            if isinstance(value.const_value, ir.StringTensor):
-                _make_node(graph, value, value.const_value)
-            elif (read or graph is not model.graph) and isinstance(
-                value.const_value, ir.ExternalTensor
-            ):
-                value.const_value = _read(value.const_value)
-        for node in graph:
-            for attribute in tuple(node.attributes.values()):
-                _embed(node, attribute)
-    return model
-
-
-def _embed(node: ir.Node, attribute: ir.Attr) -> None:
-    """Read the external tensors of an attribute into memory. Changes ``node``."""
-    found = _attribute_tensors(attribute)
-    if not any(isinstance(tensor, ir.ExternalTensor) for tensor in found):
-        return
-    read = [_read(t) if isinstance(t, ir.ExternalTensor) else t for t in found]
-    value = read[0] if attribute.type == ir.AttributeType.TENSOR else read
-    node.attributes[attribute.name] = ir.Attr(attribute.name, attribute.type, value)
-
-
-def _is_awkward(tensor: ir.TensorProtocol) -> bool:
-    return isinstance(tensor, ir.ExternalTensor) or tensor.dtype == ir.DataType.STRING
-
-
-def _make_node(graph: ir.Graph, value: ir.Value, tensor: ir.StringTensor) -> None:
-    """Turn an initializer into a Constant, whose data is always written into the graph."""
-    name = str(value.name)
-    if value.is_graph_input() or not graph.num_nodes():
-        return
-    node = ir.node("Constant", [], {"value": tensor})
-    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
-    graph.insert_before(graph[0], node)
-    ir.convenience.replace_all_uses_with(value, node.outputs[0], replace_graph_outputs=True)
-    del graph.initializers[name]
-    node.outputs[0].name = name
-
-
-def _read(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-    return ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
-
-
 def _map_before_removing(model: ir.Model, files: Sequence[pathlib.Path]) -> None:
     """Map the tensors that live in ``files``, so that they outlast them."""
     names = {os.path.realpath(file) for file in files}
-    for tensor in _tensors(model):
+    for tensor in every_tensor(model):
         if isinstance(tensor, ir.ExternalTensor) and os.path.realpath(tensor.path) in names:
             tensor.numpy()
 

@@ -18,6 +18,7 @@ from lowbit.graph.editing import node_inputs
 from lowbit.graph.message import part_message
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Optimize, Session
+from lowbit.graph.tensors import tensors_size
 
 _SMALLEST = 12
 """Fewer nodes than this are not worth a session of their own."""
@@ -83,7 +84,7 @@ class Extractor:
         if message is not None:
             return Session(message, threads=1, optimize=optimize, device=device, name=name)
         part = self.model(inputs, outputs, constants)
-        if io.tensors_size(part) < _LARGEST_MESSAGE:
+        if tensors_size(part) < _LARGEST_MESSAGE:
             data = io.to_proto(part).SerializeToString()
             return Session(data, threads=1, optimize=optimize, device=device, name=name)
         # In a message weights would be in memory three times before the session has them.

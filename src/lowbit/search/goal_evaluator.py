@@ -15,13 +15,13 @@ from lowbit.data.split import Split
 from lowbit.errors import ConfigError
 from lowbit.evaluate.accuracy import (
     Accuracy,
-    Label,
     MetricScorer,
     Scorer,
     TopScorer,
     gap_of_hits,
 )
 from lowbit.evaluate.figures import GOALS, Figure
+from lowbit.evaluate.labels import Label
 from lowbit.evaluate.output_kinds import (
     MeasuredOutput,
     find_measured,

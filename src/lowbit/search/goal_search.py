@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
 from lowbit.errors import LowbitError, PlanError
-from lowbit.evaluate.accuracy import Label
+from lowbit.evaluate.labels import Label
 from lowbit.parallel import worker_count
 from lowbit.pipeline import stages
 from lowbit.report.values import GoalOutcome, PromotedRegion

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert, decode_errors
-from lowbit.evaluate.accuracy import Label
+from lowbit.evaluate.labels import Label
 from lowbit.graph.identity import hash_model
 from lowbit.ops.traits import OPERATORS
 from lowbit.refine.checkpoint import fingerprint_of
