@@ -211,37 +211,6 @@ def test_weights_that_are_a_link_out_of_the_folder_are_explained(external, tmp_p
         io.load(external)
 
 
-def _sparse(name: str) -> onnx.SparseTensorProto:
-    values = numpy_helper.from_array(np.float32([1, 2]), name)
-    indices = numpy_helper.from_array(np.int64([0, 65]), f"{name}_indices")
-    return helper.make_sparse_tensor(values, indices, [64, 64])
-
-
-def test_sparse_initializers_are_refused(linear) -> None:
-    del linear.graph.initializer[0]
-    linear.graph.sparse_initializer.append(_sparse("w"))
-
-    with pytest.raises(ModelError, match="the weight 'w' is a sparse tensor"):
-        io.load(linear.SerializeToString())
-
-
-def test_sparse_constants_in_a_branch_are_refused(parse) -> None:
-    model = parse(
-        """g (bool p) => (float[2] y) {
-          y = If(p) <
-            then_branch = t () => (float[2] a) { [dense] a = Constant<value_floats=[1.0, 2.0]>() },
-            else_branch = e () => (float[2] b) { [thin] b = Constant<value_floats=[1.0, 2.0]>() }
-          >
-        }"""
-    )
-    node = model.graph.node[0].attribute[1].g.node[0]
-    del node.attribute[:]
-    node.attribute.append(helper.make_attribute("sparse_value", _sparse("b")))
-
-    with pytest.raises(ModelError, match="the weight 'thin' is a sparse tensor"):
-        io.load(model)
-
-
 def test_saving_and_loading_gives_the_same_model(linear, tmp_path, floats, assert_same) -> None:
     io.save(io.load(linear), tmp_path / "out.onnx")
 

@@ -89,7 +89,7 @@ def test_a_bias_that_stays_is_taken_off_the_targets() -> None:
     seen.add(list(enumerate(_samples(patches, targets))))
     seen.finish()
     expected = moments_of(patches, targets - fixed.reshape(1, -1, 1), centred=False)
-    np.testing.assert_allclose(seen.moments().outputs, expected.outputs, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(seen.output_moments(), expected.outputs, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(seen.means[1], targets.mean(axis=2) - fixed, atol=1e-4)
     rest = weight @ patches + fixed.reshape(1, -1, 1) - targets
     assert seen.error(weight, None) == pytest.approx(float(np.square(rest).mean()), rel=1e-3)

@@ -15,6 +15,7 @@ from lowbit.config.refinement import LayerReconstruction
 from lowbit.graph.session import session
 from lowbit.numerics.affine import dequantize
 from lowbit.refine import reconstruct
+from lowbit.refine.devices import Device
 from lowbit.refine.layers import find_layers, float_bias, float_weights
 from lowbit.refine.moments import LayerMoments
 from lowbit.refine.reconstruct import (
@@ -222,13 +223,36 @@ def test_the_best_of_rounding_bias_and_nothing_is_taken(state) -> None:
         return grid.weight / grid.scale  # no integers, but the best there can be
 
     seen = _seen(state, layer, samples)
-    worse = better_rounding(state, lambda _, grid: grid.lowest, layer, seen)
-    better = better_rounding(state, good, layer, seen)
+    worse = better_rounding(state, lambda _: lambda _, grid: grid.lowest, layer, seen)
+    better = better_rounding(state, lambda _: good, layer, seen)
     # Nearest weights with the exact bias are better than lowest ones, and than what was there.
     np.testing.assert_array_equal(worse.stored, stored_integers(layer, grid.nearest))
     assert worse.kept
     assert worse.after < worse.before
     assert better.after < 1e-3 * better.before
+
+
+def test_moments_of_inputs_are_made_once_however_many_outputs_are_rounded_at_a_time(
+    state, monkeypatch
+) -> None:
+    layer, samples = _problem(state)
+    config, device = LayerReconstruction(), Device("cpu")
+    whole = reconstruct.reconstruct(state, config, device, layer, _seen(state, layer, samples))
+    made, blocks = [], []
+    moments, block = LayerMoments.input_moments, LayerMoments.output_moments
+    monkeypatch.setattr(
+        LayerMoments, "input_moments", lambda seen: made.append(seen) or moments(seen)
+    )
+    monkeypatch.setattr(
+        LayerMoments, "output_moments", lambda seen, rows: blocks.append(rows) or block(seen, rows)
+    )
+    monkeypatch.setattr(reconstruct, "_AT_ONCE", layer.geometry.depth)
+
+    found = reconstruct.reconstruct(state, config, device, layer, _seen(state, layer, samples))
+
+    assert len(made) == 1
+    assert len(blocks) == layer.geometry.outputs
+    np.testing.assert_array_equal(found.stored, whole.stored)
 
 
 def test_rounding_is_left_alone_where_it_adds_next_to_nothing(state) -> None:
@@ -253,7 +277,7 @@ def test_rounding_is_left_alone_where_it_adds_next_to_nothing(state) -> None:
             ]
         )
         seen.finish()
-        result = better_rounding(state, rounded, layer, seen)
+        result = better_rounding(state, lambda _: rounded, layer, seen)
         assert len(tried) == 1
     assert result.kept
     assert result.after == pytest.approx(noise**2, rel=0.05)
@@ -279,7 +303,7 @@ def test_held_out_samples_decide(state) -> None:
     lowest = stored_integers(layer, grid.lowest)
     decided, believed = (
         better_rounding(
-            state, lambda _, grid: grid.lowest, layer, _seen(state, layer, spoiled, share)
+            state, lambda _: lambda _, grid: grid.lowest, layer, _seen(state, layer, spoiled, share)
         )
         for share in (0.125, 0.0)
     )
@@ -287,9 +311,25 @@ def test_held_out_samples_decide(state) -> None:
     np.testing.assert_array_equal(believed.stored, lowest)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_layer_whose_inputs_have_no_finite_squares_stays(state) -> None:
+    layer, samples = _problem(state)
+    seen = layer_moments(state, layer)
+    large = np.float32(1e21)
+    seen.add(
+        [(i, LayerColumns(s.patches * large, s.targets * large)) for i, s in enumerate(samples)]
+    )
+
+    result = reconstruct.reconstruct(state, LayerReconstruction(), Device("cpu"), layer, seen)
+
+    assert not result.kept
+    np.testing.assert_array_equal(result.stored, state.weights.tensors["w1"]())
+
+
 def test_a_layer_of_which_no_sample_shows_anything_stays(state) -> None:
     layer, _ = _problem(state)
-    result = better_rounding(state, lambda _, grid: grid.lowest, layer, layer_moments(state, layer))
+    seen = layer_moments(state, layer)
+    result = better_rounding(state, lambda _: lambda _, grid: grid.lowest, layer, seen)
     assert not result.kept
     np.testing.assert_array_equal(result.stored, state.weights.tensors["w1"]())
 

@@ -251,7 +251,7 @@ _GAMMA = np.exp(_RNG.normal(size=256))
 _UNIT = _RNG.normal(size=(1000, 256))
 _X = _UNIT * _GAMMA
 _W = _RNG.normal(size=(64, 256)) * np.exp(0.5 * _RNG.normal(size=256))
-_CONSUMED = Consumed(_W, np.abs(_X).max(axis=0), np.square(_X).mean(axis=0))
+_CONSUMED = Consumed.of(_W[None, :, :, None], np.abs(_X).max(axis=0), np.square(_X).mean(axis=0))
 _PRODUCED = Produced(_GAMMA, np.square(_GAMMA))
 _RANGES = (_CONSUMED.ranges, np.abs(_W).max(axis=0))
 

@@ -28,6 +28,7 @@ from lowbit.graph.soundness import (
     read_checked,
     serialization_errors,
 )
+from lowbit.graph.sparse import without_sparse
 from lowbit.graph.tensors import (
     every_graph_of,
     every_tensor,
@@ -186,7 +187,7 @@ def _from_proto(proto: onnx.ModelProto, name: str, folder: str) -> ir.Model:
         raise ModelError(f"{name}: not an ONNX model (no graph in it); is it another kind of file?")
     check_message(proto, name)
     external.refuse_outside(proto, name)
-    _refuse_sparse(proto.graph, name)
+    proto = _without_maps(without_sparse(proto, name), name)
     try:
         model = ir.serde.deserialize_model(proto)
     except Exception as error:  # whatever a malformed message makes the reader trip over
@@ -223,20 +224,30 @@ def _array_if_small(tensor: ir.TensorProtoTensor, data: NDArray[Any]) -> ir.Tens
     return ir.Tensor(data, dtype=tensor.dtype, name=tensor.name, doc_string=doc_string)
 
 
-def _refuse_sparse(graph: onnx.GraphProto, name: str) -> None:
-    """Raise for sparse weights: onnx-ir would drop them without a word."""
-    found = [sparse.values.name for sparse in graph.sparse_initializer]
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("sparse_tensor"):
-                found.append(node.name or node.output[0])
-            if attribute.HasField("g"):
-                _refuse_sparse(attribute.g, name)
-    if found:
-        raise ModelError(
-            f"{name}: the weight {found[0]!r} is a sparse tensor, which cannot be quantized; "
-            "export the model with dense weights"
-        )
+def _without_maps(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """Return a model in which no value is said to be a map; raise if an input or output is one."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        if _has_map(value.type):
+            raise ModelError(
+                f"{name}: {value.name!r} is a map, which cannot be read; let the model give the "
+                "tensor that it is made of instead (skl2onnx: options={'zipmap': False})"
+            )
+    kept = [value for value in proto.graph.value_info if not _has_map(value.type)]
+    if len(kept) == len(proto.graph.value_info):
+        return proto
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    del copy.graph.value_info[:]
+    copy.graph.value_info.extend(kept)
+    return copy
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    if kind.HasField("sequence_type"):
+        return _has_map(kind.sequence_type.elem_type)
+    if kind.HasField("optional_type"):
+        return _has_map(kind.optional_type.elem_type)
+    return bool(kind.HasField("map_type"))
 
 
 def _checked(model: ir.Model, name: str) -> ir.Model:

@@ -79,7 +79,7 @@ class LinearLayer(abc.ABC):
 
     @abc.abstractmethod
     def weight(self, matrix: Array) -> Array:
-        """Return a matrix as the operator stores it."""
+        """Return a matrix as the operator stores it, sharing its memory where that is possible."""
 
     @abc.abstractmethod
     def patches(
@@ -284,7 +284,7 @@ class MatrixLayer(LinearLayer):
 
     def weight(self, matrix: Array) -> Array:
         """Return the inverse of ``matrix``."""
-        return np.ascontiguousarray(matrix[0] if self.transposed else matrix[0].T)
+        return np.asarray(matrix[0] if self.transposed else matrix[0].T)
 
     def patches(
         self, x: Array, at: Positions, shape: Sequence[int], floats: Floats = same_floats

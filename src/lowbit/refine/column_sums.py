@@ -12,6 +12,9 @@ import numpy as np
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.descent import Moments
 
+# Moments that are computed with in double precision at a time.
+_AT_ONCE = 1 << 20
+
 ALL = slice(None)
 """All outputs."""
 
@@ -51,15 +54,21 @@ class ColumnSums:
             self._weight += float(np.square(importance, dtype=np.float64).sum())
             self._weighted.add(x * importance, y * importance)
         across = x.swapaxes(1, 2)
-        if inputs:
-            self.inputs += x @ across
-        self._products += y @ across
+        with np.errstate(over="ignore", invalid="ignore"):  # as ``is_finite`` tells
+            if inputs:
+                self.inputs += x @ across
+            self._products += y @ across
         self._squares += float(np.einsum("gon,gon->", y, y, dtype=np.float64))
 
     def add_totals(self, x: FloatArray, y: FloatArray) -> None:
         """Add columns to the totals alone: second moments then do not hold."""
         self.columns += x.shape[2]
         self._plain.add(x, y)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all products are numbers: those of very large ones are none."""
+        return bool(np.isfinite(self.inputs).all() and np.isfinite(self._products).all())
 
     @property
     def totals(self) -> tuple[DoubleArray, DoubleArray]:
@@ -73,18 +82,35 @@ class ColumnSums:
 
         ``inputs_of`` are sums of the same columns that have the products of inputs.
         """
-        inputs, products = (inputs_of or self).inputs, self._products[:, rows]
-        count = np.float32(self.columns)
+        return Moments(
+            self.input_moments(centred=centred, inputs_of=inputs_of),
+            self.output_moments(centred=centred, rows=rows),
+        )
+
+    def input_moments(self, *, centred: bool, inputs_of: ColumnSums | None = None) -> FloatArray:
+        """Return the second moments of inputs, as an array of their own."""
+        found = (inputs_of or self).inputs.copy()
+        if centred:
+            x, sum_x = self._plain.inputs / self.columns, self._weighted.inputs
+            rest = sum_x - self._weight * x
+            step = max(1, _AT_ONCE // max(1, found.shape[2]))
+            for first in range(0, found.shape[1], step):
+                rows = slice(first, first + step)
+                # The sum of (a - mean a)(b - mean b), multiplied out.
+                found[:, rows] -= _outer(x[:, rows], sum_x)
+                found[:, rows] -= _outer(rest[:, rows], x)
+        found /= np.float32(self.columns)
+        return found
+
+    def output_moments(self, *, centred: bool, rows: slice = ALL) -> FloatArray:
+        """Return the second moments of some outputs with inputs."""
+        products, count = self._products[:, rows], np.float32(self.columns)
         if not centred:
-            return Moments(inputs / count, products / count)
+            return np.asarray(products / count)
         x, y = self._plain.inputs / self.columns, self._plain.outputs[:, rows] / self.columns
         sum_x, sum_y = self._weighted.inputs, self._weighted.outputs[:, rows]
-        # The sum of (a - mean a)(b - mean b), multiplied out.
-        inputs = inputs - _outer(x, sum_x)
-        inputs -= _outer(sum_x - self._weight * x, x)
         products = products - _outer(y, sum_x) - _outer(sum_y - self._weight * y, x)
-        inputs /= count
-        return Moments(inputs, products / count)
+        return np.asarray(products / count)
 
     def error(self, change: FloatArray, offset: DoubleArray) -> float:
         """Return the mean squared error where weights ``change`` and ``offset`` are to give y.

@@ -34,18 +34,27 @@ class Moments:
 
     def held_to(self, weight: Array, ridge: float) -> Moments:
         """Return the moments as if ``weight`` had been seen to be right on every input alone."""
-        xp = _namespace(self.inputs)
-        power = _diagonal(xp, self.inputs)
-        # An input that never varies decides nothing: its weights stay where they are.
-        floor = xp.max(power) * 1e-6 + _TINY
-        extra = ridge * power + floor
-        inputs = xp.asarray(self.inputs, copy=True)
-        if xp is np:
-            np.einsum("gjj->gj", inputs)[...] += extra
-        else:
-            for j in range(inputs.shape[-1]):  # a diagonal matrix would be as large as the moments
-                inputs[:, j, j] += extra[:, j]
+        inputs = _namespace(self.inputs).asarray(self.inputs, copy=True)
+        extra = add_ridge(inputs, ridge)
         return Moments(inputs, self.outputs + extra[:, None, :] * weight)
+
+
+def add_ridge(inputs: Array, ridge: float) -> Array:
+    """Let every input have been seen alone as well. Changes H; returns what was added to its diagonal.
+
+    That times the weights that were right is to be added to G.
+    """
+    xp = _namespace(inputs)
+    power = _diagonal(xp, inputs)
+    # An input that never varies decides nothing: its weights stay where they are.
+    floor = xp.max(power) * 1e-6 + _TINY
+    extra = ridge * power + floor
+    if xp is np:
+        np.einsum("gjj->gj", inputs)[...] += extra
+    else:
+        for j in range(inputs.shape[-1]):  # a diagonal matrix would be as large as the moments
+            inputs[:, j, j] += extra[:, j]
+    return extra
 
 
 def descend(

@@ -162,7 +162,7 @@ class FineTuner:
         geometry, start = layer.geometry, self.state.weights.tensors[layer.weight.name]()
 
         def rounding(weight: Array) -> Array:
-            stored = geometry.weight(self.device.get(weight))
+            stored = np.ascontiguousarray(geometry.weight(self.device.get(weight)))
             return self.device.put(np.asarray(geometry.matrix(layer.values(stored)), np.float32))
 
         offset = _offset(layer, float_bias(self.state, layer))
@@ -186,7 +186,8 @@ class FineTuner:
         )
         if not after < before:
             return LayerResult(layer.node, start, None, before, before, kept=False)
-        return LayerResult(layer.node, geometry.weight(tuned), None, before, after, kept=True)
+        stored = np.ascontiguousarray(geometry.weight(tuned))
+        return LayerResult(layer.node, stored, None, before, after, kept=True)
 
     def _tune(
         self,

@@ -17,25 +17,20 @@ from lowbit.config.refinement import Gptq
 from lowbit.errors import CalibrationError
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.algorithm import Algorithm, LoopSettings, Solve
-from lowbit.refine.descent import Moments
 from lowbit.refine.layers import LayerResult, RefinedLayer
 from lowbit.refine.moments import LayerMoments
-from lowbit.refine.reconstruct import Grid, better_rounding, layer_moments
+from lowbit.refine.reconstruct import Grid, RoundWeights, better_rounding, layer_moments
 from lowbit.state import Quantized
 
 
 def gptq(state: Quantized, config: Gptq, layer: RefinedLayer, seen: LayerMoments) -> LayerResult:
     """Return GPTQ's rounding of one layer, or the nearest where it is no better."""
-    known: list[_Factored] = []
 
-    def rounded(moments: Moments, grid: Grid) -> FloatArray:
-        if (
-            not known
-        ):  # all outputs of a layer have the same inputs, however many are rounded at a time
-            known.append(_factored(np.asarray(moments.inputs, np.float64), config))
-        return _round(known[0], grid, config)
+    def rounding(inputs: FloatArray) -> RoundWeights:
+        factored = _factored(inputs.astype(np.float64), config)
+        return lambda _, grid: _round(factored, grid, config)
 
-    return better_rounding(state, rounded, layer, seen)
+    return better_rounding(state, rounding, layer, seen)
 
 
 _Factored = tuple[DoubleArray, NDArray[np.intp]]

@@ -12,7 +12,6 @@ import numpy as np
 
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.column_sums import ALL, ColumnSums, ErrorSum
-from lowbit.refine.descent import Moments
 from lowbit.refine.samples import Columns
 from lowbit.refine.slopes import Slopes
 
@@ -111,8 +110,8 @@ class LayerMoments:
         if self._rounding is None:
             return math.inf
         added = np.matmul(self._rounding, patches)
-        error = float(np.square(rest).sum())
-        return float(np.square(added).sum()) / error if error > 0 else math.inf
+        error = _energy(rest)
+        return _energy(added) / error if error > 0 else math.inf
 
     @property
     def is_worth_solving(self) -> bool:
@@ -134,8 +133,9 @@ class LayerMoments:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sample showed anything, or none of those that decide."""
-        return not (self._solved_on.columns and self._decides.columns)
+        """Whether no sample showed anything that can be computed with, or none of those that decide."""
+        sums = (self._solved_on, self._decides)
+        return not all(each.columns and each.is_finite for each in sums)
 
     @property
     def means(self) -> tuple[DoubleArray, DoubleArray]:
@@ -157,13 +157,17 @@ class LayerMoments:
             )
         return inputs / max(count, 1), outputs / max(count, 1)
 
-    def moments(self, rows: slice = ALL) -> Moments:
-        """Return what some outputs are solved from.
+    def input_moments(self) -> FloatArray:
+        """Return the second moments of inputs that all outputs are solved from, as an array of its own.
 
         About the means if the layer has a bias to take off any mean error.
         """
         other = None if self._held_out else self._decides
-        return self._solved_on.moments(centred=self.bias is not None, rows=rows, inputs_of=other)
+        return self._solved_on.input_moments(centred=self.bias is not None, inputs_of=other)
+
+    def output_moments(self, rows: slice = ALL) -> FloatArray:
+        """Return the second moments of some outputs with inputs, about the same."""
+        return self._solved_on.output_moments(centred=self.bias is not None, rows=rows)
 
     def error(self, weight: FloatArray, bias: FloatArray | None) -> float:
         """Return the mean squared error of the layer's output before its activation."""
@@ -178,6 +182,10 @@ class LayerMoments:
 
 def _columns(samples: Sequence[Columns]) -> int:
     return sum(sample.patches.shape[2] for sample in samples)
+
+
+def _energy(array: FloatArray) -> float:
+    return float(np.einsum("gon,gon->", array, array, dtype=np.float64))
 
 
 class LayerError:

@@ -14,7 +14,7 @@ from lowbit.graph.session import Array
 from lowbit.numerics.formats import FloatArray
 from lowbit.refine.algorithm import Algorithm, LoopSettings, Solve
 from lowbit.refine.column_sums import ALL
-from lowbit.refine.descent import Moments, descend
+from lowbit.refine.descent import Moments, add_ridge, descend
 from lowbit.refine.devices import Device
 from lowbit.refine.layers import (
     LayerResult,
@@ -68,14 +68,17 @@ def _matrix(layer: RefinedLayer, weight: Array, rows: slice) -> FloatArray:
     return np.asarray(np.ascontiguousarray(part).reshape(*part.shape[:2], -1), np.float32)
 
 
-RoundWeights = Callable[[Moments, Grid], FloatArray]
-"""A way to round weights, given the moments of what samples show: returns codes."""
+RoundWeights = Callable[[FloatArray, Grid], FloatArray]
+"""Rounds some outputs of a layer, given their second moments with its inputs: returns codes."""
+
+Rounding = Callable[[FloatArray], RoundWeights]
+"""A way to round weights, given the second moments of a layer's inputs, which it may change."""
 
 
 def stored_integers(layer: RefinedLayer, codes: FloatArray) -> Array:
     """Return the stored integers for codes."""
     params = layer.weight_params
-    integers = layer.geometry.weight(codes)
+    integers = np.ascontiguousarray(layer.geometry.weight(codes))
     _, zero = params.broadcast(integers.ndim)
     return np.asarray(integers + zero.astype(np.float32)).astype(params.format.dtype)
 
@@ -89,34 +92,39 @@ def reconstruct(
 ) -> LayerResult:
     """Return the best rounding of one layer, or the nearest where nothing better was found."""
 
-    def rounded(moments: Moments, grid: Grid) -> FloatArray:
-        put = device.put
-        moments = moments.held_to(grid.weight, config.ridge)
-        codes = descend(
-            Moments(put(moments.inputs), put(moments.outputs)),
-            put(grid.nearest),
-            put(grid.scale),
-            (put(grid.low), put(grid.high)),
-            config.sweeps,
-        )
-        return np.asarray(device.get(codes), np.float32)
+    def rounding(inputs: FloatArray) -> RoundWeights:
+        put, extra = device.put, add_ridge(inputs, config.ridge)
+        there = put(inputs)
 
-    return better_rounding(state, rounded, layer, seen)
+        def rounded(outputs: FloatArray, grid: Grid) -> FloatArray:
+            codes = descend(
+                Moments(there, put(outputs + extra[:, None, :] * grid.weight)),
+                put(grid.nearest),
+                put(grid.scale),
+                (put(grid.low), put(grid.high)),
+                config.sweeps,
+            )
+            return np.asarray(device.get(codes), np.float32)
+
+        return rounded
+
+    return better_rounding(state, rounding, layer, seen)
 
 
 def better_rounding(
-    state: Quantized, rounded: RoundWeights, layer: RefinedLayer, seen: LayerMoments
+    state: Quantized, rounding: Rounding, layer: RefinedLayer, seen: LayerMoments
 ) -> LayerResult:
-    """Return what ``rounded`` makes of one layer, with the bias that suits it, if that is better.
+    """Return what ``rounding`` makes of one layer, with the bias that suits it, if that is better.
 
     Nearest integers with a better bias, and what the quantized model has, are the other candidates.
     Where the device computes otherwise what the layer reads, its outputs' attenuation is undone first.
     """
     if seen.is_empty:
         return unrefined(state, layer, 0.0)
-    weight, factor = float_weights(state, layer), seen.restoring
+    weight, factor = np.asarray(layer.geometry.weight(seen.weight), np.float32), seen.restoring
     wanted = _restored(layer, weight, factor)
-    solve = rounded if seen.is_worth_solving else None
+    # Once for all outputs: it is as large as the weights.
+    solve = rounding(seen.input_moments()) if seen.is_worth_solving else None
     parts: dict[str, list[_Part]] = {name: [] for name in ("nothing", "bias", "rounding")}
     errors = {name: seen.error_sum() for name in parts}
     for rows in _blocks(layer):
@@ -137,7 +145,7 @@ def better_rounding(
     stored = np.concatenate([part.stored for part in parts[best]], axis=1)
     return LayerResult(
         layer.node,
-        layer.geometry.weight(stored),
+        np.ascontiguousarray(layer.geometry.weight(stored)),
         _joined([part.offset for part in parts[best]], seen.bias),
         means["nothing"],
         means[best],
@@ -181,14 +189,9 @@ def _candidates(
     if bias is not None or plain is not grid:
         found["bias"] = grid.nearest, exact_bias(grid.nearest * grid.scale, means, bias)
     if rounded is not None:
-        codes = rounded(_multiplied(seen.moments(rows), seen.restoring[:, rows]), grid)
+        codes = rounded(seen.output_moments(rows) * seen.restoring[:, rows], grid)
         found["rounding"] = codes, exact_bias(codes * grid.scale, means, bias)
     return found
-
-
-def _multiplied(moments: Moments, factor: FloatArray) -> Moments:
-    """Return the moments of outputs that are multiplied."""
-    return Moments(moments.inputs, moments.outputs * factor)
 
 
 def _stored(layer: RefinedLayer, codes: FloatArray, shape: tuple[int, ...], rows: slice) -> Array:

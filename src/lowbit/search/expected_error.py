@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.evaluate.validation import Validation
-from lowbit.graph.editing import add_constant
+from lowbit.graph.editing import add_constant, constant_shape
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.pipeline.stages import will_be_refined
 from lowbit.pipeline.verify import quantized_names
@@ -55,10 +55,10 @@ def with_float_weights(state: Quantized) -> ir.Model:
     """Return the quantized model with weights and biases as they were before rounding."""
     model, emitted = state.emitted.model.clone(), state.emitted
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
-    floats: dict[str, FloatArray] = {}
+    floats: dict[str, FloatArray | ir.TensorProtocol] = {}
     for row in state.plan.weights():
         if row.spec.is_integer and row.name in emitted.tensors:
-            floats[emitted.tensors[row.name].read] = constant_values(state.adapted, row.name)
+            floats[emitted.tensors[row.name].read] = _read_later(state.adapted, row.name)
     for bias in state.plan.biases:
         if bias.node in emitted.biases:
             floats[emitted.biases[bias.node].read] = bias_values(state.adapted, bias)
@@ -68,3 +68,13 @@ def with_float_weights(state: Quantized) -> ir.Model:
             constant = add_constant(model.graph, f"{name}_float", data)
             ir.convenience.replace_all_uses_with(value, constant)
     return model
+
+
+def _read_later(model: ir.Model, name: str) -> ir.TensorProtocol:
+    """Return a constant that is read when it is written: all at once may be too much for memory."""
+    return ir.LazyTensor(
+        lambda: ir.Tensor(constant_values(model, name), name=name),
+        dtype=ir.DataType.FLOAT,
+        shape=ir.Shape(constant_shape(model.graph.initializers[name]) or ()),
+        name=name,
+    )

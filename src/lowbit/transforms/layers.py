@@ -23,12 +23,18 @@ from lowbit.ops.linear import LAYERS, LinearOperator, layer_of, linear_operator
 
 def output_ranges(kernel: FloatArray) -> FloatArray:
     """Return the largest absolute weight of each output channel of ``[group, out, in, taps]``."""
-    return np.asarray(np.abs(kernel).max(axis=(2, 3), initial=0)).reshape(-1)
+    return _ranges(kernel, (2, 3))
 
 
 def input_ranges(kernel: FloatArray) -> FloatArray:
     """Return the largest absolute weight of each input channel of ``[group, out, in, taps]``."""
-    return np.asarray(np.abs(kernel).max(axis=(1, 3), initial=0)).reshape(-1)
+    return _ranges(kernel, (1, 3))
+
+
+def _ranges(kernel: FloatArray, axes: tuple[int, int]) -> FloatArray:
+    # Absolute values would be as large as the weights.
+    highest, lowest = kernel.max(axis=axes, initial=0), kernel.min(axis=axes, initial=0)
+    return np.asarray(np.maximum(highest, -lowest)).reshape(-1)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

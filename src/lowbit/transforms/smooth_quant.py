@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.config.transforms import SmoothQuant
 from lowbit.graph.session import Array
-from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.transforms.channel_statistics import reduce_channels
 from lowbit.transforms.implementation import Context, Levels, TransformedModel
 from lowbit.transforms.layers import WeightedLayer, input_ranges, multiply_inputs
@@ -35,14 +35,35 @@ ALPHAS = tuple(a for k in range(11) if (a := round(0.1 * k, 1)) <= _LARGEST_ALPH
 # Beyond this, a channel that the data hardly shows would decide how others are rounded.
 _LARGEST = 1024.0
 
+# Weights that are computed with in double precision at a time.
+_AT_ONCE = 1 << 20
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Consumed:
-    """A layer's weights ``[out, in]``, with ranges and second moments of the channels it consumed."""
+    """A layer's weights ``[out, in]``, with ranges and second moments of the channels it consumed.
 
-    weight: DoubleArray
+    ``energy`` and ``largest`` are the squares and the largest of each channel's weights.
+    """
+
+    weight: FloatArray | DoubleArray
     ranges: DoubleArray
     powers: DoubleArray
+    energy: DoubleArray
+    largest: DoubleArray
+
+    @classmethod
+    def of(cls, kernel: FloatArray, ranges: DoubleArray, powers: DoubleArray) -> Consumed:
+        """Return what is consumed through weights ``[1, out, in, 1]``."""
+        weight = kernel[0, :, :, 0]
+        energy = np.einsum("ij,ij->j", weight, weight, dtype=np.float64)
+        return cls(weight, ranges, powers, energy, np.asarray(input_ranges(kernel), np.float64))
+
+    def blocks(self) -> Iterator[DoubleArray]:
+        """Yield the weights of some outputs at a time, in double precision."""
+        step = max(1, _AT_ONCE // max(1, self.weight.shape[1]))
+        for first in range(0, len(self.weight), step):
+            yield np.array(self.weight[first : first + step], np.float64)
 
 
 def smooth_factors(x: DoubleArray, w: DoubleArray, alpha: float) -> DoubleArray:
@@ -73,23 +94,32 @@ def output_noise(
 
 
 def _noise_of(layer: Consumed, produced: Produced | None, s: DoubleArray, levels: Levels) -> float:
-    energy = np.square(layer.weight).sum(axis=0)
+    energy = layer.energy
     signal = float((layer.powers * energy).sum())
     if signal <= 0:
         return 0.0
     passed = float((np.square(s) * energy).sum())
     noise = _variance(layer.ranges / s, levels.activation) * passed
-    scaled = layer.weight * s
-    np.square(scaled, out=scaled)
-    ranges = scaled.max(axis=1, keepdims=True) if levels.per_channel else scaled.max()
-    variance = ranges / levels.weight**2 / 12 if levels.weight else np.zeros(1)
-    # A weight below half a step becomes zero, and errs by itself.
-    errors = np.minimum(variance, scaled, out=scaled).sum(axis=0)
-    noise += float((errors * layer.powers / np.square(s)).sum())
+    noise += float((_weight_errors(layer, s, levels) * layer.powers / np.square(s)).sum())
     if produced is not None and produced.powers.sum() > 0:
         into = float(layer.powers.sum() / produced.powers.sum())
         noise += _variance(produced.ranges / s, levels.weight) * into * passed
     return noise / signal
+
+
+def _weight_errors(layer: Consumed, s: DoubleArray, levels: Levels) -> DoubleArray:
+    """Return the squared error that rounding brings into each channel's weights times s."""
+    errors = np.zeros(len(s))
+    if not levels.weight:
+        return errors
+    highest = np.square(layer.largest * s).max(initial=0)
+    for scaled in layer.blocks():
+        np.multiply(scaled, s, out=scaled)
+        np.square(scaled, out=scaled)
+        ranges = scaled.max(axis=1, keepdims=True) if levels.per_channel else highest
+        # A weight below half a step becomes zero, and errs by itself.
+        errors += np.minimum(ranges / levels.weight**2 / 12, scaled, out=scaled).sum(axis=0)
+    return errors
 
 
 def best_alpha(
@@ -155,7 +185,7 @@ def _smooth_site(
     """Move the factors of one site; return the alpha. Changes ``graph`` and the site's layers."""
     consumed = [_consumed(layer, seen) for layer in site.consumers]
     x = np.max([layer.ranges for layer in consumed], axis=0)
-    w = np.max([input_ranges(layer.kernel) for layer in site.consumers], axis=0)
+    w = np.max([layer.largest for layer in consumed], axis=0)
     alpha = config.alpha
     if alpha is None:
         produced = site.produced(per_channel=levels.per_channel)
@@ -178,8 +208,8 @@ def _smooth_site(
 
 def _consumed(layer: WeightedLayer, seen: Mapping[str, DoubleArray]) -> Consumed:
     rows = seen[layer.source]
-    weight = np.asarray(layer.kernel[0, :, :, 0], np.float64)
-    return Consumed(weight, rows[_RANGE], rows[_SQUARES] / np.maximum(rows[_COUNT], 1))
+    powers = rows[_SQUARES] / np.maximum(rows[_COUNT], 1)
+    return Consumed.of(layer.kernel, rows[_RANGE], powers)
 
 
 def _measure(_: str, array: Array) -> DoubleArray:

@@ -97,7 +97,8 @@ class Site:
         """Return what is rounded where the channels are produced; ``None`` if s does not matter."""
         if self.layer is not None:
             kernel = self.layer.kernel
-            powers = np.square(kernel, dtype=np.float64).mean(axis=(2, 3)).reshape(-1)
+            squares = np.einsum("goit,goit->go", kernel, kernel, dtype=np.float64)
+            powers = squares.reshape(-1) / max(1, math.prod(kernel.shape[2:]))
             ranges = np.asarray(output_ranges(kernel), np.float64)
             return None if per_channel else Produced(ranges, powers)
         if not self.factors or self.factors[0].divides:
