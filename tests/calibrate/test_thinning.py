@@ -32,3 +32,17 @@ def test_samples_of_a_batch_are_thinned_as_each_alone() -> None:
 
     assert row_step(batch.shape) > 1
     np.testing.assert_array_equal(thinned(batch), alone)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channel_axis"), [((1, 512, 294), 1), ((1, 294, 512), -1), ((1, 64, 112, 112), 1)]
+)
+def test_no_channel_is_left_out(shape: tuple[int, ...], channel_axis: int) -> None:
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+    kept = thinned(x, channel_axis)
+
+    assert kept.shape[channel_axis] == shape[channel_axis]
+    assert 0.9 * 8192 <= kept.size < x.size
+    others = tuple(a for a in range(x.ndim) if a != channel_axis % x.ndim)
+    np.testing.assert_allclose(kept.mean(axis=others), x.mean(axis=others), atol=1.5)

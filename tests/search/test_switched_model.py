@@ -13,9 +13,11 @@ from onnx import helper, numpy_helper
 
 from lowbit import parallel
 from lowbit.config.presets import find_preset
+from lowbit.config.specs import TensorOverride
 from lowbit.evaluate.runner import ReferenceSample, Run, reference_samples, run_model
+from lowbit.scales.ranges import scaled_range
 from lowbit.search import switched_model
-from lowbit.search.switched_model import open_switched
+from lowbit.search.switched_model import Switching, open_switched
 from lowbit.state import Quantized
 
 
@@ -35,9 +37,9 @@ def _outputs(state: Quantized) -> list[str]:
 
 def test_all_on_is_the_quantized_model_and_all_off_the_float_one(state, samples) -> None:
     names = _outputs(state)
-    every = {row.name for row in state.plan.tensors}
+    every = frozenset(row.name for row in state.plan.tensors)
     with open_switched(state, names, samples) as model:
-        on, off = model.run_all([set(), every], range(3))
+        on, off = model.run_all([Switching(), Switching(every)], range(3))
 
     want = run_model(Run.quantized_model(state.emitted.model), [s.feed for s in samples])
     for (_, got), exact in zip(on, want, strict=True):
@@ -48,7 +50,7 @@ def test_all_on_is_the_quantized_model_and_all_off_the_float_one(state, samples)
 
 def test_workers_give_the_same_bits(state, samples, monkeypatch) -> None:
     tensors = [row.name for row in state.plan.tensors]
-    choices = [set(tensors[:at]) for at in range(0, len(tensors), 3)]
+    choices = [Switching(frozenset(tensors[:at])) for at in range(0, len(tensors), 3)]
     sent = []
     real = switched_model.distributed_map
 
@@ -115,7 +117,7 @@ def long_samples(long_state: Quantized) -> list[ReferenceSample]:
 def _results(state: Quantized, samples: list[ReferenceSample], off: set[str]) -> list[np.ndarray]:
     name = f"r{_LAYERS - 1}"
     with open_switched(state, [name], samples) as switched:
-        found = [dict(got) for _, got in switched.run(off, [0, 2])]
+        found = [dict(got) for _, got in switched.run(Switching(frozenset(off)), [0, 2])]
     return [got[name] for got in found]
 
 
@@ -139,3 +141,30 @@ def test_a_tail_computes_what_the_whole_model_does(
     if first == _LAYERS:  # nothing is quantized
         floats = [next(iter(samples[i].outputs.values())) for i in (0, 2)]
         assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(floats, got, strict=True))
+
+
+@pytest.mark.parametrize(("preset", "factor"), [("A8W8", 0.7), ("XINT8", 2.0)])
+def test_another_scale_is_what_a_model_with_its_range_computes(preset: str, factor: float) -> None:
+    config = msgspec.structs.replace(
+        find_preset(preset), equalization=None, smooth_quant=None, refinement=None
+    )
+    plain = quantized(_chain(), config, _feeds())
+    tensor = "r9"
+    limits = scaled_range(
+        plain.params.tensors[tensor], plain.plan.by_name()[tensor].integer, factor
+    )
+    override = TensorOverride(tensor=tensor, range=limits)
+    built = quantized(_chain(), msgspec.structs.replace(config, tensors=(override,)), _feeds())
+    samples = reference_samples(Run.float_model(plain.loaded), _feeds())
+    name = f"r{_LAYERS - 1}"
+
+    found = []
+    off = frozenset(row.name for row in plain.plan.tensors) - {tensor}
+    for state, factors in ((plain, ((tensor, factor),)), (built, ())):
+        with open_switched(state, [name], samples) as switched:
+            found.append([got[name] for _, got in switched.run(Switching(off, factors), [0, 2])])
+
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    scales = [state.params.tensors[tensor].scale for state in (plain, built)]
+    assert scales[1] == pytest.approx(factor * scales[0], rel=1e-5)

@@ -124,3 +124,35 @@ def test_what_only_the_float_model_computes_is_computed_beside() -> None:
     name = pair.float_names["m1"]
     np.testing.assert_array_equal(_run(pair.model, [name], x)[name], _run(shaped, ["m1"], x)["m1"])
     assert len(adapted.graph) < len(shaped.graph)
+
+
+def test_what_has_graphs_reads_float_values_and_is_not_copied() -> None:
+    # Its body reads values of the graph around it, of which a copy would know nothing.
+    text = """
+    <ir_version: 8, opset_import: ["": 17]>
+    g (float[1,2] x, bool c) => (float[1,2] out)
+    <float[2,2] w = {2.0, -1.0, 0.5, 3.0}>
+    {
+      y = MatMul (x, w)
+      s = Sigmoid (y)
+      z = If (c) <
+        then_branch = a () => (float[1,2] p) { p = Add (s, s) },
+        else_branch = b () => (float[1,2] q) { q = Mul (s, s) }
+      >
+      out = Sigmoid (z)
+    }
+    """
+    shaped = _named(text)
+    adapted = rewrite(shaped, ["sigmoid_to_hardsigmoid"])
+
+    pair = with_reference(shaped, adapted)
+
+    names = ["y", pair.float_names["s"], pair.float_names["out"]]
+    feed = {"x": np.float32([[0.3, -1.2]]), "c": np.array(True)}
+    with session(pair.model.clone(), names) as running:
+        y, gate, out = running.run(names, feed)
+    np.testing.assert_allclose(gate, 1 / (1 + np.exp(-y)), rtol=1e-5)
+    assert out.shape == (1, 2)
+    assert not any(
+        node.op_type == "If" and "__float" in str(node.name) for node in pair.model.graph
+    )

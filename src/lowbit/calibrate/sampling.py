@@ -85,6 +85,7 @@ def observe_arrays(
         observer.add(name, array)
         size += whole.nbytes
         if spec.channel_axis is not None and array.ndim > 1:
-            sums = channel_sums(thinned(array), spec.channel_axis, squares=spec.variances)
+            axis = spec.channel_axis
+            sums = channel_sums(thinned(array, axis), axis, squares=spec.variances)
             observer.add_channels(name, sums)
     return size

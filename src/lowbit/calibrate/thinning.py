@@ -21,17 +21,25 @@ _ROW_AXES = MappingProxyType({4: 2, 3: 1})
 def row_step(shape: Sequence[int]) -> int:
     """Return how far apart the rows of a tensor are that are taken; 1 if all are."""
     axis = _ROW_AXES.get(len(shape))
-    if axis is None:
-        return 1
+    return 1 if axis is None else _step(shape, axis)
+
+
+def _step(shape: Sequence[int], axis: int) -> int:
     size = 1
     for length in shape[1:]:
         size *= length
     return max(1, min(size // _ENOUGH, shape[axis] // _LEAST_ROWS))
 
 
-def thinned(x: FloatArray) -> FloatArray:
-    """Return ``x``, or evenly spaced rows of it when one sample has more values than needed."""
-    step = row_step(x.shape) if x.size else 1
-    if step < 2:
+def thinned(x: FloatArray, channel_axis: int | None = None) -> FloatArray:
+    """Return ``x``, or evenly spaced rows of it when one sample has more values than needed.
+
+    No channel is left out: where they lie as rows do elsewhere, as before a 1d convolution, positions are.
+    """
+    axis = _ROW_AXES.get(x.ndim)
+    if axis is None or not x.size:
         return x
-    return x[(slice(None),) * _ROW_AXES[x.ndim] + (slice(step // 2, None, step),)]
+    if channel_axis is not None and channel_axis % x.ndim == axis:
+        axis = x.ndim - 1
+    step = _step(x.shape, axis)
+    return x if step < 2 else x[(slice(None),) * axis + (slice(step // 2, None, step),)]

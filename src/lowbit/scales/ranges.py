@@ -132,6 +132,12 @@ def params_holding(params: QParams, seen: Range, headroom: float, spec: IntegerS
     return params_of_range(wanted, spec)
 
 
+def scaled_range(params: QParams, spec: IntegerSpec, factor: float) -> Range:
+    """Return the range that gives a tensor its scale times a factor, and its zero point."""
+    low, high = code_range(params, spec)
+    return low * factor, high * factor
+
+
 def power_of_two_of_range(limits: Range, spec: IntegerSpec, *, nearest: bool) -> QParams:
     """Return the power-of-two scale that holds a range, or the one nearest to its float scale."""
     exact = range_qparams(*limits, spec.format, symmetric=True, reduce_range=spec.reduce_range)

@@ -66,7 +66,7 @@ class Finisher:
         for _ in range(_ROUNDS):
             with self.pipeline.clock.charge("promote"):
                 result = promoter.promote(required)
-            if not result.regions:
+            if not result.is_changed:
                 note = note or result.describe()
                 break
             again = self.finished(result.state)

@@ -159,11 +159,9 @@ def _requirement(search: GoalSearch, attempt: int) -> Requirement:
 def _promoted(search: GoalSearch, required: Requirement) -> Candidate | None:
     best = search.best
     found = Promoter(search.pipeline, best.built, best.state).promote(required)
-    if not found.regions:
+    if not found.is_changed:
         return None
-    where = "; ".join(region.describe() for region in found.regions[:3])
-    more = f"; and {len(found.regions) - 3} more" if len(found.regions) > 3 else ""
-    return search.refined(found.state, found.regions, f"{where}{more}")
+    return search.refined(found.state, found.regions, found.where())
 
 
 def try_mixed_precision(search: GoalSearch) -> None:

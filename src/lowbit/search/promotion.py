@@ -11,11 +11,13 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from lowbit.calibrate.statistics import Stats
-from lowbit.config.specs import Rule
+from lowbit.config.config import QuantConfig
+from lowbit.config.specs import IntegerSpec, Rule, TensorOverride
 from lowbit.errors import PlanError
 from lowbit.evaluate.cost import NodeCost, node_costs
 from lowbit.evaluate.verdict import OutputErrors
@@ -23,17 +25,19 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import PromotedRegion
-from lowbit.search.promotion_graph import PromotionGraph, wide_spec
+from lowbit.scales.ranges import scaled_range
+from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
 from lowbit.search.rebuilding import rebuilt
-from lowbit.search.regions import Choice, RegionSearch, Trial
-from lowbit.search.switched_model import open_switched
+from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
+from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
+from lowbit.search.switched_model import Switching, open_switched
 from lowbit.state import Quantized, Transformed, extended
 
-_WANTED_DB = 1.0
+_WANTED_DB = 0.7
 """How far inside the usable a promoted model is to be, beyond the error of the samples that are tried."""
 
-_LEAST_DB = 0.5
+_LEAST_DB = 0.3
 
 _EFFORT, _BUILT = 30, 3
 """Parts that are measured, and models that are built."""
@@ -50,7 +54,11 @@ _SPARE_DB = 4.0
 _TOO_NARROW_DB = 4.0
 
 
+_RESCALED_DB = 0.3
+"""Other scales are kept if they bring more."""
+
 Margin = Callable[[OutputErrors], float]
+_Measure: TypeAlias = Callable[[Sequence[Switching], Sequence[int]], list[OutputErrors]]
 
 
 def usable_margin(errors: OutputErrors) -> float:
@@ -97,25 +105,37 @@ USABLE = Requirement()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Promoted:
-    """The model after promotion, what of it was promoted, and what that brought in decibels."""
+    """The model after promotion, what of it was promoted, and what that brought in decibels.
+
+    ``rescaled`` are the tensors that got other scales.
+    """
 
     state: Quantized
     regions: tuple[PromotedRegion, ...]
     before_db: float
     after_db: float
     tried: int
+    rescaled: tuple[str, ...] = ()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything was found."""
+        return bool(self.regions or self.rescaled)
 
     def where(self) -> str:
         """Return the first regions in words."""
         more = f"; and {len(self.regions) - 3} more" if len(self.regions) > 3 else ""
-        return "; ".join(region.describe() for region in self.regions[:3]) + more
+        found = ["; ".join(region.describe() for region in self.regions[:3]) + more]
+        if self.rescaled:
+            found.append(f"other scales for {', '.join(self.rescaled)}")
+        return "; ".join(text for text in found if text)
 
     def describe(self) -> str:
         """Return it in words, for the notes of a report."""
-        if not self.regions:
+        if not self.is_changed:
             return "promotion found nothing that makes the model usable"
         return (
-            f"promoted {self.where()}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
+            f"{'promoted ' if self.regions else ''}{self.where()}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
             f"samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
         )
 
@@ -136,6 +156,7 @@ class Promoter:
         self._samples = PromotionSamples.of(state, state.samples)
         self._errors: OutputErrors | None = None
         self._exact: tuple[Quantized, tuple[Rule, ...], OutputErrors] | None = None
+        self._rescaled: tuple[Quantized, tuple[str, ...], OutputErrors] | None = None
         self._refining: tuple[OutputErrors, OutputErrors | None, OutputErrors | None] | None = None
         self._search: RegionSearch | None = None
         self._known: tuple[Quantized, Stats] | None = None
@@ -171,6 +192,9 @@ class Promoter:
             return Promoted(state, (), before, before, self._tried)
         gain = self._gain(required)
         best, rules, errors = self._exact_arithmetic(required)
+        rescaled: tuple[str, ...] = ()
+        if required.margin(errors) + gain < required.wanted_db:
+            best, rescaled, errors = self._with_other_scales(best, errors, required)
         after = required.margin(errors)
         if after + gain < required.wanted_db:
             # Not in the refined model: its weights make up for quantizers that would be switched off.
@@ -179,14 +203,14 @@ class Promoter:
                 after, best, rules = found[0], found[1], (*rules, *found[2])
         if after <= before:
             return Promoted(state, (), before, before, self._tried)
-        return Promoted(best, self._regions(rules), before, after, self._tried)
+        return Promoted(best, self._regions(rules), before, after, self._tried, rescaled)
 
     def saved(self, required: Requirement, spare_db: float) -> float:
         """Return the cost that so much less margin is expected to save, in multiply-adds of the model."""
         if self._search is None:
             return 0.0
-        cost = self._search.expected_cost
-        return cost(required.wanted_db) - cost(required.wanted_db - spare_db)
+        cost, wanted_db = self._search.expected_cost, required.wanted_db - self._gain(required)
+        return cost(wanted_db) - cost(wanted_db - spare_db)
 
     def _gain(self, required: Requirement) -> float:
         """Return what refinement is expected to bring once more: as little as its own samples show."""
@@ -272,6 +296,9 @@ class Promoter:
     def _built(self, state: Quantized, rules: Sequence[Rule]) -> Quantized:
         """Return the model with further rules; what statistics lack is collected."""
         config = msgspec.structs.replace(state.config, rules=(*state.config.rules, *rules))
+        return self._rebuilt(state, config)
+
+    def _rebuilt(self, state: Quantized, config: QuantConfig) -> Quantized:
         known = self._known if self._known is not None and self._known[0] is state else None
         source = state if known is None else extended(state, Quantized, stats=known[1])
         built = rebuilt(self._pipeline, source, config)
@@ -294,6 +321,41 @@ class Promoter:
                     self._exact = (candidate, rules, errors)
         return self._exact
 
+    def _with_other_scales(
+        self, state: Quantized, errors: OutputErrors, required: Requirement
+    ) -> tuple[Quantized, tuple[str, ...], OutputErrors]:
+        """Return the model with other scales where outputs are nearer to float with them."""
+        if self._rescaled is None:
+            self._rescaled = (state, (), errors)
+            factors = self._factors(state, errors, required)
+            if factors:
+                overrides = tuple(_rescaled(state, name, factors[name]) for name in factors)
+                tensors = (*state.config.tensors, *overrides)
+                config = msgspec.structs.replace(state.config, tensors=tensors)
+                candidate = self._rebuilt(state, config)
+                found = self._samples.errors(candidate)
+                if required.margin(found) > required.margin(errors) + _RESCALED_DB:
+                    self._rescaled = (candidate, tuple(factors), found)
+        return self._rescaled
+
+    def _factors(self, state: Quantized, errors: OutputErrors, required: Requirement) -> Factors:
+        """Return what scales are to be multiplied by."""
+        spec = state.config.activation
+        if not isinstance(spec, IntegerSpec):
+            return {}
+        plan, few = state.plan, self._samples.few(errors)
+        every = frozenset(plan.by_name())
+        graph = PromotionGraph.of(state, self._costs(state))
+        with self._measuring(state, graph) as measure:
+
+            def noises(choices: Sequence[Factors]) -> list[float]:
+                self._tried += len(choices)
+                asked = [Switching(every - set(c), tuple(c.items())) for c in choices]
+                return [noise_of(required.part(e)) for e in measure(asked, few)]
+
+            tried = POWERS_OF_TWO if spec.power_of_two else FLOATS
+            return find_factors(scale_groups(plan), noises, tried)
+
     def _bears(self, state: Quantized, required: Requirement) -> bool:
         """Whether the device's approximations alone leave the model as good as it has to be."""
         graph = PromotionGraph.of(state, self._costs(state))
@@ -305,23 +367,24 @@ class Promoter:
         return node_costs(state.adapted, self._samples.chosen[0].feed)
 
     @contextlib.contextmanager
-    def _measuring(self, state: Quantized, graph: PromotionGraph) -> Iterator[None]:
-        """Let choices be measured in one model."""
+    def _measuring(self, state: Quantized, graph: PromotionGraph) -> Iterator[_Measure]:
+        """Let choices be measured in one model; yields what measures it with tensors switched."""
         names = quantized_names(state)
         measured = self._samples.found_in(names)
         outputs = list(dict.fromkeys(names[row.tensor] for row in measured))
         with open_switched(state, outputs, self._samples.chosen) as switched:
 
-            def measure(choices: Sequence[Choice], samples: Sequence[int]) -> list[OutputErrors]:
+            def measure(choices: Sequence[Switching], samples: Sequence[int]) -> list[OutputErrors]:
                 found = [OutputErrors(measured, names) for _ in choices]
-                off = [graph.switched_off(choice) for choice in choices]
-                for errors, rows in zip(found, switched.run_all(off, samples), strict=True):
+                for errors, rows in zip(found, switched.run_all(choices, samples), strict=True):
                     for want, got in rows:
                         errors.add(want, got)
                 return found
 
-            self._measure = measure
-            yield
+            self._measure = lambda choices, samples: measure(
+                [Switching(frozenset(graph.switched_off(c))) for c in choices], samples
+            )
+            yield measure
         self._measure = None
 
     def _measured(self, choices: Sequence[Choice], samples: Sequence[int]) -> list[OutputErrors]:
@@ -349,6 +412,13 @@ class Promoter:
                 )
             )
         return tuple(rows)
+
+
+def _rescaled(state: Quantized, name: str, factor: float) -> TensorOverride:
+    """Return what gives a tensor its scale times a factor."""
+    params = state.params.tensors[name]
+    low, high = scaled_range(params, state.plan.by_name()[name].integer, factor)
+    return TensorOverride(tensor=name, range=(low, high), optional=True)
 
 
 def _is_too_narrow(margin_db: float, expected_db: float) -> bool:

@@ -13,6 +13,8 @@ from lowbit.config.methods import MinMax
 from lowbit.config.specs import IntegerSpec, Rule
 from lowbit.evaluate.cost import NodeCost
 from lowbit.numerics.formats import IntegerFormat
+from lowbit.planning.plan import Plan
+from lowbit.scales.alignment import components
 from lowbit.search.regions import Choice, Region, runs_of
 from lowbit.state import Prepared, Quantized
 
@@ -33,6 +35,16 @@ def wide_spec(state: Prepared) -> IntegerSpec | None:
     if found is None or state.target.power_of_two:
         return None
     return msgspec.structs.replace(spec, format=found, method=MinMax())
+
+
+def scale_groups(plan: Plan) -> list[list[str]]:
+    """Return the activations that have one scale, in their order, without those that others tie to theirs."""
+    tied = {n for rule in ("lowest", "merged") for names in components(plan, rule) for n in names}
+    found: dict[str, list[str]] = {}
+    for tensor in plan.activations():
+        if isinstance(tensor.spec, IntegerSpec) and tensor.leader not in tied:
+            found.setdefault(tensor.leader, []).append(tensor.name)
+    return [members for leader, members in found.items() if plan.by_name()[leader].range is None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _AT_ONCE = 4
 """So few layers are measured one by one."""
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
-_CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 4, 20, 0.7, 0.3
+_CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 4, 20, 0.5, 0.3
 """Choices that are measured as a whole, steps to find them, and when a margin is near enough."""
 _LEFT_TRIED = 4
 _PRICES = 60
@@ -59,7 +59,7 @@ class _Part:
     cost: float
     noise: tuple[tuple[Format, float], ...]
 
-    def with_noise(self, word: Format, noise: float) -> _Part:
+    def withnoise_of(self, word: Format, noise: float) -> _Part:
         """Return it with the noise of one format more."""
         return dataclasses.replace(self, noise=(*self.noise, (word, noise)))
 
@@ -135,7 +135,7 @@ class RegionSearch:
 
     def divide(self, wanted_db: float, effort: int) -> None:
         """Divide the parts where most may be saved; ``effort`` is how many parts are measured."""
-        budget = _noise(wanted_db)
+        budget = noise_of(wanted_db)
         while effort >= 2:
             saved = self._savings(budget)
             pieces: dict[_Part, list[list[int]]] = {}
@@ -179,7 +179,7 @@ class RegionSearch:
     def one_part(self, least_db: float) -> Trial:
         """Return the choice of all but one part: the costliest that leaves a margin, or a quiet one."""
         noises = {part: dict(part.noise)["narrow"] for part in self._parts}
-        allowed = _noise(least_db)
+        allowed = noise_of(least_db)
         # Of those that look quiet enough the costliest first, then the quietest for their cost.
         order = sorted(
             self._parts,
@@ -198,7 +198,7 @@ class RegionSearch:
 
         What costs more than ``most_cost`` is not measured.
         """
-        noise, bracket = _noise(wanted_db), _Bracket(self._factor)
+        noise, bracket = noise_of(wanted_db), _Bracket(self._factor)
         self._measure_wide(noise * self._factor)
         most = len(self._trials) + _CORRECTIONS
         for _ in range(_STEPS):
@@ -229,7 +229,7 @@ class RegionSearch:
 
     def expected_cost(self, wanted_db: float) -> float:
         """Return what a margin is expected to cost, as far as noises add up; nothing is measured."""
-        return self._cost(self._choice(_noise(wanted_db) * self._factor))
+        return self._cost(self._choice(noise_of(wanted_db) * self._factor))
 
     def _measured(self, parts: Sequence[Sequence[int]]) -> list[_Part]:
         margins = self._margins([Choice(in_float=self._every - frozenset(p)) for p in parts])
@@ -237,7 +237,7 @@ class RegionSearch:
             _Part(
                 tuple(units),
                 sum(self._costs[i] for i in units),
-                (("narrow", _noise(margin)), ("float", 0.0)),
+                (("narrow", noise_of(margin)), ("float", 0.0)),
             )
             for units, margin in zip(parts, margins, strict=True)
         ]
@@ -263,7 +263,7 @@ class RegionSearch:
         units = [frozenset(self._parts[index].units) for index in telling]
         margins = self._margins([Choice(some, self._every - some) for some in units])
         for index, margin in zip(telling, margins, strict=True):
-            self._parts[index] = self._parts[index].with_noise("wide", _noise(margin))
+            self._parts[index] = self._parts[index].withnoise_of("wide", noise_of(margin))
 
     def _chosen(self, budget: float) -> list[tuple[_Part, Format]]:
         """Return the format of each part: cheap together, and within the budget."""
@@ -301,7 +301,7 @@ class RegionSearch:
         return _COST["wide"] * wide + sum(self._costs[i] for i in choice.in_float)
 
 
-def _noise(margin_db: float) -> float:
+def noise_of(margin_db: float) -> float:
     """Return the noise of a margin; 1 is what just is usable."""
     return (
         float(10 ** (-min(max(margin_db, -60.0), 120.0) / 10)) if not math.isnan(margin_db) else 1e6

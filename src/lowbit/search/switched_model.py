@@ -14,7 +14,6 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 
 import numpy as np
 import onnx_ir as ir
@@ -31,6 +30,17 @@ from lowbit.state import Quantized
 _CUTS = 4
 _MEMORY_FOR_CUTS = 128 << 20
 _REST = "rest"
+
+
+@dataclasses.dataclass(frozen=True)
+class Switching:
+    """Tensors that are not quantized, and what the scales of others are multiplied by."""
+
+    off: frozenset[str] = frozenset()
+    factors: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        return f"a choice with {len(self.off)} tensors in float"
 
 
 class SwitchedModel:
@@ -50,27 +60,25 @@ class SwitchedModel:
         self._room = _MEMORY_FOR_CUTS
 
     def run_all(
-        self, choices: Sequence[set[str]], samples: Sequence[int]
+        self, choices: Sequence[Switching], samples: Sequence[int]
     ) -> Iterator[list[tuple[Outputs, Outputs]]]:
         """Yield the same for several choices: by workers, if there are more of them than processors here."""
         if len(choices) < 2 or (worker_count() or 0) <= cpu_count():
-            yield from (list(self.run(off, samples)) for off in choices)
+            yield from (list(self.run(choice, samples)) for choice in choices)
             return
-        cuts = [_Cut(frozenset(off), tuple(samples)) for off in choices]
         rest = pickle.dumps((self._switches, self._outputs, self._samples))
         with packed(self._model) as files:
             shared = {_REST: np.frombuffer(rest, np.uint8), **files}
-            task = _Task(self._key)
-            for found in distributed_map(task, cuts, name="promotion", shared=shared):
+            task = _Task(self._key, tuple(samples))
+            for found in distributed_map(task, choices, name="promotion", shared=shared):
                 wanted = (self._samples[index].outputs for index in samples)
                 yield list(zip(wanted, found, strict=True))
 
-    def run(
-        self, off: AbstractSet[str], samples: Sequence[int]
-    ) -> Iterator[tuple[Outputs, Outputs]]:
-        """Yield what is wanted of each sample, and what comes out; ``off`` tensors are not quantized."""
-        on = [s.first_node for name, s in self._switches.items() if name not in off]
-        names = [s.name for name, s in self._switches.items() if name in off]
+    def run(self, choice: Switching, samples: Sequence[int]) -> Iterator[tuple[Outputs, Outputs]]:
+        """Yield what is wanted of each sample, and what comes out."""
+        on = [s.first_node for name, s in self._switches.items() if name not in choice.off]
+        names = [s.name for name, s in self._switches.items() if name in choice.off]
+        scales = self._scales(choice.factors)
         tail = [t for t in self._tails if t.start <= min(on, default=sys.maxsize)][-1]
 
         def work(index: int) -> dict[str, Array]:
@@ -79,10 +87,22 @@ class SwitchedModel:
             feed = self._samples[index].feed if values is None else values
             given = {name: feed[name] for name in own.inputs}
             given |= {name: np.array(False) for name in names if name in own.defaults}
+            given |= {name: array for name, array in scales.items() if name in own.defaults}
             return dict(zip(self._outputs, own.session.run(self._outputs, given), strict=True))
 
         for index, got in zip(samples, ordered_map(work, samples), strict=True):
             yield self._samples[index].outputs, got
+
+    def _scales(self, factors: Sequence[tuple[str, float]]) -> dict[str, Array]:
+        """Return scales that are to be fed."""
+        found: dict[str, Array] = {}
+        for tensor, factor in factors:
+            name = self._switches[tensor].scale if tensor in self._switches else None
+            known = None if name is None else self._model.graph.initializers[name].const_value
+            if name is not None and known is not None:
+                scale = known.numpy()
+                found[name] = np.asarray(scale * factor, scale.dtype)
+        return found
 
     def _values(self, index: int) -> Outputs | None:
         """Return what the tails read of a sample in float; ``None`` where there is no room for it."""
@@ -125,29 +145,19 @@ def _opened(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Cut:
-    """A choice for a worker, and the samples it is run on."""
-
-    off: frozenset[str]
-    samples: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"a choice with {len(self.off)} tensors in float"
-
-
-@dataclasses.dataclass(frozen=True)
 class _Task:
     """The work on a choice in another process, which keeps the model open."""
 
     key: str
+    samples: tuple[int, ...]
 
-    def __call__(self, cut: _Cut, shared: Mapping[str, Array]) -> list[Outputs]:
+    def __call__(self, choice: Switching, shared: Mapping[str, Array]) -> list[Outputs]:
         with _KEPT.lock:
             model = _KEPT.get(self.key, shared)
             # Copied: an array of onnxruntime's keeps all memory of its session.
             return [
                 {name: np.array(array) for name, array in got.items()}
-                for _, got in model.run(cut.off, cut.samples)
+                for _, got in model.run(choice, self.samples)
             ]
 
 

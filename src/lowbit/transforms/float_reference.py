@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.nesting import subgraphs
 from lowbit.ops.linear import has_constant_weight
 
 _SUFFIX = "__float"
@@ -43,7 +44,7 @@ def with_reference(shaped: ir.Model, adapted: ir.Model) -> WithReference:
         if any(name in differing or name not in values for name in names):
             _copy(graph, node, values, float_names)
     for node in tuple(graph):
-        if has_constant_weight(node):
+        if _reads_float(node):
             for index, value in enumerate(node.inputs):
                 if value is not None and value.name in float_names:
                     node.replace_input_with(index, float_names[value.name])
@@ -55,12 +56,17 @@ def _differing(graph: ir.Graph, original: Mapping[str | None, ir.Node]) -> set[s
     """Return the values that differ from the float model's, up to the next linear layer."""
     found: set[str] = set()
     for node in graph:
-        if has_constant_weight(node):
+        if _reads_float(node):
             continue
         after = any(v is not None and v.name in found for v in node.inputs)
         if after or not _same(node, original.get(node.outputs[0].name)):
             found.update(tensor_name(v) for v in node.outputs if v.name)
     return found
+
+
+def _reads_float(node: ir.Node) -> bool:
+    """Whether a node is a layer, or has graphs: a Loop holds the layers of a recurrent network."""
+    return has_constant_weight(node) or bool(subgraphs(node))
 
 
 def _same(node: ir.Node, other: ir.Node | None) -> bool:

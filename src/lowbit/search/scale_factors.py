@@ -1,0 +1,81 @@
+"""Other scales, which cost nothing on any target, for the activations that bring most of the noise.
+
+A scale is chosen by the tensor's own squared error. What outputs feel of it may be quite another thing:
+a power of two that clips a few large numbers may be far better than the next, which rounds all others
+coarsely. The activations with most of the noise are found by dividing groups of them, and each is tried
+with other scales, everything else in float.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+Factors = Mapping[str, float]
+"""Activations that are quantized, and what their scales are multiplied by."""
+
+Noises = Callable[[Sequence[Factors]], Sequence[float]]
+"""Returns the noise of each, with everything else in float."""
+
+POWERS_OF_TWO = (0.5, 2.0)
+FLOATS = (0.5, 0.75)
+"""Factors that are tried on scales that are powers of two, and on others."""
+
+_GROUPS, _HALVES, _TRIED = 8, 24, 5
+"""Groups at first, halves of them that are measured, and tensors that are tried with other scales."""
+
+_STANDS_OUT, _TELLING = 0.2, 0.05
+"""Shares of the noise: of a group without which nothing is to be gained, and of what is looked into."""
+
+_BETTER = 0.75
+"""Another scale leaves at most so much of the noise."""
+
+
+def find_factors(
+    groups: Sequence[Sequence[str]], noises: Noises, tried: Sequence[float]
+) -> Factors:
+    """Return the factors of scales that lessen the noise; tensors of a group share their scale."""
+    found = _divided(groups, noises)
+    total = sum(noise for _, noise in found)
+    single = [(some[0], noise) for some, noise in found if len(some) == 1]
+    loud = sorted((row for row in single if row[1] > _TELLING * total), key=lambda row: -row[1])
+    trials = [(members, noise, factor) for members, noise in loud[:_TRIED] for factor in tried]
+    measured = noises([dict.fromkeys(members, factor) for members, _, factor in trials])
+    best: dict[tuple[str, ...], tuple[float, float]] = {}
+    for (members, noise, factor), found_noise in zip(trials, measured, strict=True):
+        key = tuple(members)
+        if found_noise < min(_BETTER * noise, best.get(key, (noise, 1.0))[0]):
+            best[key] = (found_noise, factor)
+    return {name: factor for members, (_, factor) in best.items() for name in members}
+
+
+_Part = tuple[list[Sequence[str]], float]
+
+
+def _divided(groups: Sequence[Sequence[str]], noises: Noises) -> list[_Part]:
+    """Return the groups in parts with their noises, divided where most of it is."""
+    parts = _measured(_halves(list(groups), _GROUPS), noises)
+    total = sum(noise for _, noise in parts)
+    if not any(noise > _STANDS_OUT * total for _, noise in parts):
+        return []
+    effort = _HALVES
+    while effort >= 2:
+        loud = [p for p in parts if len(p[0]) > 1 and p[1] > _TELLING * total]
+        loud = sorted(loud, key=lambda part: -part[1])[: effort // 2]
+        if not loud:
+            break
+        effort -= 2 * len(loud)
+        halves = itertools.chain.from_iterable(_halves(part, 2) for part, _ in loud)
+        parts = [p for p in parts if p not in loud] + _measured(list(halves), noises)
+    return parts
+
+
+def _measured(parts: Sequence[list[Sequence[str]]], noises: Noises) -> list[_Part]:
+    asked = [dict.fromkeys(itertools.chain.from_iterable(part), 1.0) for part in parts]
+    return list(zip(parts, noises(asked), strict=True))
+
+
+def _halves(groups: list[Sequence[str]], count: int) -> list[list[Sequence[str]]]:
+    count = min(count, len(groups))
+    bounds = [round(i * len(groups) / count) for i in range(count + 1)] if count else []
+    return [groups[a:b] for a, b in itertools.pairwise(bounds)]
