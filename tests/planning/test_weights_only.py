@@ -137,7 +137,9 @@ def test_recurrent_layers_have_quantized_weights_and_float_states(
     result = lowbit.quantize(_recurrent(kind, directions, 17), data=feeds, preset=preset)
 
     assert [t.name for t in result.plan.weights()] == ["w", "r"]
-    assert not result.plan.activations()
+    # onnxruntime computes LSTMs alone in integers with a scale that is found at run time.
+    dynamic = ["x"] if (kind, preset) == ("LSTM", "DYNAMIC8") else []
+    assert [t.name for t in result.plan.activations()] == dynamic
     assert result.report.sqnr_db > lowest_db
     assert result.report.size_after < (0.2 if preset == "W4" else 0.3) * result.report.size_before
 

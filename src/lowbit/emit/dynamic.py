@@ -38,7 +38,7 @@ class DynamicNodes:
         )
         dequantizer = editor.node("DequantizeLinear", quantizer.outputs, f"{name}_DequantizeLinear")
         editor.put_after(value, [quantizer, dequantizer], tensor.consumers)
-        made = DynamicInput(*quantizer.outputs)
+        made = DynamicInput(value, *quantizer.outputs)
         self._dynamic.update(dict.fromkeys(tensor.consumers or (), made))
         return EmittedTensor(tensor_name(made.codes), tensor.name)
 

@@ -37,8 +37,9 @@ class EmitOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DynamicInput:
-    """What DynamicQuantizeLinear makes of an activation."""
+    """An activation, and what DynamicQuantizeLinear makes of it."""
 
+    source: ir.Value
     codes: ir.Value
     scale: ir.Value
     zero_point: ir.Value

@@ -22,6 +22,7 @@ from lowbit.emit.functions import (
     spread_along,
 )
 from lowbit.emit.packed import Matrix, PackedNodes
+from lowbit.emit.recurrent import RecurrentNodes
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.affine import QParams
@@ -45,6 +46,7 @@ class IntegerNodes:
         self._embeddings = EmbeddingNodes(context)
         self._packed = PackedNodes(context)
         self._products = IntegerProducts(context)
+        self._recurrent = RecurrentNodes(context)
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
@@ -78,6 +80,11 @@ class IntegerNodes:
             packed = self._packed.write(products, Matrix(name, (shape[0], shape[1]), params, make))
             if not value.uses() and not value.is_graph_output():
                 return EmittedTensor(packed, packed)
+        layers = self._recurrent.layers(tuple(value.uses()))
+        if layers:
+            turned = self._recurrent.write(layers, name, make)
+            if not value.uses() and not value.is_graph_output():
+                return EmittedTensor(turned, turned)
         stored = self._editor.lazy(
             f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
         )

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name
-from lowbit.ops.linear import linear_operator
+from lowbit.ops.geometry import ConvLayer, LinearLayer
+from lowbit.ops.linear import has_constant_weight, layer_of, linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, traits_of
 
 
@@ -64,6 +65,30 @@ def weight_inputs(node: ir.Node, operators: Operators = OPERATORS) -> tuple[Weig
         elif traits is not None and traits.weight is not None:
             found = (WeightInput(traits.weight, traits.channel_axis(node), None),)
     return tuple(weight for weight in found if _is_float_matrix(node, weight.index))
+
+
+def multiplied_weights(node: ir.Node) -> list[tuple[ir.Value, LinearLayer | str]]:
+    """Return the constants that a node multiplies its inputs by, with their geometry or why it is not known."""
+    if operator_name(node) in RECURRENT:
+        found = [node.inputs[weight.index] for weight in weight_inputs(node)]
+        return [(v, _directions(constant_shape(v) or (0, 0, 0))) for v in found if v is not None]
+    weight = node.inputs[1] if has_constant_weight(node) else None
+    return [] if weight is None else [(weight, layer_of(node))]
+
+
+def _directions(shape: tuple[int, ...]) -> LinearLayer:
+    """Return the geometry of a recurrent layer's weight: one matrix for each direction."""
+    groups, outputs, inputs = shape
+    one = (1,)
+    return ConvLayer(
+        groups=groups,
+        outputs=outputs,
+        inputs=inputs,
+        window=one,
+        strides=one,
+        dilations=one,
+        pads=(0, 0),
+    )
 
 
 def _is_float_matrix(node: ir.Node, index: int) -> bool:

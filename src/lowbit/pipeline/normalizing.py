@@ -27,7 +27,10 @@ def normalization_key(config: QuantConfig) -> Hashable:
 
 
 def _lowest_opset(config: QuantConfig) -> int:
-    return 0 if config.weight is None else config.weight.lowest_opset
+    """Return the operator set that every format asked for can be stored in."""
+    specs = [config.weight, config.final_weight, *(rule.weight for rule in config.rules)]
+    specs += [override.spec for override in config.tensors]
+    return max((spec.lowest_opset for spec in specs if spec is not None), default=0)
 
 
 def _check_float_model(state: Loaded) -> None:

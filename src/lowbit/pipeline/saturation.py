@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lowbit.ops.linear import layer_of
 from lowbit.planning.saturation import summed_in_pairs
 from lowbit.report.values import Saturation
 from lowbit.scales.saturation import SummedPairs
@@ -21,11 +20,11 @@ def find_saturating(state: Quantized) -> Saturation | None:
     if not layers:
         return None
     found = []
-    for name, nodes in layers.items():
-        known = [layer for node in nodes if not isinstance(layer := layer_of(node), str)]
+    for name, readers in layers.items():
+        known = [layer for _, layer in readers if not isinstance(layer, str)]
         pairs = SummedPairs(tuple(known), X86_PAIRS.pairs)
         codes = state.weights.tensors[name]()
         # Of any order, where it is not known which weights meet.
         saturates = pairs.can_saturate(codes) if known else pairs.can_saturate_somehow(codes)
-        found += [str(node.name) for node in nodes] if saturates else []
+        found += [str(node.name) for node, _ in readers] if saturates else []
     return Saturation(layers=sum(map(len, layers.values())), saturating=tuple(found))

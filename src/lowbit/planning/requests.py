@@ -47,7 +47,9 @@ class Placement:
         spec, inside = scheme.activation, value in self.parts.tensors
         if spec is None or is_lone(value, spec) or value in self.parts.masks:
             return
-        if inside and not (role == "input" if has_constant_weight(node) else scheme.priority > 0):
+        wanted = role == "input" if has_constant_weight(node) else scheme.priority > 0
+        # A scale that is found at run time is asked for only where the target computes with it.
+        if inside and not (wanted or spec.is_dynamic):
             return
         why = f"{role} of {node.op_type} {node.name}"
         if node.meta.get(REQUANTIZED):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 import onnx_ir as ir
@@ -12,10 +13,13 @@ from lowbit.graph.editing import REQUANTIZED
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.geometry import LinearLayer
-from lowbit.ops.linear import has_constant_weight, layer_of
+from lowbit.ops.weights import multiplied_weights
 from lowbit.planning.plan import TensorPlan
 from lowbit.planning.requests import Placement
 from lowbit.targets.target import PairedSums, Target
+
+SummedLayer: TypeAlias = tuple[ir.Node, LinearLayer | str]
+"""A node and the geometry of its weight, or why that is not known."""
 
 
 def within_pairs(
@@ -36,18 +40,20 @@ def within_pairs(
 
 def summed_in_pairs(
     graph: ir.Graph, specs: Mapping[str, Spec], sums: PairedSums
-) -> dict[str, list[ir.Node]]:
+) -> dict[str, list[SummedLayer]]:
     """Return the layers that add products in pairs, by their weights; ``specs`` are of all tensors."""
-    found: dict[str, list[ir.Node]] = {}
+    found: dict[str, list[SummedLayer]] = {}
     for node in graph:
-        if operator_name(node) not in sums.operators or not has_constant_weight(node):
+        if operator_name(node) not in sums.operators:
             continue
-        weight = node.inputs[1]
-        name = "" if weight is None else tensor_name(weight)
-        if _has_format(specs.get(name), sums.weight) and _meets(node.inputs[0], specs, sums):
-            layer = layer_of(node)
-            if isinstance(layer, str) or not is_depthwise(layer):
-                found.setdefault(name, []).append(node)
+        for weight, layer in multiplied_weights(node):
+            name = tensor_name(weight)
+            if not _has_format(specs.get(name), sums.weight):
+                continue
+            if _meets(node.inputs[0], specs, sums) and (
+                isinstance(layer, str) or not is_depthwise(layer)
+            ):
+                found.setdefault(name, []).append((node, layer))
     return found
 
 
@@ -56,11 +62,11 @@ def is_depthwise(layer: LinearLayer) -> bool:
     return layer.groups > 1 and layer.inputs == 1 and layer.outputs == 1
 
 
-def _within(row: TensorPlan, nodes: Sequence[ir.Node], sums: PairedSums) -> TensorPlan:
+def _within(row: TensorPlan, layers: Sequence[SummedLayer], sums: PairedSums) -> TensorPlan:
     spec = row.integer
     if spec.saturation_free is False:
         return row
-    if not spec.symmetric or any(isinstance(layer_of(node), str) for node in nodes):
+    if not spec.symmetric or any(isinstance(layer, str) for _, layer in layers):
         # Which weights meet is not known, or their zero point moves them: half the range is safe.
         return msgspec.structs.replace(row, spec=msgspec.structs.replace(spec, reduce_range=True))
     spec = msgspec.structs.replace(spec, saturation_free=True)

@@ -17,7 +17,7 @@ from lowbit.config.specs import DynamicSpec, IntegerSpec, Spec
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.traits import OpTraits, traits_of
-from lowbit.ops.weights import IN_FLOAT, WeightInput, is_embedding, weight_inputs
+from lowbit.ops.weights import IN_FLOAT, RECURRENT, WeightInput, is_embedding, weight_inputs
 from lowbit.planning.requests import Placement, Request
 from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
@@ -89,6 +89,9 @@ def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target) -> bool:
     """Whether the target computes the node in integers with a scale found at run time."""
     if not isinstance(scheme.activation, DynamicSpec) or operator_name(node) not in target.dynamic:
         return False
+    if operator_name(node) in RECURRENT:
+        first = node.attributes.get_int("layout", 0) == 0
+        return first and len(weight_inputs(node)) == len(IN_FLOAT[operator_name(node)])
     shape = constant_shape(node.inputs[1])
     return shape is not None and len(shape) == 2
 

@@ -21,7 +21,7 @@ from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.geometry import LinearLayer
-from lowbit.ops.linear import has_constant_weight, layer_of
+from lowbit.ops.weights import multiplied_weights
 from lowbit.planning.plan import Plan
 from lowbit.targets.target import PairOrder
 
@@ -151,10 +151,9 @@ def pairs_of(model: ir.Model, plan: Plan) -> dict[str, SummedPairs]:
     orders = {t.name: t.pairs for t in plan.weights() if t.pairs}
     layers: dict[str, list[LinearLayer]] = {}
     for node in model.graph if orders else ():
-        name = str(node.inputs[1].name) if has_constant_weight(node) and node.inputs[1] else ""
-        layer = layer_of(node) if name in orders else ""
-        if not isinstance(layer, str):
-            layers.setdefault(name, []).append(layer)
+        for weight, layer in multiplied_weights(node):
+            if str(weight.name) in orders and not isinstance(layer, str):
+                layers.setdefault(str(weight.name), []).append(layer)
     return {name: SummedPairs(tuple(found), orders[name]) for name, found in layers.items()}
 
 

@@ -65,7 +65,7 @@ NPU_ARITHMETIC = (
 )
 
 X86_PAIRS = PairedSums(
-    operators=("Conv", "ConvTranspose", "Gemm", "MatMul"),
+    operators=("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM"),
     activation=INTEGERS8,
     weight=(IntegerFormat.INT8,),
     pairs=("through_taps", "within_taps"),
@@ -108,9 +108,9 @@ ONNXRUNTIME_WEIGHTS = Target(
     operators=tuple(OPERATORS),
     activation_formats=INTEGERS,
     weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
-    dynamic=("MatMul",),
+    dynamic=("MatMul", "LSTM"),
     dequantizes=True,
-    packed=("GatherBlockQuantized",),
+    packed=("GatherBlockQuantized", "DynamicQuantizeLSTM"),
     saturation=X86_PAIRS,
     transforms=("gemm_to_matmul", "embed_layer_norm_to_gather", "normalized_add_to_sum"),
 )
@@ -119,7 +119,7 @@ MATMUL_NBITS = msgspec.structs.replace(
     ONNXRUNTIME_WEIGHTS,
     name="onnxruntime-nbits",
     description="onnxruntime and its generate() API, weights in MatMulNBits and GatherBlockQuantized",
-    packed=("MatMulNBits", "GatherBlockQuantized"),
+    packed=("MatMulNBits", *ONNXRUNTIME_WEIGHTS.packed),
 )
 
 RYZEN_AI = Target(

@@ -24,7 +24,7 @@ AlignRule: TypeAlias = Literal["merged", "lowest", "output", "input"]
 power-of-two scales. ``output`` / ``input``: the output's (input's) own, copied to the others.
 """
 
-PackedOperator: TypeAlias = Literal["MatMulNBits", "GatherBlockQuantized"]
+PackedOperator: TypeAlias = Literal["MatMulNBits", "GatherBlockQuantized", "DynamicQuantizeLSTM"]
 DataMovement: TypeAlias = Literal["beside_quantized", "after_quantized", "always"]
 PairOrder: TypeAlias = Literal["through_taps", "within_taps"]
 FloatPart: TypeAlias = Literal["masks", "blocks"]
