@@ -57,6 +57,8 @@ MODULES = {
     "onnx.optimize": ["optimize"],
     "shares.utils.log": "ScreenLogger log_errors".split(),
     "common.utils.log": "ScreenLogger log_errors".split(),
+    "shares.utils.testing_utils": "use_temporary_directory delete_directory_content".split(),
+    "common.utils.testing_utils": "use_temporary_directory delete_directory_content".split(),
 }
 
 

@@ -64,10 +64,10 @@ def test_what_is_done_anyway_needs_no_word(given: dict) -> None:
 
 
 def test_what_cannot_be_done_is_an_error_unless_it_is_not_asked_for() -> None:
-    read_options({"ConvertSoftmaxToDPUVersion": False, "UseGPTQ": False}, lenient=False)
+    read_options({"UserCustomOpLibPath": None, "UseGPTQ": False}, lenient=False)
 
-    with pytest.raises(NotSupportedError, match="ConvertSoftmaxToDPUVersion=True is not supported"):
-        read_options({"ConvertSoftmaxToDPUVersion": True}, lenient=True)
+    with pytest.raises(NotSupportedError, match=r"UserCustomOpLibPath='x\.so' is not supported"):
+        read_options({"UserCustomOpLibPath": "x.so"}, lenient=True)
 
 
 def test_options_are_not_changed_and_numbers_of_numpy_are_taken() -> None:

@@ -7,10 +7,11 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -20,6 +21,7 @@ from lowbit.config.specs import FloatSpec, Spec
 from lowbit.data.sources import Reader
 from lowbit.files import check_outputs
 from lowbit.graph import io
+from lowbit.graph.session import model_inputs
 from lowbit.quark import by_onnxruntime, rewriting
 from lowbit.quark.by_onnxruntime import nbits_by_lowbit
 from lowbit.quark.errors import (
@@ -30,6 +32,7 @@ from lowbit.quark.errors import (
     say,
 )
 from lowbit.quark.models.custom import clip_before, to_npu_normalization, without_casts
+from lowbit.quark.models.npu_softmax import to_npu_softmax
 from lowbit.quark.models.stored import to_integer_operators
 from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
 from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig
@@ -135,7 +138,7 @@ def _nbits(given: Given, loaded: ir.Model, config: QuantizationConfig) -> ir.Mod
         return nbits_by_lowbit(loaded, parameters, None, None)
     if algorithm != "GPTQ":
         return by_onnxruntime.nbits(loaded, parameters)
-    data = given.data_path if given.reader is None else _feeds(given.reader)
+    data = given.data_path if given.reader is None else _feeds(given.reader, loaded)
     if data is None:
         raise QuarkDataError("GPTQ rounds by data: give calibration_data_reader")
     asked = read_gptq(config.extra_options.get("GPTQParams") or {}, lenient=config.ignore_warnings)
@@ -153,7 +156,7 @@ def _calibrated(
     source = _prepared(loaded, config, job)
     result = quantize(
         source,
-        data=_data(given, config, job),
+        data=_data(given, loaded, config, job),
         config=job.config,
         target=job.target,
         metric=job.metric,
@@ -181,6 +184,8 @@ def _in_format(model: ir.Model, config: QuantizationConfig, options: ExtraOption
     """Return the quantized model in the form of file that is asked for."""
     if options.ConvertInstanceNormToDPUVersion:
         model = to_npu_normalization(model)
+    if options.ConvertSoftmaxToDPUVersion and options.SimulateDPU is not False:
+        model = to_npu_softmax(model)
     if options.EnableVaimlBF16:
         return without_casts(model)
     if options.BF16WithClip:
@@ -225,11 +230,11 @@ def _prepared(model: ir.Model, config: QuantizationConfig, job: Job) -> ir.Model
     return model
 
 
-def _data(given: Given, config: QuantizationConfig, job: Job) -> Any:
+def _data(given: Given, loaded: ir.Model, config: QuantizationConfig, job: Job) -> Any:
     """Return what to calibrate on: the reader, the path, or random data if that is asked for."""
     options = job.options
     if given.reader is not None:
-        source = _feeds(given.reader)
+        source = _feeds(given.reader, loaded)
         if config.convert_nchw_to_nhwc or options.ConvertNCHWToNHWC:
             source = (rewriting.feed_to_nhwc(feed) for feed in source)
         # What has no range to find is not calibrated: there is nothing for a limit to limit.
@@ -243,7 +248,8 @@ def _data(given: Given, config: QuantizationConfig, job: Job) -> Any:
                 given.model,
                 options.RandomDataReaderInputShape or {},
                 options.RandomDataReaderInputDataRange,
-            )
+            ),
+            loaded,
         )
     raise QuarkDataError(
         "there is nothing to calibrate on: give calibration_data_reader or calibration_data_path, "
@@ -255,13 +261,27 @@ def _is_calibrated(spec: Spec | None) -> bool:
     return spec is not None and spec.calibration is not None
 
 
-def _feeds(reader: Any) -> Iterator[Any]:
+def _feeds(reader: Any, model: ir.Model) -> Iterator[Any]:
     """Yield what a reader gives, from where it stands."""
+    types = {info.name: info.dtype for info in model_inputs(model)}
+    for feed in _read(reader):
+        yield _with_arrays(feed, types) if isinstance(feed, Mapping) else feed
+
+
+def _read(reader: Any) -> Iterator[Any]:
     if not isinstance(reader, Reader):
         yield from reader
         return
     while (feed := reader.get_next()) is not None:
         yield feed
+
+
+def _with_arrays(feed: Mapping[str, Any], types: Mapping[str, np.dtype[Any]]) -> dict[str, Any]:
+    """Return a feed with arrays of the model's types for lists, which onnxruntime takes as well."""
+    return {
+        name: np.asarray(value, types[name]) if isinstance(value, list) and name in types else value
+        for name, value in feed.items()
+    }
 
 
 def _first(feeds: Iterator[Any], count: int | None) -> Iterator[Any]:
@@ -283,5 +303,5 @@ def _tell(
     if options.EvalMetrics:
         report = result.report
         if options.EvalDataReader is not None:
-            report = compare(source, result.quantized, _feeds(options.EvalDataReader))
+            report = compare(source, result.quantized, _feeds(options.EvalDataReader, source))
         show_comparison(stdout(), report)

@@ -210,7 +210,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ConvertAvgPoolToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
     ConvertReduceMeanToDPUVersion: Annotated[Flag, _ARITHMETIC] = None
     ConvertSoftmaxToDPUVersion: Annotated[
-        Flag, refused("no onnxruntime runs what Quark writes for it: bfloat16 arithmetic")
+        Flag, does("the NPU's Softmax in float32, rounded to bfloat16 after each step, which runs")
     ] = None
     ConvertInstanceNormToDPUVersion: Annotated[
         Flag, does("InstanceNormalization under AMD's name, with a body")

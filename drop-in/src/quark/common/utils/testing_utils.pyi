@@ -1,0 +1,1 @@
+from lowbit.quark.common.utils.testing_utils import *

@@ -1,0 +1,1 @@
+from lowbit.quark.shares.utils.testing_utils import *
