@@ -62,7 +62,7 @@ def find_final_scores(
     That is what the last computation writes, before any Softmax or Sigmoid, where it is one row of
     numbers a sample or what a matrix makes. Feature maps are no scores.
     """
-    found = set()
+    found: set[str] = set()
     passes = functools.partial(_passes, operators=operators)
     for node in graph:
         if node not in placement.active or passes(node):
