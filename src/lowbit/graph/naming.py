@@ -141,7 +141,7 @@ def operator_name(node: ir.Node) -> str:
 def without_overloads(model: ir.Model) -> ir.Model:
     """Return ``model``, or a copy of it in which each function has a name of its own.
 
-    onnxruntime before 1.29 runs the last of the functions that differ by their overload alone.
+    onnxruntime up to 1.26 runs the last of the functions that differ by their overload alone.
     """
     counts = Counter(key[:2] for key in model.functions)
     if all(count == 1 for count in counts.values()):
