@@ -319,6 +319,7 @@ def test_a_layer_whose_inputs_have_no_finite_squares_stays(state) -> None:
     seen.add(
         [(i, LayerColumns(s.patches * large, s.targets * large)) for i, s in enumerate(samples)]
     )
+    seen.finish()
 
     result = reconstruct.reconstruct(state, LayerReconstruction(), Device("cpu"), layer, seen)
 
