@@ -2,8 +2,8 @@
 
 Afterwards: one float type (float32), an operator set of at least 13, no Constant nodes, no
 functions, no Identity or Dropout, BatchNormalization and constant factors and offsets folded where
-they can be, every node and value named, every value's element type known, nodes in order. A node
-keeps the name its user knows.
+they can be, an Einsum with a constant a MatMul, every node and value named, every value's element
+type known, nodes in order. A node keeps the name its user knows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lowbit.graph.onnx_passes import infer_anew, infer_types, require_opset
 from lowbit.graph.session import Feed, session
 from lowbit.graph.soundness import check_calls
 from lowbit.normalize.conditions import fold_conditions
+from lowbit.normalize.einsum import einsum_to_matmul
 from lowbit.normalize.fold_affine import fold_affine, fold_gemm_factors
 from lowbit.normalize.fused_attention import separate_projections
 from lowbit.normalize.precision import single_precision
@@ -92,6 +93,7 @@ def normalize(model: ir.Model, sample: Feed | None = None, opset: int = 0) -> ir
     drop_identities(model)
     fold_constants(model)
     fold_conditions(model)
+    einsum_to_matmul(model)
     fold_gemm_factors(model)
     fold_affine(model)
     decompose_hardswish(model)
