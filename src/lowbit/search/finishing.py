@@ -14,14 +14,14 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
-from lowbit.search.promotion import USABLE, Promoted, Promoter, Requirement
+from lowbit.search.promotion import USABLE, Promoter, Requirement
 from lowbit.state import Quantized
 
 _ROUNDS = 2
 """How often parts are promoted: once more if the first time was too little, or far too much."""
 
-_BELIEVED, _SAVED = 0.5, 0.05
-"""How much of refinement's gain is believed to come again, and the cost that is worth another round."""
+_BELIEVED, _SAVED = 0.7, 0.08
+"""How much of the margin left is believed to be left again, and the cost that is worth another round."""
 
 _EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
 """A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""
@@ -78,7 +78,7 @@ class Finisher:
             else:
                 report = msgspec.structs.replace(again[1], promoted=result.regions)
                 best, note = (again[0], report, again[2]), result.describe()
-            other = self._other_requirement(promoter, required, result, again)
+            other = self._other_requirement(promoter, required, again)
             if other is None:
                 break
             required = other
@@ -86,7 +86,7 @@ class Finisher:
         return state, report, refinement.with_note(note)
 
     def _other_requirement(
-        self, promoter: Promoter, required: Requirement, promoted: Promoted, found: Finished
+        self, promoter: Promoter, required: Requirement, found: Finished
     ) -> Requirement | None:
         """Return what to promote for once more, if there is a reason."""
         verdict = found[1].verdict
@@ -94,9 +94,9 @@ class Finisher:
             return None
         if not verdict.is_usable:
             return required.raised(promoter.margin(found[0]) - verdict.margin_db)
-        gain_db = _BELIEVED * (verdict.safe_margin_db - promoted.after_db)
-        worth_it = gain_db > 0 and promoter.saved(required, gain_db) > _SAVED
-        return required.lowered(gain_db) if worth_it else None
+        spare_db = _BELIEVED * (verdict.safe_margin_db - required.least_db)
+        worth_it = spare_db > 0 and promoter.saved(required, spare_db) > _SAVED
+        return required.lowered(spare_db) if worth_it else None
 
     def _promoter(self, state: Quantized, refined: Quantized | None = None) -> Promoter:
         with self.pipeline.clock.charge("promote"):
