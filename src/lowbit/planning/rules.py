@@ -85,7 +85,7 @@ def _nothing_matched(graph: ir.Graph, rule: Rule) -> str:
 
 
 def _no_node(name: str, known: Sequence[str]) -> str:
-    near = did_you_mean(name, known) or "; `lowbit plan MODEL --verbose` lists them"
+    near = did_you_mean(name, known) or "; `lowbit plan MODEL --all` lists them"
     return f"no node is called {name!r}{near}"
 
 

@@ -41,7 +41,7 @@ const drawNetwork = (network, place, facts) => {
   const layoutOf = (block) => {
     if (block.layout) return block.layout;
     const graph = new dagre.graphlib.Graph();
-    graph.setGraph({ nodesep: 22, edgesep: 10, ranksep: 30, ranker: block.items.length > 60 ? "longest-path" : "network-simplex" });
+    graph.setGraph({ nodesep: 22, edgesep: 10, ranksep: 18, ranker: block.items.length > 60 ? "longest-path" : "network-simplex" });
     graph.setDefaultEdgeLabel(() => ({}));
     block.items.forEach((item, index) => graph.setNode(String(index), sizeOf(item)));
     const sources = new Map();
@@ -316,7 +316,7 @@ const drawNetwork = (network, place, facts) => {
   const act = {
     closer: () => zoom(1.4), farther: () => zoom(1 / 1.4), fit: () => fit(),
     unfold: () => { for (const block of blocks) block.open = true; for (const block of [root, ...blocks]) block.layout = null; fit(0.3); },
-    fold: () => { for (const block of blocks) block.open = false; for (const block of [root, ...blocks]) block.layout = null; choose(null); fit(0.55); },
+    fold: () => { for (const block of blocks) block.open = false; for (const block of [root, ...blocks]) block.layout = null; choose(null); fit(0.75); },
     worst: () => {
       const order = nodes.map((node, index) => [index, facts.of(node[TENSOR], node[WEIGHTS])]).filter(([, fact]) => known(fact[colouring]));
       order.sort(([, a], [, b]) => (colouring === "sqnr" ? a.sqnr - b.sqnr : b.sensitivity - a.sensitivity));
@@ -344,7 +344,7 @@ const drawNetwork = (network, place, facts) => {
     if (found >= 0) reveal(found); else says.textContent = "nothing is called " + search.value;
   });
   if (nodes.length <= 60) act.unfold();
-  fit(0.55);
+  fit(0.75);
   // Milliseconds that so many frames take while the view moves, for tests of large networks.
   const measure = (frames) => { const start = performance.now(); for (let i = 0; i < frames; i += 1) { view = { ...view, y: view.y - 5 }; paint(); } return performance.now() - start; };
   return { refresh, measure, reveal: (tensor) => { const node = nodes.findIndex((row) => row[TENSOR] === tensor || row[WEIGHTS].includes(tensor)); if (node >= 0) { choose(visible(deepest(node)), false); } }, state: () => ({ ...view, open: blocks.filter((block) => block.open).length, chosen: chosen && chosen.title }) };

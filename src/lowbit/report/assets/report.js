@@ -27,7 +27,11 @@
   document.querySelector("main").replaceWith(template.cloneNode(true));
   document.querySelector("nav").replaceChildren();
   for (const plot of plots.splice(0)) plot.destroy();
-  const cutName = (text, most) => (text.length <= most ? text : text.slice(0, most >> 1) + "…" + text.slice(text.length - (most >> 1)));
+  // Of an exporter's path the end tells most, but for what it puts after every name.
+  const cutName = (text, most) => {
+    const plain = text.replace(/^\//, "").replace(/_output_0$/, "") || text;
+    return plain.length <= most ? plain : "…" + plain.slice(1 - most);
+  };
 
   // ---- rows: what is known of each tensor, from layers, budget and distributions
   const views = new Map(report.tensors.map((view) => [view.tensor, view]));
@@ -109,18 +113,22 @@
   const named = (plotted) => (plot) => {
     const falls = plotted.map((row, index) => [index, index && known(row.sqnr) && known(plotted[index - 1].sqnr) ? plotted[index - 1].sqnr - row.sqnr : 0]);
     const places = [];
-    const { ctx, bbox } = plot;
+    const { ctx, bbox } = plot, most = Math.min(5, bbox.width / (160 * devicePixelRatio));
     ctx.save();
     ctx.font = 11 * devicePixelRatio + "px system-ui, sans-serif";
     ctx.fillStyle = colour("ink");
+    ctx.strokeStyle = colour("paper"); // around letters, so that they are read on a line as well
+    ctx.lineWidth = 3 * devicePixelRatio;
+    ctx.lineJoin = "round";
     ctx.textAlign = "left"; // the axes leave their own
     ctx.textBaseline = "alphabetic";
     for (const [index, fall] of falls.sort((a, b) => b[1] - a[1]).slice(0, 8)) {
-      if (fall <= 0 || places.length > 4) continue;
+      if (fall <= 0 || places.length >= most) continue;
       const text = cutName(plotted[index].tensor, 26), x = plot.valToPos(index + 1, "x", true), y = plot.valToPos(plotted[index].sqnr, "y", true) + 14 * devicePixelRatio;
       const width = ctx.measureText(text).width, left = Math.min(Math.max(x - width / 2, bbox.left), bbox.left + bbox.width - width);
       if (places.some(([a, b, c]) => left < b && left + width > a && Math.abs(y - c) < 14 * devicePixelRatio) || y > bbox.top + bbox.height) continue;
       places.push([left, left + width, y]);
+      ctx.strokeText(text, left, y);
       ctx.fillText(text, left, y);
     }
     ctx.restore();
@@ -142,7 +150,7 @@
   const drawBudget = () => {
     const top = report.budget.rows.slice(0, document.documentElement.clientWidth < 640 ? 9 : 24);
     draw(document.querySelector("#budget .plot"), "Sensitivity of the " + top.length + " worst tensors: share of the outputs' noise with only that tensor quantized; the list below has the numbers", 300, {
-      padding: [null, 60, null, null], // for the last name, which goes beyond its bar
+      padding: [null, 84, null, null], // for the last name, which goes beyond its bar
       scales: { x: { time: false, range: [0.4, top.length + 0.6] }, y: { range: (_, low, high) => [0, (high || 1) * 1.1] } },
       axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => top.map((row) => cutName(row.tensor, 20)), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
       series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : top[Math.round(v) - 1]?.tensor ?? v) },
