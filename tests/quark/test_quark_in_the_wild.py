@@ -241,6 +241,35 @@ def test_softmax_as_the_npu_computes_it() -> None:
         assert y.shape == (1, 4)
 
 
+def test_8_bit_floats_have_quarks_scales() -> None:
+    """amd-quark 0.13 stores these very numbers; it removes the Relu, which is kept here."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y)
+        <float[2, 2, 1, 1] w = {1.5, -3, 0.25, 0.7}, float[2] b = {0.5, -1.25}>
+        { c = Conv(x, w, b) r = Relu(c) y = Conv(r, w, b) }"""
+    )
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.normal(size=(1, 2, 2, 2)).astype(np.float32)} for _ in range(3)]
+    kind = QuantType.QFLOAT8E4M3FN
+    kinds = {"activation_type": kind, "weight_type": kind}
+    config = quiet(QuantizationConfig(include_cle=False, **kinds))
+    made = ModelQuantizer(config).quantize_model(model, calibration_data_reader=BareReader(feeds))
+
+    stored = {t.name: numpy_helper.to_array(t) for t in made.graph.initializer}
+    floats = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    names = [name.removesuffix("_quantized") for name in stored if name.endswith("_quantized")]
+    assert sorted(names) == ["b", "w"]
+    for name in names:
+        scale = np.float32(np.abs(floats[name]).max() / np.float32(448))
+        assert stored[f"{name}_scale"] == scale
+        want = (floats[name] / scale).astype(ml_dtypes.float8_e4m3fn)
+        assert stored[f"{name}_quantized"].tobytes() == want.tobytes()
+    assert made.opset_import[0].version == 21
+    assert _operators(made)["Relu"] == _operators(model)["Relu"]
+    largest = max(np.abs(feed["x"]).max() for feed in feeds)
+    assert stored["x_scale"] == np.float32(largest / np.float32(448))
+
+
 def test_readers_may_give_lists_as_onnxruntime_takes_them() -> None:
     """Hugging Face's datasets give lists; optimum-amd's reader hands them on."""
     feeds = [{"x": np.random.default_rng(i).random((1, 4), np.float32)} for i in range(3)]

@@ -452,3 +452,34 @@ def test_a_killed_process_is_resumed_and_ends_in_the_same_bytes(moment, refineme
     assert resumed.returncode == 0, resumed.stderr
     assert output.read_bytes() == whole.read_bytes()
     assert not finished.exists()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_with_a_store_layers_are_in_it(tmp_path, resume):
+    config, feeds = _config(LayerReconstruction()), smooth(6)
+    whole = tmp_path / "whole.onnx"
+    lowbit.quantize(chain(4), whole, data=feeds, config=config)
+    output, state, done = tmp_path / "output.onnx", tmp_path / "state", []
+    with pytest.raises(Killed):
+        lowbit.quantize(
+            chain(4),
+            output,
+            data=feeds,
+            config=config,
+            state_dir=state,
+            progress=_after(2, Killed()),
+        )
+    assert not (tmp_path / "output.onnx.refining").exists()
+
+    lowbit.quantize(
+        chain(4),
+        output,
+        data=feeds,
+        config=config,
+        state_dir=state,
+        resume=resume,
+        progress=lambda stage, count, _: done.append(count) if stage == "refine" else None,
+    )
+
+    assert output.read_bytes() == whole.read_bytes()
+    assert [count for count in done if count] == [3, 4]

@@ -120,7 +120,7 @@ class DynamicSpec(_Spec, frozen=True, kw_only=True, tag="dynamic"):
 
 
 class FloatSpec(_Spec, frozen=True, kw_only=True, tag="float"):
-    """A tensor in a 16-bit float format, weights and activations alike.
+    """A tensor in a float format of 16 or 8 bits, weights and activations alike.
 
     ``scaled`` divides by a scale first, found by ``method`` (which needs calibration for
     activations), so that what would overflow does not. ``saturate`` clips activations at the
@@ -137,7 +137,7 @@ class FloatSpec(_Spec, frozen=True, kw_only=True, tag="float"):
         known = {*BY_NAME.values(), *FOR_WEIGHTS.values()}
         if kind in known and kind not in (MinMax, Percentile):
             raise ConfigError(
-                f"the scale of a 16-bit float cannot be found by {tag_of(kind)}; "
+                f"the scale of {self.format.value} cannot be found by {tag_of(kind)}; "
                 "take minmax or percentile"
             )
 
@@ -150,6 +150,11 @@ class FloatSpec(_Spec, frozen=True, kw_only=True, tag="float"):
     def overflows_at(self) -> float | None:
         """The largest finite value."""
         return None if self.scaled else self.format.largest
+
+    @property
+    def lowest_opset(self) -> int:
+        """Onnxruntime takes 8-bit floats in QuantizeLinear from operator set 21 on."""
+        return 21 if self.format.bits == 8 else 0
 
     def describe(self) -> str:
         """Return a few words for tables: ``bfloat16 scaled minmax``."""

@@ -1,8 +1,8 @@
-"""16-bit floats in the graph: as AMD's named operators, or as pairs of Cast.
+"""Small floats in the graph: 16 bits as AMD's named operators or as pairs of Cast, 8 bits as standard Q/DQ.
 
-A tensor passes through ``ExtendedQuantizeLinear`` and ``ExtendedDequantizeLinear``, or through a
+A tensor of 16 bits passes through ``ExtendedQuantizeLinear`` and ``ExtendedDequantizeLinear``, or through a
 Cast to the format and one back, with factors around them if it is scaled. Constants go the same
-way as they are, or are stored in the format, which takes half the space.
+way as they are, or are stored in the format, which takes half the space; in 8 bits they always are.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from lowbit.planning.plan import TensorPlan
 _DTYPES = {
     FloatFormat.BFLOAT16: ir.DataType.BFLOAT16,
     FloatFormat.FLOAT16: ir.DataType.FLOAT16,
+    FloatFormat.FLOAT8E4M3FN: ir.DataType.FLOAT8E4M3FN,
+    FloatFormat.FLOAT8E5M2: ir.DataType.FLOAT8E5M2,
 }
 _FLOAT = int(ir.DataType.FLOAT)
 
 
 class Conversion(Protocol):
-    """The conversion of a tensor to 16 bits and back, written in one form."""
+    """The conversion of a tensor to the format and back, written in one form."""
 
     def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
         """Return the nodes that bring a value to the format."""
@@ -39,21 +41,23 @@ class Conversion(Protocol):
 
 
 class FloatNodes:
-    """Writes tensors in 16-bit floats."""
+    """Writes tensors in small floats."""
 
     def __init__(self, context: Emission) -> None:
         self._editor = context.editor
         self._scales = context.params.scales
         self._stored = context.options.half_weights
         kind = CastPairs if context.options.casts else NamedOperators
-        self._conversion: Conversion = kind(context)
+        self._wide: Conversion = kind(context)
+        self._narrow: Conversion = StandardOperators(context)
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
         """Let all consumers of an activation read it through the format."""
         spec = _float_spec(tensor)
         value = self._editor.values[tensor.name]
-        down = self._conversion.down(tensor, spec, value)
-        up = self._conversion.up(tensor, spec, down[-1].outputs[0])
+        conversion = self._conversion(spec)
+        down = conversion.down(tensor, spec, value)
+        up = conversion.up(tensor, spec, down[-1].outputs[0])
         self._editor.put_after(value, [*down, *up], tensor.consumers)
         return EmittedTensor(tensor_name(down[-1].outputs[0]), tensor_name(up[-1].outputs[0]))
 
@@ -62,7 +66,8 @@ class FloatNodes:
         spec = _float_spec(tensor)
         value = self._editor.values[tensor.name]
         uses = tuple(value.uses())
-        if self._stored:
+        conversion = self._conversion(spec)
+        if self._stored or spec.format.bits == 8:
             scale = self._scales.get(tensor.name, 1.0)
             stored = self._editor.lazy(
                 f"{tensor.name}_quantized",
@@ -70,19 +75,22 @@ class FloatNodes:
                 _DTYPES[spec.format],
                 lambda name: _tensor(as_stored(make(), spec.format, scale), spec.format, name),
             )
-            nodes = self._conversion.up(tensor, spec, stored)
+            nodes = conversion.up(tensor, spec, stored)
         else:
             stored = value
             self._editor.set_values(value, make)
-            nodes = self._conversion.down(tensor, spec, value)
-            nodes += self._conversion.up(tensor, spec, nodes[-1].outputs[0])
+            nodes = conversion.down(tensor, spec, value)
+            nodes += conversion.up(tensor, spec, nodes[-1].outputs[0])
         result = self._editor.read_through(value, uses, nodes)
         return EmittedTensor(tensor_name(stored), tensor_name(result))
+
+    def _conversion(self, spec: FloatSpec) -> Conversion:
+        return self._narrow if spec.format.bits == 8 else self._wide
 
 
 def _float_spec(tensor: TensorPlan) -> FloatSpec:
     if not isinstance(tensor.spec, FloatSpec):
-        raise TypeError(f"{tensor.name!r} is {tensor.spec.describe()}, not a 16-bit float")
+        raise TypeError(f"{tensor.name!r} is {tensor.spec.describe()}, not a small float")
     return tensor.spec
 
 
@@ -92,8 +100,7 @@ class NamedOperators:
     def __init__(self, context: Emission) -> None:
         self._editor = context.editor
         self._functions = context.functions
-        self._scales = context.params.scales
-        self._parameters: dict[str, list[ir.Value]] = {}
+        self._parameters = _Parameters(context)
 
     def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
         """Return one node."""
@@ -120,20 +127,50 @@ class NamedOperators:
     ) -> ir.Node:
         name = f"Extended{op}"
         call = self._functions.define(name, PAIR, "\n".join(steps))
-        inputs = [value, *self._of(tensor.leader, spec)]
+        inputs = [value, *self._parameters.of(tensor.leader, spec)]
         return self._editor.node(name, inputs, f"{tensor.name}_{op}", domain=call.domain)
 
-    def _of(self, leader: str, spec: FloatSpec) -> list[ir.Value]:
-        if leader not in self._parameters:
+
+class StandardOperators:
+    """QuantizeLinear and DequantizeLinear, whose zero point says which of the 8-bit floats it is."""
+
+    def __init__(self, context: Emission) -> None:
+        self._editor = context.editor
+        self._parameters = _Parameters(context)
+
+    def down(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
+        """Return one node; it saturates."""
+        return [self._node("QuantizeLinear", tensor, spec, value)]
+
+    def up(self, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> list[ir.Node]:
+        """Return one node."""
+        return [self._node("DequantizeLinear", tensor, spec, value)]
+
+    def _node(self, op: str, tensor: TensorPlan, spec: FloatSpec, value: ir.Value) -> ir.Node:
+        inputs = [value, *self._parameters.of(tensor.leader, spec)]
+        return self._editor.node(op, inputs, f"{tensor.name}_{op}")
+
+
+class _Parameters:
+    """The scale and the zero point of each leader, written once."""
+
+    def __init__(self, context: Emission) -> None:
+        self._editor = context.editor
+        self._scales = context.params.scales
+        self._known: dict[str, list[ir.Value]] = {}
+
+    def of(self, leader: str, spec: FloatSpec) -> list[ir.Value]:
+        """Return both."""
+        if leader not in self._known:
             scale = np.asarray(self._scales.get(leader, 1.0), np.float32)
             zero = np.zeros((), spec.format.dtype)
-            self._parameters[leader] = [
+            self._known[leader] = [
                 self._editor.constant(f"{leader}_scale", scale),
                 self._editor.tensor(
                     f"{leader}_zero_point", lambda name: _tensor(zero, spec.format, name)
                 ),
             ]
-        return self._parameters[leader]
+        return self._known[leader]
 
 
 class CastPairs:

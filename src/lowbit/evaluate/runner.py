@@ -14,6 +14,7 @@ import onnx_ir as ir
 from lowbit.evaluate.runs_on_workers import CHUNK, WorkerRun, run_on_workers
 from lowbit.evaluate.same_outputs import arrays_of
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.narrow_types import has_float8
 from lowbit.graph.openvino import OpenVinoSession, Runtime, openvino_session
 from lowbit.graph.parts import is_large, run_in_parts
 from lowbit.graph.session import Array, Feed, Optimize, Session, session
@@ -71,7 +72,7 @@ class Run:
 
     def quick(self) -> Run:
         """Return the same run where all that is faster and does not fuse Q/DQ may be done to it."""
-        return dataclasses.replace(self, optimize="exact")
+        return self if has_float8(self.model) else dataclasses.replace(self, optimize="exact")
 
     @property
     def is_large(self) -> bool:

@@ -71,3 +71,12 @@ def run_narrow(session: Any, outputs: list[str], feed: Mapping[str, Any]) -> lis
     kinds = {value.name: narrow_type(value.type) for value in session.get_inputs()}
     values = {name: to_runtime(np.asarray(array), kinds.get(name)) for name, array in feed.items()}
     return [from_runtime(value) for value in session.run_with_ort_values(outputs, values)]
+
+
+def has_float8(model: ir.Model) -> bool:
+    """Whether a model stores 8-bit floats, which onnxruntime's optimizations take for integers.
+
+    Fused kernels then refuse it, and a Relu before such a QuantizeLinear is removed.
+    """
+    stored = model.graph.initializers.values()
+    return any(value.dtype is not None and "FLOAT8" in value.dtype.name for value in stored)

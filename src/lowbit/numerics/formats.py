@@ -1,9 +1,11 @@
-"""The formats a tensor can be stored in: integers, and 16-bit floats with the rounding to them."""
+"""The formats a tensor can be stored in: integers, and small floats with the rounding to them."""
 
 from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -67,15 +69,23 @@ class IntegerFormat(enum.Enum):
 
 
 class FloatFormat(enum.Enum):
-    """A 16-bit float format, named as in configuration files."""
+    """A float format of 16 or 8 bits, named as in configuration files."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    FLOAT8E4M3FN = "float8e4m3fn"
+    FLOAT8E5M2 = "float8e5m2"
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy type that holds it."""
-        return np.dtype(ml_dtypes.bfloat16 if self is FloatFormat.BFLOAT16 else np.float16)
+        kind: np.dtype[Any] = np.dtype(_FLOAT_TYPES[self.value])
+        return kind
+
+    @property
+    def bits(self) -> int:
+        """How many bits a value takes."""
+        return 8 * self.dtype.itemsize
 
     @property
     def largest(self) -> float:
@@ -87,9 +97,19 @@ class FloatFormat(enum.Enum):
         """What the largest value of a scaled tensor is mapped to.
 
         bfloat16 has the same relative precision everywhere, so there is nothing to gain from its
-        far range; float16 loses bits below 6e-5, so a tensor is spread over all of it.
+        far range; the others lose bits below (float16 from 6e-5 on), so a tensor is spread over all of it.
         """
         return 2.0 if self is FloatFormat.BFLOAT16 else self.largest
+
+
+_FLOAT_TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        "bfloat16": ml_dtypes.bfloat16,
+        "float16": np.float16,
+        "float8e4m3fn": ml_dtypes.float8_e4m3fn,
+        "float8e5m2": ml_dtypes.float8_e5m2,
+    }
+)
 
 
 def scale_to_fit(peak: float, fmt: FloatFormat) -> np.float32:

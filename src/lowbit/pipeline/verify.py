@@ -19,6 +19,7 @@ from lowbit.evaluate.verdict import Verdict
 from lowbit.graph import io
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.narrow_types import has_float8
 from lowbit.graph.onnx_passes import check_like, check_valid
 from lowbit.graph.parts import check_parts, is_large
 from lowbit.graph.profiling import saturates_int8
@@ -112,7 +113,7 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
             samples.verification(),
             quantized_names(state),
             held_out=samples.is_verified_on_held_out,
-            fused=state.target.saturation is not None and saturates_int8(),
+            fused=_runs_fused(state),
         )
     largest = {name: row.largest for name, row in {**outputs, **layers}.items()}
     overflows = near_overflow(state.adapted, plan, largest)
@@ -146,6 +147,12 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
     )
 
 
+def _runs_fused(state: Quantized) -> bool:
+    """Whether fused kernels may give other numbers, and take the model at all."""
+    saturates = state.target.saturation is not None and saturates_int8()
+    return saturates and not has_float8(state.emitted.model)
+
+
 def quantized_names(state: Quantized, wanted: Sequence[str] | None = None) -> dict[str, str]:
     """Return what the quantized model calls the tensors that outputs are measured at, or those wanted."""
     model = state.emitted.model
@@ -167,6 +174,11 @@ def _model_notes(state: Quantized, invalid: str) -> tuple[str, ...]:
         notes.append(
             f"onnx.checker refuses the float model, and so the quantized one ({invalid}); "
             "onnxruntime runs both"
+        )
+    if has_float8(state.emitted.model):
+        notes.append(
+            "onnxruntime's optimizations take 8-bit floats for integers: load the model without any "
+            "(graph_optimization_level ORT_DISABLE_ALL)"
         )
     return tuple(note for note in notes if note)
 

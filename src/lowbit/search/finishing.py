@@ -115,16 +115,18 @@ class Finisher:
     ) -> tuple[Quantized, stages.Refinement]:
         """Return the model refined as its configuration says; ``keep`` finished layers for a resume.
 
-        Where there is a store, they are in it; a folder then only matters to go on with what it holds.
+        Where there is a store, they are in it; a folder that is there then only matters to go on with it.
         """
         if state.config.refinement is None:
             return state, stages.Refinement()
         clock, store = self.pipeline.clock, self.pipeline.store
-        in_folder = keep and self.folder is not None and (self.resume or store is None)
+        folder = pathlib.Path(self.folder) if keep and self.folder is not None else None
+        if folder is not None and store is not None and not (self.resume and folder.is_dir()):
+            folder = None
         with clock.stage("refine"):
             solved, refinement = stages.refine(
                 state,
-                pathlib.Path(self.folder) if in_folder and self.folder is not None else None,
+                folder,
                 lambda done, total: clock.tell("refine", done, total),
                 resume=self.resume,
                 keep_partial=self.keep_partial,

@@ -9,7 +9,7 @@ from lowbit.targets.target import FusedPair
 
 INTEGERS8 = (IntegerFormat.INT8, IntegerFormat.UINT8)
 INTEGERS = (*INTEGERS8, IntegerFormat.INT16, IntegerFormat.UINT16)
-FLOATS = tuple(FloatFormat)
+FLOATS = (FloatFormat.BFLOAT16, FloatFormat.FLOAT16)
 
 POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
 COMPUTING = (*LINEAR, "Add", *POOLS)

@@ -106,7 +106,7 @@ class Target(_Data, frozen=True, kw_only=True):
         every_operator: Whether it also runs operators that no rule is known for, on the numbers of
             all their float inputs and outputs.
         activation_formats: Formats of activations; ``weight_formats`` likewise for weights.
-        float_formats: 16-bit float formats of both; ``blocks``: whether it has block formats.
+        float_formats: Float formats of 16 or 8 bits of both; ``blocks``: whether it has block formats.
         dynamic: Operators it computes in integers with a scale that is found when the model runs.
         dequantizes: Whether LSTM, GRU, RNN and Attention, which compute in float, may have integer weights.
         packed: Operators of com.microsoft that read packed weights instead of a DequantizeLinear.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lowbit.numerics.formats import IntegerFormat
+from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.ops.traits import OPERATORS
 from lowbit.targets.builtin import (
     NPU_ARITHMETIC,
@@ -29,6 +29,7 @@ QUARK_STANDARD = Target(
     operators=_BASE,
     activation_formats=INTEGERS,
     weight_formats=INTEGERS,
+    float_formats=(FloatFormat.FLOAT8E4M3FN,),
     shares=(*_SHARES, "AveragePool", "Split"),
     data_movement="always",
     float_parts=(),

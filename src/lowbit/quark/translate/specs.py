@@ -74,7 +74,7 @@ def integer_format(kind: AnyQuantType) -> IntegerFormat:
     if name not in _INTEGERS:
         raise NotSupportedError(
             f"tensors of type {name} are not supported; integers of 4, 8, 16 and 32 bits, 16-bit "
-            "floats and block formats are"
+            "floats, FLOAT8E4M3FN and block formats are"
         )
     return _INTEGERS[name]
 
@@ -176,7 +176,11 @@ def _given(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
-_FLOATS = {"QFloat16": FloatFormat.FLOAT16, "QBFloat16": FloatFormat.BFLOAT16}
+_FLOATS = {
+    "QFloat16": FloatFormat.FLOAT16,
+    "QBFloat16": FloatFormat.BFLOAT16,
+    "QFLOAT8E4M3FN": FloatFormat.FLOAT8E4M3FN,
+}
 _ROUNDING = {0: Rounding.AWAY, 1: Rounding.UP, 2: Rounding.EVEN}
 _BLOCKS = ("QBFP", "QMX")
 
@@ -204,7 +208,7 @@ class MxAttributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def is_float(kind: AnyQuantType) -> bool:
-    """Whether a type is a 16-bit float."""
+    """Whether a type is a float of 16 or 8 bits."""
     return kind.name in _FLOATS
 
 
@@ -214,9 +218,10 @@ def is_block(kind: AnyQuantType) -> bool:
 
 
 def float_spec(kind: AnyQuantType, method: Method, *, scaled: bool) -> FloatSpec:
-    """Return the spec of a 16-bit float; ``method`` finds the scale if there is one."""
-    # bfloat16 reaches as far as float32 does; float16 does not.
+    """Return the spec of a small float; ``method`` finds the scale if there is one, as 8 bits always have."""
+    # bfloat16 reaches as far as float32 does; float16 does not. QuantizeLinear saturates by itself.
     saturate = kind.name == "QFloat16"
+    scaled = scaled or _FLOATS[kind.name].bits == 8
     if not scaled:
         return FloatSpec(format=_FLOATS[kind.name], saturate=saturate)
     if not isinstance(method, (MinMax, QuarkPercentile)):
