@@ -116,7 +116,7 @@ def test_custom_statistics_and_averages_depend_on_the_order() -> None:
 def test_only_what_pools_tell_is_pooled() -> None:
     assert ObserverSpec(floor=0.0).pools
     assert ObserverSpec(floor=0.0, channel_axis=1).pools
-    assert not ObserverSpec(channel_axis=1).pools
+    assert ObserverSpec(channel_axis=1).pools
     assert not ObserverSpec(floor=0.0, channel_axis=2).pools
     assert not ObserverSpec(floor=0.0, histogram=True).pools
     assert not ObserverSpec(floor=0.0, variances=True).pools

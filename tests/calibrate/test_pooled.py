@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.calibrate import log_histogram
+from lowbit.calibrate import log_histogram, pooled
 from lowbit.calibrate.collect import collect
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of, thinnable
 from lowbit.calibrate.thinning import row_step, thinned
@@ -173,3 +173,24 @@ def test_the_histogram_of_a_large_map_is_that_of_its_thinned_rows(batch: int) ->
     # onnxruntime's optimizations may move a value over the edge of a bin.
     assert np.abs(found.counts - expected).sum() < 1e-3 * expected.sum()
     np.testing.assert_allclose(found.channels, whole.mean(axis=(0, 2, 3)), rtol=1e-5)
+
+
+def test_a_large_map_that_nothing_bounds_has_the_range_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, feeds = _model(), _feeds((1, 2))
+    monkeypatch.setattr(pooled, "_LARGE", 1)
+    feeds[0]["x"][0, :, 2, 3] = -50.0
+
+    found = collect(model, _plan(model, MinMax()), feeds)["y"]
+
+    with session(model, ["y"]) as running:
+        whole = np.concatenate([running.run(["y"], feed)[0] for feed in feeds])
+    assert (found.low, found.high) == (float(whole.min()), float(whole.max()))
+    assert (found.count, found.not_finite) == (whole.size, 0)
+
+
+def test_maps_are_large_by_what_one_sample_of_them_takes() -> None:
+    assert pooled.large_maps(_model("8").graph) == set()
+    assert pooled.large_maps(_model("32768").graph) == {"c", "r", "y"}
+    assert pooled.large_maps(_model("H").graph) == set()

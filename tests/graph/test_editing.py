@@ -18,6 +18,7 @@ from lowbit.graph.editing import (
     drop_unused_constants,
     free_name,
     insert_after,
+    insert_behind,
     is_constant,
     is_float_tensor,
     is_sorted,
@@ -599,3 +600,19 @@ def test_a_sequence_of_floats_is_no_float_tensor() -> None:
     assert not is_float_tensor(ir.val("x", type=ir.SequenceType(tensor)))
     assert not is_float_tensor(ir.val("x", type=ir.OptionalType(tensor)))
     assert not is_float_tensor(ir.val("x", type=ir.TensorType(ir.DataType.INT64)))
+
+
+def test_what_looks_at_a_value_stands_behind_what_computes_it() -> None:
+    model = ir.from_onnx_text(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        agraph (float[2] x) => (float[2] y) { a = Relu (x)  b = Neg (a)  y = Abs (b) }
+        """
+    )
+    graph = model.graph
+    values = {value.name: value for node in graph for value in node.outputs}
+
+    insert_behind(graph, values["a"], ir.node("Exp", [values["a"]]))
+    insert_behind(graph, graph.inputs[0], ir.node("Sin", [graph.inputs[0]]))
+
+    assert [node.op_type for node in graph] == ["Sin", "Relu", "Exp", "Neg", "Abs"]

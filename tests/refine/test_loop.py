@@ -14,6 +14,7 @@ from helpers.staged import quantized
 from lowbit.config.presets import find_preset
 from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.session import Feed, session
+from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import Store, open_store
 from lowbit.graph.submodels import Extractor
 from lowbit.refine.algorithm import LoopSettings
@@ -43,7 +44,13 @@ def _loop(
     rest = layers[len(done) :]
     with open_store() as floats, open_store() as integers:
         targets = LayerTargets(
-            state.calibrated_model, rest, floats, settings, samples=len(feeds), device="cpu"
+            state.calibrated_model,
+            rest,
+            floats,
+            settings,
+            samples=len(feeds),
+            device="cpu",
+            sharing=sharing_of(None),
         )
         run = LayerwiseRun(
             state.emitted.model, [[layer.input.name] for layer in rest], integers, name="q"

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
-from lowbit.calibrate.pooled import add_pools, add_rows, poolable, thinnable
+from lowbit.calibrate.pooled import add_pools, add_rows, large_maps, poolable, thinnable
 from lowbit.calibrate.sampling import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
@@ -26,6 +26,7 @@ from lowbit.errors import CalibrationError
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.parts import PartwiseRun, is_large
 from lowbit.graph.session import Feed, Optimize, model_inputs, opened, with_outputs
+from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.ops.traits import clip_bounds
 from lowbit.parallel import cpu_count, ordered_map, worker_count
@@ -79,22 +80,28 @@ def collect(
     # The graph does not know which positions are masked.
     positions = poolable(model.graph) if not mask else {}
     steps = thinnable(model.graph) if not mask else {}
+    large = large_maps(model.graph)
+    worth = {n: s for n, s in specs.items() if s.floor is not None or n in large}
     rows = {
-        n: steps[n] for n, s in specs.items() if s.histogram and s.pools_but_rows and n in steps
+        n: steps[n] for n, s in worth.items() if s.histogram and s.pools_but_rows and n in steps
     }
     pooled = {
-        n: positions[n] for n, s in specs.items() if n in rows or (s.pools and n in positions)
+        n: positions[n] for n, s in worth.items() if n in rows or (s.pools and n in positions)
     }
     probe = with_outputs(model, [n for n in specs if n not in pooled])
-    add_pools(probe.graph, pooled)
+    add_pools(probe.graph, pooled, [n for n in pooled if specs[n].floor is None])
     add_rows(probe.graph, rows)
     if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
         observed = Observed(specs, pooled, threads_per_sample, optimize, mask)
         return collect_shards(probe, observed, data, store, progress)
-    with opened(probe, threads=threads_per_sample, optimize=optimize, name=_NAME) as running:
+    feeds = iter(data)
+    first = next(feeds, None)
+    sharing = sharing_of(first)
+    threads = max(threads_per_sample, sharing.threads)
+    with opened(probe, threads=threads, optimize=sharing.lean(optimize), name=_NAME) as running:
         observer = OrderedObserver(specs) if ordered else Observer(specs)
         runner = SampleRunner(running, specs, pooled, observer, mask)
-        samples = _run_all(runner, data, progress, ordered=ordered)
+        samples = _run_all(runner, first, feeds, progress, ordered=ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
     return Stats(observer.result(), samples)
@@ -174,15 +181,18 @@ def _collected_in_parts(
 
 
 def _run_all(
-    runner: SampleRunner, data: Iterable[Feed], progress: Progress, *, ordered: bool
+    runner: SampleRunner,
+    first: Feed | None,
+    feeds: Iterator[Feed],
+    progress: Progress,
+    *,
+    ordered: bool,
 ) -> int:
     """Run every sample and observe it; return how many there were."""
-    feeds = iter(data)
-    first = next(feeds, None)
     if first is None:
         return 0
     begun = runner.observe(runner.run(first))
-    threads = _thread_count(begun)
+    threads = min(_thread_count(begun), sharing_of(first).samples)
     rest: Iterator[int]
     if ordered:
         # One after the other, while the next is run if there is room for two. To share one sample's

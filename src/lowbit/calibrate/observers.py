@@ -64,14 +64,14 @@ class ObserverSpec:
 
     @property
     def pools(self) -> bool:
-        """Whether the largest value and the mean of each channel tell all."""
+        """Whether the range and the mean of each channel tell all."""
         return self.pools_but_rows and not self.histogram
 
     @property
     def pools_but_rows(self) -> bool:
         """Whether they tell all but the histogram, for which some rows will do."""
         more = self.ordered or self.variances
-        return self.floor is not None and not more and self.channel_axis in (None, 1)
+        return not more and self.channel_axis in (None, 1)
 
     def __or__(self, other: ObserverSpec) -> ObserverSpec:
         """Return what both observe; of two kinds of custom statistics only one can be had."""

@@ -2,13 +2,15 @@
 
 Of a feature map that a Relu bounds from below, its range and its channel means are all that some
 methods need. Two pooling nodes give both while the map is still in the cache; to hand the whole
-map out costs more than to compute it.
+map out costs more than to compute it. Large maps that nothing bounds are pooled too, their smallest
+values with one more node: all of them together would not fit into memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -16,20 +18,29 @@ import onnx_ir as ir
 from lowbit.calibrate.channels import ChannelSums
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.calibrate.thinning import row_step
+from lowbit.graph.editing import insert_behind
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import FloatArray
 
 _HIGHEST, _MEAN, _ROWS = "lowbit/highest", "lowbit/mean", "lowbit/rows"
+_LOWEST = "lowbit/lowest"
+_SPATIAL, _AXES_AS_INPUT = (2, 3), 18
+# Numbers of one sample's map from which on it is not handed out as a whole.
+_LARGE = 1 << 19
 _TO_THE_END = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pools:
-    """The largest value and the mean of each channel of one sample, over so many positions."""
+    """The largest value and the mean of each channel of one sample, over so many positions.
+
+    ``lowest`` is the smallest one, where none is known.
+    """
 
     highest: FloatArray
     mean: FloatArray
     positions: int
+    lowest: FloatArray | None = None
 
     @property
     def nbytes(self) -> int:
@@ -37,17 +48,20 @@ class Pools:
         return self.highest.nbytes * self.positions
 
     def stats(self, floor: float) -> TensorStats:
-        """Return the range, whose lower end is known.
+        """Return the range, whose lower end is ``floor`` if it was not pooled.
 
         Pooling may lose a value that is not finite, averaging does not: a channel with one counts
         as not finite altogether.
         """
         good = np.isfinite(self.mean) & np.isfinite(self.highest)
+        if self.lowest is not None:
+            good &= np.isfinite(self.lowest)
         count = int(good.sum()) * self.positions
         broken = self.highest.size * self.positions - count
         if count == 0:
             return TensorStats(0.0, 0.0, 0, broken)
-        return TensorStats(floor, float(self.highest[good].max()), count, broken)
+        lowest = floor if self.lowest is None else float(self.lowest[good].min())
+        return TensorStats(lowest, float(self.highest[good].max()), count, broken)
 
     def sums(self) -> ChannelSums:
         """Return the sum of each channel."""
@@ -70,19 +84,43 @@ def poolable(graph: ir.Graph) -> dict[str, int]:
     return found
 
 
-def add_pools(graph: ir.Graph, names: Mapping[str, int]) -> None:
-    """Make the pools of the named values outputs of a graph, which is changed."""
+def large_maps(graph: ir.Graph) -> frozenset[str]:
+    """Return the feature maps of known size that take megabytes."""
+    names = poolable(graph)
+    values = (value for node in graph for value in node.outputs if value.name in names)
+    return frozenset(tensor_name(v) for v in values if math.prod(_of_one(v) or [0]) >= _LARGE)
+
+
+def add_pools(
+    graph: ir.Graph, names: Mapping[str, int], unbounded: Collection[str] = frozenset()
+) -> None:
+    """Make the pools of the named values outputs of a graph, which is changed.
+
+    Of those ``unbounded`` the smallest values are pooled as well.
+    """
     wanted = [v for node in graph for v in node.outputs if v.name in names]
     for value in wanted:
         name = tensor_name(value)
-        for op_type, output in zip(
-            ("GlobalMaxPool", "GlobalAveragePool"), pools_of(name), strict=True
-        ):
-            node = ir.node(op_type, [value], name=output)
-            node.outputs[0].name = output
-            node.outputs[0].dtype = ir.DataType.FLOAT
-            graph.append(node)
-            graph.outputs.append(node.outputs[0])
+        highest, mean = pools_of(name)
+        _add_output(graph, value, ir.node("GlobalMaxPool", [value], name=highest))
+        _add_output(graph, value, ir.node("GlobalAveragePool", [value], name=mean))
+        if name in unbounded:
+            _add_output(graph, value, _smallest(graph, value, lowest_of(name)))
+
+
+def _smallest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Node:
+    """Return a node that gives the smallest number of each channel."""
+    if graph.opset_imports.get("", 0) < _AXES_AS_INPUT:
+        return ir.node("ReduceMin", [value], {"axes": _SPATIAL}, name=name)
+    return ir.node("ReduceMin", [value, _constant(graph, f"{name}/axes", *_SPATIAL)], name=name)
+
+
+def _add_output(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
+    """Put a node behind what computes a value, and its output beside those of the graph."""
+    found = node.outputs[0]
+    found.name, found.dtype = node.name, ir.DataType.FLOAT
+    insert_behind(graph, value, node)
+    graph.outputs.append(found)
 
 
 def thinnable(graph: ir.Graph) -> dict[str, int]:
@@ -106,15 +144,11 @@ def add_rows(graph: ir.Graph, steps: Mapping[str, int]) -> None:
         output, step = rows_of(tensor_name(value)), steps[tensor_name(value)]
         numbers = {"start": step // 2, "end": _TO_THE_END, "axis": 2, "step": step}
         constants = [_constant(graph, f"{output}/{k}", v) for k, v in numbers.items()]
-        node = ir.node("Slice", [value, *constants], name=output)
-        node.outputs[0].name = output
-        node.outputs[0].dtype = ir.DataType.FLOAT
-        graph.append(node)
-        graph.outputs.append(node.outputs[0])
+        _add_output(graph, value, ir.node("Slice", [value, *constants], name=output))
 
 
-def _constant(graph: ir.Graph, name: str, number: int) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.tensor(np.array([number], np.int64), name=name))
+def _constant(graph: ir.Graph, name: str, *numbers: int) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.tensor(np.array(numbers, np.int64), name=name))
     graph.initializers[name] = value
     return value
 
@@ -122,6 +156,11 @@ def _constant(graph: ir.Graph, name: str, number: int) -> ir.Value:
 def rows_of(name: str) -> str:
     """Return what the rows of a value are called."""
     return f"{name}/{_ROWS}"
+
+
+def lowest_of(name: str) -> str:
+    """Return what the smallest numbers of a value are called."""
+    return f"{name}/{_LOWEST}"
 
 
 def pools_of(name: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from lowbit.calibrate.channels import channel_sums
 from lowbit.calibrate.masked import Kept, kept_tokens, without_padding
 from lowbit.calibrate.observers import Observer, ObserverSpec
-from lowbit.calibrate.pooled import Pools, pools_of, rows_of
+from lowbit.calibrate.pooled import Pools, lowest_of, pools_of, rows_of
 from lowbit.calibrate.thinning import thinned
 from lowbit.graph.session import Array, Feed, Session
 from lowbit.numerics.formats import FloatArray
@@ -42,7 +42,8 @@ class SampleRunner:
         self._whole = [name for name in specs if name not in pooled]
         self._rows = {name: rows_of(name) for name in pooled if specs[name].histogram}
         pools = (out for name in pooled for out in pools_of(name))
-        self._outputs = [*self._whole, *pools, *self._rows.values()]
+        self._lowest = {name: lowest_of(name) for name in pooled if specs[name].floor is None}
+        self._outputs = [*self._whole, *pools, *self._lowest.values(), *self._rows.values()]
         # Each holds the tensors of a sample, so there are only as many as run at once.
         self._idle = collections.deque[Callable[[Feed], list[Array]]]()
 
@@ -61,7 +62,8 @@ class SampleRunner:
         size = observe_arrays(whole, self._specs, self.observer, sample.kept)
         for name, positions in self._pooled.items():
             highest, mean = (sample.arrays[output] for output in pools_of(name))
-            pools = Pools(highest, mean, positions)
+            lowest = sample.arrays[self._lowest[name]] if name in self._lowest else None
+            pools = Pools(highest, mean, positions, lowest)
             self.observer.add_pools(name, pools)
             size += pools.nbytes
             if name in self._rows:

@@ -9,6 +9,15 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.calibrate.pooled import (
+    add_pools,
+    add_rows,
+    large_maps,
+    lowest_of,
+    pools_of,
+    rows_of,
+    thinnable,
+)
 from lowbit.calibrate.thinning import thinned
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.evaluate.output_evaluation import OutputEvaluation
@@ -72,37 +81,90 @@ def compare_tensors(
 ) -> list[SignalNoises]:
     """Return signal and noise of the tensors of each reference."""
     whole = {b for r in references for a, b in r.pairs.items() if a == b}
-    names = list(dict.fromkeys(b for r in references for b in r.pairs.values()))
-    used = [reference for reference in references if reference.pairs]
-    if not names:
+    used = [_Thinned.of(reference, whole) for reference in references if reference.pairs]
+    if not used:
         return [{} for _ in references]
+    steps = {r.reference.pairs[a]: step for r in used for a, step in r.steps.items()}
+    names = list(dict.fromkeys(b for r in used for b in r.reference.pairs.values()))
+    rows = {b: rows_of(b) for b in steps}
 
     def keep(name: str, array: Array) -> Array:
-        return array if name in whole else thinned(array)
+        return array if name in whole or name in rows.values() else thinned(array)
 
-    runs = [
-        dataclasses.replace(Run.quantized_model(quantized, names), keep=keep),
-        *(Run.float_model(reference.model, list(reference.pairs)) for reference in used),
-    ]
+    quick = _with_rows(quantized, steps)
+    run = Run.quantized_model(quick, [rows.get(name, name) for name in names])
+    runs = [dataclasses.replace(run, keep=keep), *(r.run() for r in used)]
     totals: dict[int, SignalNoises] = {id(reference): {} for reference in references}
     for _, (got, *wants) in run_models_in_turn(runs, feeds):
-        for reference, want in zip(used, wants, strict=True):
-            _add(totals[id(reference)], reference, want or {}, got or {})
+        found = {**(got or {}), **{b: got[rows[b]] for b in rows if got is not None}}
+        for r, want in zip(used, wants, strict=True):
+            r.add(totals[id(r.reference)], want or {}, found)
     return [totals[id(reference)] for reference in references]
 
 
-def _add(total: SignalNoises, reference: Reference, want: Outputs, got: Outputs) -> None:
-    if reference.must_agree:
-        check_same_outputs(want, got, sized_by_data=reference.sized_by_data)
-    for name, array in want.items():
-        # The arrays of a sequence have names of their own, the same in both models.
-        paired = reference.pairs.get(name, name)
-        part, other = array if name == paired else thinned(array), got.get(paired)
-        if other is not None and _is_comparable(part, other):
+def _with_rows(model: ir.Model, steps: Mapping[str, int]) -> ir.Model:
+    """Return a model that also hands out some rows of the named maps; the same if there are none."""
+    if not steps:
+        return model
+    model = model.clone()
+    add_rows(model.graph, steps)
+    return model
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Thinned:
+    """A reference, with the large maps of which the graphs themselves take some rows.
+
+    All maps of a large image together would take gigabytes.
+    """
+
+    reference: Reference
+    steps: Mapping[str, int]
+
+    @classmethod
+    def of(cls, reference: Reference, whole: AbstractSet[str]) -> _Thinned:
+        """Find the large maps that are compared by some rows in any case, none of the ``whole``."""
+        graph = reference.model.graph
+        large, steps = large_maps(graph), thinnable(graph)
+        rows = {a for a, b in reference.pairs.items() if b not in whole} & large
+        return cls(reference, {a: step for a, step in steps.items() if a in rows})
+
+    def run(self) -> Run:
+        """Return the run of the float model."""
+        model = _with_rows(self.reference.model, self.steps)
+        add_pools(model.graph, self.steps, self.steps)
+        names = [name for name in self.reference.pairs if name not in self.steps]
+        run = Run.float_model(model, [*names, *(n for a in self.steps for n in _taken_of(a))])
+        return dataclasses.replace(run, optimize="plain") if self.steps else run
+
+    def add(self, total: SignalNoises, want: Outputs, got: Outputs) -> None:
+        """Add one sample."""
+        parts = {name for a in self.steps for name in _taken_of(a)}
+        plain = {name: array for name, array in want.items() if name not in parts}
+        if self.reference.must_agree:
+            sized_by_data = self.reference.sized_by_data
+            check_same_outputs(plain, got, sized_by_data=sized_by_data)
+        for name, array in plain.items():
+            # The arrays of a sequence have names of their own, the same in both models.
+            paired = self.reference.pairs.get(name, name)
+            part = array if name == paired else thinned(array)
             # The largest is that of all values: what overflows is rare.
-            found = SignalNoise.of(*finite_pair(part, other))
-            found = dataclasses.replace(found, largest=_largest(array))
-            total[name] = total[name] | found if name in total else found
+            _add(total, name, part, got.get(paired), _largest(array))
+        for name in self.steps if want else ():
+            rows, highest, lowest = (want[taken] for taken in _taken_of(name))
+            largest = max(float(highest.max()), -float(lowest.min()))
+            _add(total, name, rows, got.get(self.reference.pairs[name]), largest)
+
+
+def _taken_of(name: str) -> tuple[str, str, str]:
+    """Return what is taken of a large map: some rows, its largest values and its smallest."""
+    return rows_of(name), pools_of(name)[0], lowest_of(name)
+
+
+def _add(total: SignalNoises, name: str, want: Array, got: Array | None, largest: float) -> None:
+    if got is not None and _is_comparable(want, got):
+        found = dataclasses.replace(SignalNoise.of(*finite_pair(want, got)), largest=largest)
+        total[name] = total[name] | found if name in total else found
 
 
 def _largest(values: Array) -> float:

@@ -17,6 +17,7 @@ from lowbit.graph.naming import tensor_name
 from lowbit.graph.openvino import OpenVinoSession, Runtime, openvino_session
 from lowbit.graph.parts import is_large, run_in_parts
 from lowbit.graph.session import Array, Feed, Optimize, Session, session
+from lowbit.graph.sharing import sharing_of
 from lowbit.parallel import cpu_count, ordered_map, worker_count
 
 Outputs = Mapping[str, Array]
@@ -96,11 +97,15 @@ class Run:
         kept = _Kept(tuple(self.names), self.samples, self.keep)
         return WorkerRun(self.model, kept.names, self.name, self.optimize, kept)
 
-    def opened(self) -> contextlib.AbstractContextManager[Session | OpenVinoSession]:
-        """Return a context that yields a session of one thread."""
+    def opened(
+        self, threads: int = 1
+    ) -> contextlib.AbstractContextManager[Session | OpenVinoSession]:
+        """Return a context that yields a session of so many threads."""
         if self.runtime == "openvino":
-            return openvino_session(self.model, self.names, threads=1, name=self.name)
-        return session(self.model, self.names, threads=1, optimize=self.optimize, name=self.name)
+            return openvino_session(self.model, self.names, threads=threads, name=self.name)
+        return session(
+            self.model, self.names, threads=threads, optimize=self.optimize, name=self.name
+        )
 
     def on(self, running: Session | OpenVinoSession, index: int, feed: Feed) -> Outputs | None:
         """Return what the model gives for one sample, or ``None`` if it is not run on it."""
@@ -150,12 +155,13 @@ def run_models(
 ) -> Iterator[tuple[Feed, tuple[Outputs | None, ...]]]:
     """Yield each sample with what every model gives for it, all models open at once.
 
-    Large models are run in turn, and in parts. Workers of an engine run what is more than a few samples,
+    Large models are run in turn, and in parts; in turn as well where samples are large. Workers of an engine run what is more than a few samples,
     if there are more of them than processors here: otherwise threads are faster.
     """
     if any(run.is_large for run in runs):
         yield from run_models_in_turn(runs, feeds)
         return
+    first, feeds = _peeked(feeds)
     items = enumerate(feeds)
     has_workers = (worker_count() or 0) > cpu_count()
     if has_workers and all(run.runtime == "onnxruntime" for run in runs):
@@ -164,6 +170,9 @@ def run_models(
         if len(few) > CHUNK:
             yield from run_on_workers([run.for_workers() for run in runs], items)
             return
+    if sharing_of(first).one_by_one:
+        yield from run_models_in_turn(runs, (feed for _, feed in items))
+        return
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(run.opened()) for run in runs]
 
@@ -173,6 +182,13 @@ def run_models(
             return feed, tuple(run.on(running, index, feed) for run, running in pairs)
 
         yield from ordered_map(work, items)
+
+
+def _peeked(feeds: Iterable[Feed]) -> tuple[Feed | None, Iterable[Feed]]:
+    """Return the first sample, if there is one, and all samples."""
+    rest = iter(feeds)
+    first = next(rest, None)
+    return first, rest if first is None else itertools.chain([first], rest)
 
 
 def run_models_in_turn(
@@ -196,8 +212,9 @@ def run_models_in_turn(
 def _values(run: Run, items: Sequence[_Item]) -> list[Outputs | None]:
     if run.is_large:
         return run.in_parts(items)
-    with run.opened() as running:
-        return list(ordered_map(lambda item: run.on(running, *item), items))
+    sharing = sharing_of(items[0][1] if items else None)
+    with run.opened(sharing.threads) as running:
+        return list(ordered_map(lambda item: run.on(running, *item), items, sharing.samples))
 
 
 def _some_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:
@@ -233,8 +250,9 @@ def _first_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs
     def work(item: _Item) -> tuple[_Item, Outputs | None]:
         return item, run.on(running, *item)
 
-    with run.opened() as running:
-        for item, outputs in ordered_map(work, more()):
+    sharing = sharing_of(first[1])
+    with run.opened(sharing.threads) as running:
+        for item, outputs in ordered_map(work, more(), sharing.samples):
             room -= sum(array.nbytes for array in (outputs or {}).values())
             found.append((item, outputs))
     return found

@@ -105,6 +105,19 @@ def free_name(graph: ir.Graph, name: str) -> str:
     return candidate
 
 
+def insert_behind(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
+    """Put a node right behind what computes a value that it reads, or first if nothing does.
+
+    onnxruntime runs nodes that nothing else reads in their order in the graph: at its end, they would keep
+    all that they read in memory until then. Changes ``graph``.
+    """
+    producer = value.producer()
+    if producer is not None:
+        graph.insert_after(producer, node)
+    else:
+        graph.insert_before(graph[0], node)
+
+
 def only_consumer(value: ir.Value) -> ir.Node | None:
     """Return the one node that reads ``value``, if nothing else does."""
     uses = tuple(value.uses())

@@ -49,11 +49,12 @@ class LayerwiseRun:
         *,
         optimize: Optimize = "none",
         device: str = "cpu",
+        threads: int = 1,
         name: str,
     ) -> None:
         """Plan the run: ``steps`` are the values wanted after each step."""
         self._extractor, self._store, self._name = Extractor(model), store, name
-        self._optimize, self._device = optimize, device
+        self._optimize, self._device, self._threads = optimize, device, threads
         refuse_unknown((name for step in steps for name in step), self._extractor.values)
         self._steps = _plan(model.graph, self._extractor.values, steps)
         self._types: dict[str, np.dtype[Any]] = {}
@@ -70,6 +71,7 @@ class LayerwiseRun:
                 {name: self._types.get(name) for name in step.reads},
                 step.computes,
                 {name: constants[name] for name in known if name in constants},
+                threads=self._threads,
                 optimize=self._optimize,
                 device=self._device,
                 name=self._name,

@@ -23,8 +23,12 @@ from lowbit.graph.narrow_types import has_narrow, run_narrow
 
 Array = NDArray[Any]
 Feed = Mapping[str, Array]
-Optimize = Literal["none", "exact", "all"]
-"""As written; whatever leaves quantization and dequantization as they are; everything."""
+Optimize = Literal["none", "exact", "plain", "all"]
+"""As written; whatever leaves quantization and dequantization as they are; no other layout; everything.
+
+Convolutions are faster in another layout, but everything else then has maps in both: with many of them
+looked at, memory grows severalfold.
+"""
 
 # onnxruntime's names of the types that inputs commonly have.
 _NUMPY_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
@@ -67,12 +71,19 @@ class Session:
 
         options = ort.SessionOptions()
         levels = ort.GraphOptimizationLevel
-        options.graph_optimization_level = (
-            levels.ORT_DISABLE_ALL if optimize == "none" else levels.ORT_ENABLE_ALL
-        )
+        options.graph_optimization_level = {
+            "none": levels.ORT_DISABLE_ALL,
+            "plain": levels.ORT_ENABLE_EXTENDED,
+        }.get(optimize, levels.ORT_ENABLE_ALL)
         if optimize == "exact":
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+        # In the order of the graph: what looks at a value stands right behind what computes it, and is
+        # to run while that is in the cache, not when all values that are looked at have piled up.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         options.intra_op_num_threads = threads
+        if threads > 1:
+            # Threads that wait would take the processors from what is done with the results.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4
         providers = providers_of(device)
         try:

@@ -75,6 +75,7 @@ class Extractor:
         outputs: Sequence[str],
         constants: Mapping[str, Array] = _NOTHING,
         *,
+        threads: int = 1,
         optimize: Optimize = "none",
         device: str = "cpu",
         name: str = "a sub-model",
@@ -82,16 +83,16 @@ class Extractor:
         """Return a session on the part that computes ``outputs`` from ``inputs``."""
         message = self._message(inputs, outputs, constants)
         if message is not None:
-            return Session(message, threads=1, optimize=optimize, device=device, name=name)
+            return Session(message, threads=threads, optimize=optimize, device=device, name=name)
         part = self.model(inputs, outputs, constants)
         if tensors_size(part) < _LARGEST_MESSAGE:
             data = io.to_proto(part).SerializeToString()
-            return Session(data, threads=1, optimize=optimize, device=device, name=name)
+            return Session(data, threads=threads, optimize=optimize, device=device, name=name)
         # In a message weights would be in memory three times before the session has them.
         stack = contextlib.ExitStack()
         path = stack.enter_context(io.as_file(part))
         return Session(
-            path, threads=1, optimize=optimize, device=device, name=name, cleanup=stack.close
+            path, threads=threads, optimize=optimize, device=device, name=name, cleanup=stack.close
         )
 
     def _message(

@@ -21,6 +21,7 @@ from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.memory import release_memory
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
+from lowbit.graph.sharing import Sharing
 from lowbit.graph.store import Store
 from lowbit.ops.geometry import Positions
 from lowbit.parallel import cpu_count, ordered_map, worker_count
@@ -62,6 +63,7 @@ class LayerTargets:
         *,
         samples: int,
         device: str,
+        sharing: Sharing,
     ) -> None:
         """Plan the float run; ``samples`` is about how many there will be."""
         self._layers, self._seed = layers, settings.seed
@@ -86,8 +88,9 @@ class LayerTargets:
             [list(dict.fromkeys(n for i in part for n in self._wanted(i))) for part in self._parts],
             store,
             # What is gathered is all that is looked at: onnxruntime may compute it as it likes.
-            optimize="all" if self._gathered else "none",
+            optimize=sharing.lean("all") if self._gathered else "none",
             device=device,
+            threads=sharing.threads,
             name="the float model",
         )
 
@@ -204,7 +207,7 @@ class LayerLoop:
 
     ``done`` are the results of the first layers, known from before. ``disk`` keeps samples in files.
     ``independent``: each layer is solved as if no other were, several at a time; by ``remote`` where
-    an engine is chosen. ``collect`` gives what takes in the samples of a layer, if the solver wants that
+    an engine is chosen. ``at_once`` samples are run at a time. ``collect`` gives what takes in the samples of a layer, if the solver wants that
     instead of samples.
     """
 
@@ -216,6 +219,7 @@ class LayerLoop:
     done: Sequence[LayerResult] = ()
     disk: Store | None = None
     independent: bool = False
+    at_once: int = 1
     collect: Callable[[RefinedLayer], Collector] | None = None
     remote: LayerSolver | None = None
     _count: int = 0
@@ -319,7 +323,7 @@ class LayerLoop:
                 return sample
             return SampleOnDisk(self.disk, layer.node, index, sample)
 
-        found = list(ordered_map(take, self._indexed_feeds(step), cpu_count()))
+        found = list(ordered_map(take, self._indexed_feeds(step), self.at_once))
         self._end()
         # A sample of batch 0, or an empty cache, shows nothing of a layer.
         return [sample for sample in found if sample.count]
@@ -361,7 +365,7 @@ class LayerLoop:
             return [(index, self._columns(step, layer, index, feed)) for index, feed in items]
 
         some = grouped(self._indexed_feeds(step), _TOGETHER)
-        for samples in ordered_map(take, some, cpu_count()):
+        for samples in ordered_map(take, some, self.at_once):
             # A sample of batch 0, or an empty cache, shows nothing of a layer.
             collector.add([(index, columns) for index, columns in samples if columns.count])
         collector.finish()

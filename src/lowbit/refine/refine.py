@@ -20,6 +20,7 @@ from lowbit.errors import ConfigError
 from lowbit.graph.editing import with_dynamic_batch
 from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.session import Array, Feed, providers_of
+from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
 from lowbit.refine.algorithm import Algorithm, Collector, Feeds, LoopSettings
@@ -183,6 +184,9 @@ def _loop(
 ) -> Iterator[LayerLoop]:
     """Yield the loop over the layers that are left."""
     rest = layers[len(done) :]
+    samples_once = iter(feeds())
+    first = list(itertools.islice(samples_once, 1))
+    sharing = sharing_of(first[0] if first else None)
     with contextlib.ExitStack() as stack:
         room, folder = (0, settings.cache_dir) if settings.on_disk else (_ROOM, None)
         floats, quantized, samples_on_disk = (
@@ -190,17 +194,33 @@ def _loop(
         )
         disk = samples_on_disk if settings.on_disk else None
         targets = LayerTargets(
-            state.calibrated_model, rest, floats, settings, samples=samples, device=device
+            state.calibrated_model,
+            rest,
+            floats,
+            settings,
+            samples=samples,
+            device=device,
+            sharing=sharing,
         )
         run = LayerwiseRun(
             state.emitted.model,
             [[layer.input.name] for layer in rest],
             quantized,
             device=device,
+            threads=sharing.threads,
             name="the quantized model",
         )
-        independent = settings.independent
-        yield LayerLoop(state, layers, feeds, targets, run, done, disk, independent=independent)
+        yield LayerLoop(
+            state,
+            layers,
+            lambda: itertools.chain(first, samples_once),
+            targets,
+            run,
+            done,
+            disk,
+            independent=settings.independent,
+            at_once=sharing.samples,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from lowbit.analyze.quantizers import find_quantizers, read_constants
 from lowbit.analyze.sensitivity import Switch, Switched, add_switches
 from lowbit.evaluate.runner import Outputs, ReferenceSample
 from lowbit.graph.session import Array
+from lowbit.graph.sharing import sharing_of
 from lowbit.graph.submodels import Tail, open_tails
 from lowbit.graph.worker_sessions import packed, unpacked_model
 from lowbit.parallel import cpu_count, distributed_map, ordered_map, worker_count
@@ -90,7 +91,8 @@ class SwitchedModel:
             given |= {name: array for name, array in scales.items() if name in own.defaults}
             return dict(zip(self._outputs, own.session.run(self._outputs, given), strict=True))
 
-        for index, got in zip(samples, ordered_map(work, samples), strict=True):
+        at_once = sharing_of(self._samples[0].feed).samples if self._samples else 1
+        for index, got in zip(samples, ordered_map(work, samples, at_once), strict=True):
             yield self._samples[index].outputs, got
 
     def _scales(self, factors: Sequence[tuple[str, float]]) -> dict[str, Array]:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from lowbit.data.shards import Selection, Shard
 from lowbit.graph.parts import is_large, run_in_parts
 from lowbit.graph.session import Array, Feed, Session, session, with_outputs
+from lowbit.graph.sharing import sharing_of
 from lowbit.graph.worker_sessions import Files, content_hash, kept_session, packed
 from lowbit.numerics.formats import DoubleArray
 from lowbit.parallel import distributed_map, ordered_map, worker_count
@@ -106,10 +107,14 @@ def _by_threads(
     model: ir.Model, names: Sequence[str], data: Iterable[Feed], of: Of, join: Join
 ) -> _Found:
     del join
-    with session(model, names, threads=1, optimize="all", name=_NAME) as running:
+    feeds = iter(data)
+    some = list(itertools.islice(feeds, 1))
+    sharing = sharing_of(some[0] if some else None)
+    threads = sharing.threads
+    with session(model, names, threads=threads, optimize="all", name=_NAME) as running:
         reduced = _Reduced(tuple(names), of, None)
         work = functools.partial(reduced.of_feed, running)
-        for rows in ordered_map(work, iter(data)):
+        for rows in ordered_map(work, itertools.chain(some, feeds), sharing.samples):
             yield 1, rows
 
 
