@@ -38,6 +38,9 @@ class Sharing:
         return "plain" if self.one_by_one and optimize == "all" else optimize
 
 
+SIDE_BY_SIDE = Sharing(one_by_one=False)
+
+
 def sharing_of(feed: Feed | None) -> Sharing:
     """Return how samples like this one share the processors."""
     size = sum(np.asarray(value).nbytes for value in (feed or {}).values())
