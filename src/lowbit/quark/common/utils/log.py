@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 __all__ = ["ScreenLogger", "log_errors"]
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # takes no type before Python 3.11
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class ScreenLogger(logging.LoggerAdapter[logging.Logger]):
+class ScreenLogger(_Adapter):
     """A logger by name."""
 
     def __init__(self, name: str) -> None:
