@@ -31,6 +31,7 @@ def test_sizes_are_over_all_samples_and_positions() -> None:
     np.testing.assert_array_equal(found["a"].maximum, everything.max(axis=(0, 2, 3)))
     largest = np.abs(everything).max(axis=(2, 3)).astype(np.float64)
     reach = np.sqrt(largest.max(axis=0) * largest.mean(axis=0))
+    np.testing.assert_array_equal(found["a"].largest, largest.max(axis=0))
     np.testing.assert_allclose(found["a"].reach, reach, rtol=1e-12)
     power = np.square(everything).mean(axis=(0, 2, 3))
     np.testing.assert_allclose(found["a"].power, power, rtol=1e-5)

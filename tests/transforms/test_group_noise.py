@@ -32,7 +32,7 @@ def _sizes(group: Group) -> dict[str, ChannelSizes]:
     for name in read_axes([group]):
         channels = 3 if name == "x" else 4
         largest = random.uniform(1, 5, channels)
-        found[name] = ChannelSizes(largest, largest, np.square(largest) / 3)
+        found[name] = ChannelSizes(largest, largest, largest / 2, np.square(largest) / 3)
     return found
 
 
@@ -51,7 +51,7 @@ def test_noise_of_a_channel_counts_as_much_as_the_weights_that_read_it() -> None
     np.testing.assert_allclose(
         activations.noise / activations.noise.sum(), energy / energy.sum(), rtol=1e-5
     )
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach)
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest)
 
 
 def test_factors_so_far_enlarge_what_consumers_read() -> None:
@@ -60,7 +60,7 @@ def test_factors_so_far_enlarge_what_consumers_read() -> None:
 
     (activations,) = noise.of(group, factors).activations
 
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach * factors)
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest * factors)
 
 
 @pytest.mark.parametrize(("per_channel", "count"), [(False, 1), (True, 0)])
@@ -83,3 +83,12 @@ def test_squares_of_some_outputs_at_a_time_are_those_of_all(monkeypatch) -> None
         energy = group_noise._Energy(kernel)
         np.testing.assert_allclose(energy.of_outputs(inputs), squares @ inputs, rtol=1e-12)
         np.testing.assert_allclose(energy.of_inputs(outputs), outputs @ squares, rtol=1e-12)
+
+
+def test_the_reach_counts_where_weights_have_a_scale_per_channel() -> None:
+    group = _group()
+    noise = NoiseOfGroups([group], _sizes(group), Levels(per_channel=True))
+
+    (activations,) = noise.of(group, np.ones(4)).activations
+
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach)

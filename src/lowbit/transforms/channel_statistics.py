@@ -21,13 +21,14 @@ from lowbit.parallel import distributed_map, ordered_map, worker_count
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChannelSizes:
-    """Of each channel: the greatest number, how far it reaches without its sign, and the mean square.
+    """Of each channel: the greatest number, the largest without its sign, its reach, and the mean square.
 
     A channel of few positions may never have gone as far as it does on other samples. ``reach`` is therefore
     the geometric mean of the largest number of all samples and of the mean of each sample's largest.
     """
 
     maximum: DoubleArray
+    largest: DoubleArray
     reach: DoubleArray
     power: DoubleArray
 
@@ -45,7 +46,7 @@ def channel_sizes(
 
     found = reduce_channels(model, list(wanted), data, of, _join_sizes, progress)
     return {
-        name: ChannelSizes(greatest, np.sqrt(largest * total / count), squares / count)
+        name: ChannelSizes(greatest, largest, np.sqrt(largest * total / count), squares / count)
         for name, (greatest, largest, total, squares, count) in found.items()
     }
 
