@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from helpers.emitted_models import (
     LEVELS,
@@ -147,6 +148,33 @@ def test_pairs_before_float_data_movement_are_microsofts_at_operator_set_21() ->
     assert domains["h_DequantizeLinear_Output"] == "com.microsoft"
     assert domains["x_DequantizeLinear_Output"] == ""
     assert_close(model, emitted, 20)
+
+
+@pytest.mark.parametrize("rows", [(1, 4), ("n", "l")])
+def test_a_product_with_its_bias_loads_at_operator_set_21(rows: tuple[int | str, ...]) -> None:
+    """onnxruntime makes a Gemm of them where sizes are known, over a Reshape of its own."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["product"], name="product"),
+            helper.make_node("Add", ["product", "b"], ["sum"], name="bias"),
+            helper.make_node("LayerNormalization", ["sum", "b"], ["y"], name="norm"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*rows, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [*rows, 6])],
+        [
+            numpy_helper.from_array(np.float32(normal(8, 6, seed=26)), "w"),
+            numpy_helper.from_array(np.float32(np.abs(normal(6, seed=27))), "b"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    data = [{"x": np.float32(normal(1, 4, 8, seed=seed))} for seed in range(4)]
+
+    made = lowbit.quantize(model, data=data, preset="A8W8").model
+
+    domain = "com.microsoft" if rows == (1, 4) else ""
+    assert {n.domain for n in made.graph.node if n.op_type == "QuantizeLinear"} == {domain}
+    onnxruntime.InferenceSession(made.SerializeToString()).run(None, data[0])
 
 
 def test_followers_use_the_parameters_of_their_leader() -> None:

@@ -23,7 +23,7 @@ from lowbit.emit.functions import (
 )
 from lowbit.emit.packed import Matrix, PackedNodes
 from lowbit.emit.recurrent import RecurrentNodes
-from lowbit.graph.editing import constant_shape
+from lowbit.graph.editing import constant_shape, only_consumer
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntegerFormat
@@ -165,13 +165,15 @@ class IntegerNodes:
     def _trips_onnxruntime(self, value: ir.Value, fmt: IntegerFormat) -> bool:
         """Whether onnxruntime's optimizer would make an invalid graph of a standard pair here.
 
-        Up to 1.31 it moves a DequantizeLinear over a float Reshape, Transpose and the like; from
-        opset 21 on the QuantizeLinear it leaves after gets a zero point of the wrong type for
+        Up to 1.31 it moves a DequantizeLinear over a float Reshape, Transpose and the like, also over the
+        Reshape with which it makes a Gemm of MatMul and bias; from opset 21 on the QuantizeLinear it leaves after gets a zero point of the wrong type for
         signed formats, and the model no longer loads. It leaves pairs of its own domain alone.
         """
         if self._editor.opset < _WIDE_OPSET or not fmt.signed:
             return False
-        return any(self._moves_in_float(node) for node in value.consumers())
+        return any(
+            self._moves_in_float(node) or _becomes_gemm(node, value) for node in value.consumers()
+        )
 
     def _parameters(self, leader: str, params: QParams) -> tuple[ir.Value, ir.Value]:
         if leader not in self._scales:
@@ -187,6 +189,15 @@ class IntegerNodes:
         planned = self._context.planned
         moves = is_data_movement(node, self._context.options.operators)
         return moves and not any(output.name in planned for output in node.outputs)
+
+
+def _becomes_gemm(node: ir.Node, value: ir.Value) -> bool:
+    """Whether onnxruntime makes a Gemm of a product and the bias after it, its input made a matrix."""
+    follower = only_consumer(node.outputs[0])
+    if node.op_type != "MatMul" or follower is None or follower.op_type != "Add":
+        return False
+    is_known = value.shape is not None and all(isinstance(size, int) for size in value.shape)
+    return is_known and value.shape is not None and value.shape.rank() > 2
 
 
 _DTYPES = {
