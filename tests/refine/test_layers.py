@@ -31,6 +31,7 @@ from lowbit.ops.linear import LAYERS
 from lowbit.refine.layers import (
     LayerInput,
     LayerResult,
+    RefinedConstants,
     RefinedLayer,
     find_layers,
     float_bias,
@@ -303,6 +304,27 @@ def test_a_layer_without_a_bias_has_none_to_settle() -> None:
 
     with pytest.raises(ValueError, match="plain has no bias"):
         settled_bias(state, _layers(state)["plain"], np.zeros(4, np.float32))
+
+
+def test_refined_constants_are_made_when_they_are_asked_for(monkeypatch) -> None:
+    state = _state()
+    layer = _layers(state)["plain"]
+    stored, bias = np.full((4, 4, 1, 1), 11, np.int8), np.float32([1.0, -1.0, 0.5, 0.0])
+    result = LayerResult("plain", stored, bias, 1.0, 0.5, kept=True)
+    made = []
+    values = RefinedLayer.values
+    monkeypatch.setattr(RefinedLayer, "values", lambda *given: made.append(1) or values(*given))
+    constants = RefinedConstants(state)
+    assert not constants
+
+    constants.add(layer, result)
+
+    assert layer.weight_name in constants
+    assert not made
+    expected = replaced_constants(state, layer, result)
+    assert set(constants) == set(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(constants[name], array)
 
 
 def test_replaced_constants_are_what_the_node_reads_from_then_on() -> None:

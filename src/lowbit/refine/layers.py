@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -334,3 +334,37 @@ def replaced_constants(
     if layer.bias_name is not None and result.bias is not None:
         values[layer.bias_name] = settled_bias(state, layer, result.bias)
     return values
+
+
+class RefinedConstants(Mapping[str, Array]):
+    """The values that the nodes of all refined layers read, made when they are asked for.
+
+    As they are stored they take a quarter of the memory, and a step of the model reads few of them.
+    """
+
+    def __init__(self, state: Quantized) -> None:
+        self._state = state
+        self._results: dict[str, tuple[RefinedLayer, LayerResult]] = {}
+
+    def add(self, layer: RefinedLayer, result: LayerResult) -> None:
+        """Let a layer's node read what it was refined to."""
+        self._results[layer.weight_name] = layer, result
+        if layer.bias_name is not None and result.bias is not None:
+            self._results[layer.bias_name] = layer, result
+
+    def __getitem__(self, name: str) -> Array:
+        layer, result = self._results[name]
+        if name == layer.weight_name:
+            return layer.values(result.stored)
+        if result.bias is None:
+            raise KeyError(name)
+        return settled_bias(self._state, layer, result.bias)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._results

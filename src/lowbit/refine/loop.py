@@ -27,7 +27,7 @@ from lowbit.ops.geometry import Positions
 from lowbit.parallel import cpu_count, ordered_map, worker_count
 from lowbit.refine.algorithm import Collector, Feeds, LoopSettings, Solve
 from lowbit.refine.gathering import Gathered, known_sizes, spread_positions, with_gathering
-from lowbit.refine.layers import LayerResult, RefinedLayer, replaced_constants, unrefined
+from lowbit.refine.layers import LayerResult, RefinedConstants, RefinedLayer, unrefined
 from lowbit.refine.remote import LayerSolver, LayerWork
 from lowbit.refine.samples import (
     LayerColumns,
@@ -226,9 +226,9 @@ class LayerLoop:
 
     def run(self, solve: Solve, listener: Listener) -> Iterator[LayerResult]:
         """Solve every layer that is left, in turn, and yield its result."""
-        constants: dict[str, Array] = {}
+        constants = RefinedConstants(self.state)
         for layer, result in zip(self.layers, self.done, strict=False):
-            constants |= replaced_constants(self.state, layer, result)
+            constants.add(layer, result)
         rest = list(enumerate(self.layers))[len(self.done) :]
         workers = worker_count() if self.independent and self.disk is None else None
         if workers is not None and self.remote is not None:
@@ -242,7 +242,7 @@ class LayerLoop:
                 solved = self._solved(solve, layer, self._seen(step, layer, constants))
             result = listener.solved(index, layer, solved)
             release_memory()
-            constants |= replaced_constants(self.state, layer, result)
+            constants.add(layer, result)
             yield result
 
     def _run_remotely(
