@@ -20,7 +20,7 @@ from lowbit.evaluate.runner import (
     run_models,
     run_models_in_turn,
 )
-from lowbit.graph import io
+from lowbit.graph import io, session, sharing
 
 _BODY = (
     "g (float[1,3] x) => (float[1,3] y, float[1,3] z) <float k = {K}> { y = Mul(x, k) z = Neg(y) }"
@@ -201,3 +201,27 @@ def test_a_large_model_takes_more_samples_at_once_where_they_are_known_to_be_sma
     )
 
     assert runner._samples_at_once(small) > runner._samples_at_once(Run.float_model(io.load(wide)))
+
+
+def test_large_samples_run_one_by_one_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [Run.float_model(model(), ["y"]), Run.quantized_model(model(3.0), ["y"]).quick()]
+    plain = [[firsts([o])[0] for o in found if o] for _, found in run_models(runs, feeds(5))]
+
+    monkeypatch.setattr(sharing, "_LARGE", 1)
+    running = [0, 0]
+
+    class Counted(runner.Session):
+        def __init__(self, *args, **options) -> None:
+            running[0] += 1
+            running[1] = max(running)
+            super().__init__(*args, **options)
+
+        def close(self) -> None:
+            running[0] -= 1
+            super().close()
+
+    monkeypatch.setattr(session, "Session", Counted)
+    found = [[firsts([o])[0] for o in found if o] for _, found in run_models(runs, feeds(5))]
+
+    assert found == plain == [[2.0 * i, 3.0 * i] for i in range(5)]
+    assert running == [0, 1]
