@@ -113,7 +113,8 @@ def _codes(
     x: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any], limits: tuple[int, int]
 ) -> NDArray[Any]:
     with np.errstate(over="ignore"):  # an infinite quotient saturates like any other
-        rounded = np.rint(x / scale) + zero_point
+        # NumPy 1 would add a single float64 in float32.
+        rounded = np.rint(x / scale).astype(zero_point.dtype, copy=False) + zero_point
     return np.asarray(np.clip(rounded, *limits))
 
 

@@ -162,14 +162,15 @@ def count_between(x: FloatArray, edges: NDArray[np.floating]) -> NDArray[np.int6
     if x.dtype != np.float32 or x.size == 0 or not high > low:
         return np.histogram(x, edges)[0]
     per_value = bins / (high - low)
-    even = (edges.astype(np.float64) - low) * per_value
+    exact = edges.astype(np.float64)
+    even = (exact - low) * per_value
     reach = bins + abs(low) * per_value
     error = float(np.max(np.abs(even - np.arange(bins + 1)))) + reach * _ROUNDING
     if error > _UNEVEN:
         return np.histogram(x, edges)[0]
     x = x.reshape(-1)
     if x.min() < low or x.max() > high:
-        x = x[(x >= low) & (x <= high)]
+        x = x[(x >= exact[:1]) & (x <= exact[-1:])]  # arrays: NumPy 1 rounds a scalar to float32
     upper = _rounded_up(edges[1:])
     upper[-1] = np.inf  # what lies on the last edge belongs to the last bin
     return _count(x, np.float32(per_value), np.float32(-low * per_value - error), upper)
