@@ -18,7 +18,7 @@ from lowbit.pipeline.stages import Refinement
 from lowbit.report.values import PromotedRegion, Step
 from lowbit.search import finishing
 from lowbit.search.finishing import Finisher
-from lowbit.search.promotion import Promoted, Requirement
+from lowbit.search.promotion_values import Promoted, Requirement
 
 
 class _Report(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ from lowbit.refine.bias_correction import corrected_biases
 from lowbit.refine.checkpoint import Checkpoint, fingerprint_of
 from lowbit.refine.refine import algorithm_of
 from lowbit.refine.refine import refine as refine_layers
-from lowbit.scales.alignment import coarse_averages, components, scale_conflicts
+from lowbit.scales.alignment import coarse_averages, read_together, scale_conflicts
 from lowbit.scales.parameters import constant_values
 from lowbit.scales.solutions import Solutions
 from lowbit.scales.solve import settle_biases
@@ -229,7 +229,7 @@ def with_stats(state: Planned, stats: Stats) -> Calibrated:
 
 def lacks_statistics(plan: Plan, stats: Stats) -> bool:
     """Whether a plan needs more of its tensors than statistics hold."""
-    together = _with_histograms(plan)
+    together = read_together(plan)
     for tensor in plan.activations():
         method = tensor.spec.calibration
         if not tensor.is_calibrated or method is None:
@@ -239,17 +239,6 @@ def lacks_statistics(plan: Plan, stats: Stats) -> bool:
         if known is None or (known.counts is None and needs):
             return True
     return False
-
-
-def _with_histograms(plan: Plan) -> set[str]:
-    """Return the tensors that share a scale with one whose method reads histograms: then all are read."""
-    specs = {tensor.name: tensor.spec.calibration for tensor in plan.activations()}
-    found: set[str] = set()
-    for names in components(plan, "merged"):
-        methods = [method for name in names if (method := specs.get(name)) is not None]
-        if any(observer_of(method).histogram for method in methods):
-            found.update(names)
-    return found
 
 
 def destroys_head(state: Calibrated) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from lowbit.calibrate.observers import observer_of
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import MinMse
 from lowbit.config.specs import IntegerSpec
@@ -62,6 +63,17 @@ def components(plan: Plan, rule: str) -> list[tuple[str, ...]]:
     for name in parent:
         found.setdefault(root(name), []).append(name)
     return [tuple(names) for names in found.values() if len(names) > 1]
+
+
+def read_together(plan: Plan) -> set[str]:
+    """Return the tensors that share a scale with one whose method reads histograms: then all are read."""
+    specs = {tensor.name: tensor.spec.calibration for tensor in plan.activations()}
+    found: set[str] = set()
+    for names in components(plan, "merged"):
+        methods = [method for name in names if (method := specs.get(name)) is not None]
+        if any(observer_of(method).histogram for method in methods):
+            found.update(names)
+    return found
 
 
 def lower_to_common(plan: Plan, params: OwnParams) -> None:

@@ -14,7 +14,8 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
-from lowbit.search.promotion import USABLE, Promoter, Requirement
+from lowbit.search.promotion import Promoter
+from lowbit.search.promotion_values import USABLE, Requirement
 from lowbit.state import Quantized
 
 _ROUNDS = 2

@@ -41,7 +41,7 @@ from lowbit.graph.session import Feed
 from lowbit.numerics.intervals import Interval
 from lowbit.pipeline.verify import quantized_names
 from lowbit.search.goal import Goal
-from lowbit.search.promotion import usable_margin
+from lowbit.search.promotion_values import usable_margin
 from lowbit.state import Loaded, Quantized
 
 _MEMORY_FOR_OUTPUTS = 64 << 20

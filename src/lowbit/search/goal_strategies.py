@@ -21,8 +21,9 @@ from lowbit.files import temporary_folder
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.search.goal_search import BETTER_DB, Candidate, GoalSearch
 from lowbit.search.mixed_precision import search_by_sensitivity
-from lowbit.search.promotion import Promoter, Requirement
+from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_graph import wide_spec
+from lowbit.search.promotion_values import Requirement
 from lowbit.search.rebuilding import rebuilt
 from lowbit.state import Quantized
 

@@ -28,16 +28,12 @@ from lowbit.report.values import PromotedRegion
 from lowbit.scales.ranges import scaled_range
 from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
+from lowbit.search.promotion_values import USABLE, Promoted, Requirement
 from lowbit.search.rebuilding import rebuilt
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
 from lowbit.search.switched_model import Switching, open_switched
 from lowbit.state import Quantized, Transformed, extended
-
-_WANTED_DB = 0.7
-"""How far inside the usable a promoted model is to be, beyond the error of the samples that are tried."""
-
-_LEAST_DB = 0.3
 
 _EFFORT, _BUILT = 30, 3
 """Parts that are measured, and models that are built."""
@@ -57,87 +53,7 @@ _TOO_NARROW_DB = 4.0
 _RESCALED_DB = 0.3
 """Other scales are kept if they bring more."""
 
-Margin = Callable[[OutputErrors], float]
 _Measure: TypeAlias = Callable[[Sequence[Switching], Sequence[int]], list[OutputErrors]]
-
-
-def usable_margin(errors: OutputErrors) -> float:
-    """Return how far inside the usable a model is, in decibels."""
-    verdict = errors.verdict(held_out=True)
-    return -math.inf if verdict is None else verdict.margin_db
-
-
-def safe_margin(errors: OutputErrors) -> float:
-    """Return the same if every figure is worse by its standard error."""
-    verdict = errors.verdict(held_out=True)
-    return -math.inf if verdict is None else verdict.safe_margin_db
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Requirement:
-    """What promotion is to reach: a margin, where it is counted from, and why.
-
-    Noises of parts add up as ``part`` counts them, without what is to be on the safe side.
-    """
-
-    margin: Margin = safe_margin
-    wanted_db: float = _WANTED_DB
-    least_db: float = _LEAST_DB
-    why: str = "the model is not usable without it"
-    part: Margin = usable_margin
-
-    def raised(self, promised_db: float) -> Requirement:
-        """Return a higher one, after other samples gave so much less than those of the search."""
-        more = max(promised_db, self.wanted_db)
-        return dataclasses.replace(
-            self, wanted_db=self.wanted_db + more, least_db=self.least_db + more
-        )
-
-    def lowered(self, spare_db: float) -> Requirement:
-        """Return a lower one, where refinement brings so much besides."""
-        return dataclasses.replace(
-            self, wanted_db=self.wanted_db - spare_db, least_db=self.least_db - spare_db
-        )
-
-
-USABLE = Requirement()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Promoted:
-    """The model after promotion, what of it was promoted, and what that brought in decibels.
-
-    ``rescaled`` are the tensors that got other scales.
-    """
-
-    state: Quantized
-    regions: tuple[PromotedRegion, ...]
-    before_db: float
-    after_db: float
-    tried: int
-    rescaled: tuple[str, ...] = ()
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether anything was found."""
-        return bool(self.regions or self.rescaled)
-
-    def where(self) -> str:
-        """Return the first regions in words."""
-        more = f"; and {len(self.regions) - 3} more" if len(self.regions) > 3 else ""
-        found = ["; ".join(region.describe() for region in self.regions[:3]) + more]
-        if self.rescaled:
-            found.append(f"other scales for {', '.join(self.rescaled)}")
-        return "; ".join(text for text in found if text)
-
-    def describe(self) -> str:
-        """Return it in words, for the notes of a report."""
-        if not self.is_changed:
-            return "promotion found nothing that makes the model usable"
-        return (
-            f"{'promoted ' if self.regions else ''}{self.where()}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
-            f"samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
-        )
 
 
 class Promoter:
