@@ -18,7 +18,7 @@ from lowbit.graph.editing import (
     drop_unused_constants,
     free_name,
     insert_after,
-    insert_behind,
+    insert_after_source,
     is_constant,
     is_float_tensor,
     is_sorted,
@@ -612,7 +612,7 @@ def test_what_looks_at_a_value_stands_behind_what_computes_it() -> None:
     graph = model.graph
     values = {value.name: value for node in graph for value in node.outputs}
 
-    insert_behind(graph, values["a"], ir.node("Exp", [values["a"]]))
-    insert_behind(graph, graph.inputs[0], ir.node("Sin", [graph.inputs[0]]))
+    insert_after_source(graph, values["a"], ir.node("Exp", [values["a"]]))
+    insert_after_source(graph, graph.inputs[0], ir.node("Sin", [graph.inputs[0]]))
 
     assert [node.op_type for node in graph] == ["Sin", "Relu", "Exp", "Neg", "Abs"]

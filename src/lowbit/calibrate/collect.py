@@ -58,11 +58,11 @@ def collect(
     """Return the statistics that ``plan`` asks for of the activations of ``model``.
 
     ``everything`` keeps histograms of all planned tensors and the variances of channels, so that
-    saved statistics serve any method later. ``means`` keeps the channel means that bias correction reads, those
-    of ``float_names`` (float counterparts, by tensor) too. ``progress`` is told after each sample how
-    many are done. The number of threads
-    that share one sample changes float sums in their last bit, and so ranges; leave it at one
-    for speed. ``padding``: whether tensors are observed at masked tokens too.
+    saved statistics serve any method later. ``means`` keeps the channel means that bias correction
+    reads, those of ``float_names`` (float counterparts, by tensor) too. ``progress`` is told after each
+    sample how many are done. The number of threads that share one sample changes float sums in their
+    last bit, and so ranges; leave it at one for speed. ``padding``: whether tensors are observed at
+    masked tokens too.
 
     Where an engine was chosen (``lowbit.parallel``) or there is a ``store`` for what is finished, the
     samples are shared out in shards; the statistics have the same bits. What depends on the order of
@@ -77,9 +77,29 @@ def collect(
     mask = "" if padding else mask_input(model_inputs(model))
     if is_large(model):
         return _collected_in_parts(model, specs, data, optimize, progress, mask, ordered=ordered)
+    probe, pooled = _probe(model, specs, masked=bool(mask))
+    first, feeds = _peeked(data)
+    sharing = sharing_of(first)
+    threads, optimize = max(threads_per_sample, sharing.threads), sharing.lean(optimize)
+    observed = Observed(specs, pooled, threads, optimize, mask)
+    if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
+        return collect_shards(probe, observed, data, store, progress)
+    return _collected(probe, observed, first, feeds, progress, ordered=ordered)
+
+
+def _peeked(data: Iterable[Feed]) -> tuple[Feed | None, Iterator[Feed]]:
+    """Return the first sample, if there is one, and the others."""
+    feeds = iter(data)
+    return next(feeds, None), feeds
+
+
+def _probe(
+    model: ir.Model, specs: Mapping[str, ObserverSpec], *, masked: bool
+) -> tuple[ir.Model, dict[str, int]]:
+    """Return a model that gives what is observed, and which tensors it measures itself."""
     # The graph does not know which positions are masked.
-    positions = poolable(model.graph) if not mask else {}
-    steps = thinnable(model.graph) if not mask else {}
+    positions = {} if masked else poolable(model.graph)
+    steps = {} if masked else thinnable(model.graph)
     large = large_maps(model.graph)
     worth = {n: s for n, s in specs.items() if s.floor is not None or n in large}
     rows = {
@@ -91,16 +111,22 @@ def collect(
     probe = with_outputs(model, [n for n in specs if n not in pooled])
     add_pools(probe.graph, pooled, [n for n in pooled if specs[n].floor is None])
     add_rows(probe.graph, rows)
-    if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
-        observed = Observed(specs, pooled, threads_per_sample, optimize, mask)
-        return collect_shards(probe, observed, data, store, progress)
-    feeds = iter(data)
-    first = next(feeds, None)
-    sharing = sharing_of(first)
-    threads = max(threads_per_sample, sharing.threads)
-    with opened(probe, threads=threads, optimize=sharing.lean(optimize), name=_NAME) as running:
-        observer = OrderedObserver(specs) if ordered else Observer(specs)
-        runner = SampleRunner(running, specs, pooled, observer, mask)
+    return probe, pooled
+
+
+def _collected(
+    probe: ir.Model,
+    observed: Observed,
+    first: Feed | None,
+    feeds: Iterator[Feed],
+    progress: Progress,
+    *,
+    ordered: bool,
+) -> Stats:
+    """Collect here, in this process."""
+    with opened(probe, threads=observed.threads, optimize=observed.optimize, name=_NAME) as running:
+        observer = OrderedObserver(observed.specs) if ordered else Observer(observed.specs)
+        runner = SampleRunner(running, observed.specs, observed.pooled, observer, observed.mask)
         samples = _run_all(runner, first, feeds, progress, ordered=ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")

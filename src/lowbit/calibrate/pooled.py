@@ -18,7 +18,7 @@ import onnx_ir as ir
 from lowbit.calibrate.channels import ChannelSums
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.calibrate.thinning import row_step
-from lowbit.graph.editing import insert_behind
+from lowbit.graph.editing import insert_after_source
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import FloatArray
 
@@ -116,10 +116,10 @@ def _smallest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Node:
 
 
 def _add_output(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
-    """Put a node behind what computes a value, and its output beside those of the graph."""
+    """Put a node after what computes a value, and its output beside those of the graph."""
     found = node.outputs[0]
     found.name, found.dtype = node.name, ir.DataType.FLOAT
-    insert_behind(graph, value, node)
+    insert_after_source(graph, value, node)
     graph.outputs.append(found)
 
 

@@ -301,8 +301,11 @@ def _margin(figure: Figure, value: float, sums: SignalNoise, measured: MeasuredO
 
 
 def _level_of_decisions(same: Sequence[float]) -> Level:
-    """Return the level of how often decisions are the same; only one that is so for certain is ruined."""
-    if not same:
+    """Return the level of how often decisions are the same; only one that is so for certain is ruined.
+
+    A few samples decide nothing.
+    """
+    if len(same) < _ENOUGH_SAMPLES:
         return LEVELS[0]
     level = BEST_CLASS.level(interval_of_share(same, _ONE_ERROR).high)
     is_sure = BEST_CLASS.level(interval_of_share(same).high) == "ruined"
@@ -311,7 +314,7 @@ def _level_of_decisions(same: Sequence[float]) -> Level:
 
 def _margin_of_decisions(same: Sequence[float]) -> float:
     """Return the same in decibels of noise, whose amplitude decisions that differ grow with."""
-    if not same:
+    if len(same) < _ENOUGH_SAMPLES:
         return math.inf
     return 2 * BEST_CLASS.margin_db(interval_of_share(same, _ONE_ERROR).high)
 

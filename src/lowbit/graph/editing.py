@@ -105,8 +105,8 @@ def free_name(graph: ir.Graph, name: str) -> str:
     return candidate
 
 
-def insert_behind(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
-    """Put a node right behind what computes a value that it reads, or first if nothing does.
+def insert_after_source(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
+    """Put a node right after what computes a value that it reads, or first if nothing does.
 
     onnxruntime runs nodes that nothing else reads in their order in the graph: at its end, they would keep
     all that they read in memory until then. Changes ``graph``.

@@ -77,7 +77,7 @@ class Session:
         }.get(optimize, levels.ORT_ENABLE_ALL)
         if optimize == "exact":
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        # In the order of the graph: what looks at a value stands right behind what computes it, and is
+        # In the order of the graph: what looks at a value stands right after what computes it, and is
         # to run while that is in the cache, not when all values that are looked at have piled up.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         options.intra_op_num_threads = threads

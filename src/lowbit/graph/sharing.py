@@ -1,4 +1,4 @@
-"""How processors are shared among samples: each its own, or all for one that takes much memory.
+"""How processors are shared among samples: each its own, or several for one that takes much memory.
 
 A sample a thread scales better than threads inside an operator. But every sample that runs at once
 holds feature maps of its own, and those of a large image take hundreds of megabytes.
@@ -15,23 +15,26 @@ from lowbit.parallel import cpu_count
 
 # Inputs of a sample above which it runs by itself, in bytes: an image of 300 x 300 in floats.
 _LARGE = 1 << 20
+# Threads of a large sample: as many on every machine and in every worker, because onnxruntime's sums
+# differ in the last bit with their number.
+_THREADS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sharing:
-    """Whether samples run one by one, each on all processors, or as many at once as there are."""
+    """Whether samples run one by one, each on several threads, or as many at once as processors."""
 
     one_by_one: bool
 
     @property
     def samples(self) -> int:
         """How many samples run at once."""
-        return 1 if self.one_by_one else cpu_count()
+        return max(1, cpu_count() // self.threads)
 
     @property
     def threads(self) -> int:
         """How many threads each has."""
-        return cpu_count() if self.one_by_one else 1
+        return _THREADS if self.one_by_one else 1
 
     def lean(self, optimize: Optimize) -> Optimize:
         """Return how a graph is optimized of which many values are looked at."""

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.editing import insert_behind
+from lowbit.graph.editing import insert_after_source
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
 from lowbit.ops.geometry import ConvLayer, LinearLayer, MatrixLayer, Positions
@@ -158,5 +158,5 @@ def _append(
 ) -> ir.Value:
     node = ir.node(op_type, inputs, attributes, name=output)
     node.outputs[0].name = output
-    insert_behind(graph, inputs[0], node)
+    insert_after_source(graph, inputs[0], node)
     return node.outputs[0]

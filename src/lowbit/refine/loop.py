@@ -207,8 +207,8 @@ class LayerLoop:
 
     ``done`` are the results of the first layers, known from before. ``disk`` keeps samples in files.
     ``independent``: each layer is solved as if no other were, several at a time; by ``remote`` where
-    an engine is chosen. ``at_once`` samples are run at a time. ``collect`` gives what takes in the samples of a layer, if the solver wants that
-    instead of samples.
+    an engine is chosen. ``at_once`` samples are run at a time. ``collect`` gives what takes in the
+    samples of a layer, if the solver wants that instead of samples.
     """
 
     state: Quantized

@@ -184,8 +184,8 @@ def _loop(
 ) -> Iterator[LayerLoop]:
     """Yield the loop over the layers that are left."""
     rest = layers[len(done) :]
-    samples_once = iter(feeds())
-    first = list(itertools.islice(samples_once, 1))
+    others = iter(feeds())  # read once: the first layers' run keeps what the next ones need
+    first = list(itertools.islice(others, 1))
     sharing = sharing_of(first[0] if first else None)
     with contextlib.ExitStack() as stack:
         room, folder = (0, settings.cache_dir) if settings.on_disk else (_ROOM, None)
@@ -213,7 +213,7 @@ def _loop(
         yield LayerLoop(
             state,
             layers,
-            lambda: itertools.chain(first, samples_once),
+            lambda: itertools.chain(first, others),
             targets,
             run,
             done,
