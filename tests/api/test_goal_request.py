@@ -44,5 +44,5 @@ def test_a_request_has_its_budget_in_seconds() -> None:
 
     assert request is not None
     assert (request.budget, request.strategies) == (120, ("accurate",))
-    assert 0 < request.left <= 120
+    assert 0 < request.time.left <= 120
     assert goal_request(None, None, None, (), None) is None

@@ -309,9 +309,9 @@ def test_a_checkpoint_is_opened_where_asked_for_and_removed_when_done(
     opened = []
     real = stages.refine
 
-    def refine(state, folder, progress, *, resume, keep_partial):
+    def refine(state, folder, progress, *, resume, **others):
         opened.append((folder, resume))
-        return real(state, folder, progress, resume=resume, keep_partial=keep_partial)
+        return real(state, folder, progress, resume=resume, **others)
 
     monkeypatch.setattr(stages, "refine", refine)
     folder = None if given is None else tmp_path / given

@@ -149,11 +149,10 @@ class _Thinned:
             paired = self.reference.pairs.get(name, name)
             part = array if name == paired else thinned(array)
             # The largest is that of all values: what overflows is rare.
-            _add(total, name, part, got.get(paired), _largest(array))
+            _add(total, name, part, got.get(paired), (array, array))
         for name in self.steps if want else ():
             rows, highest, lowest = (want[taken] for taken in _taken_of(name))
-            largest = max(float(highest.max()), -float(lowest.min()))
-            _add(total, name, rows, got.get(self.reference.pairs[name]), largest)
+            _add(total, name, rows, got.get(self.reference.pairs[name]), (highest, lowest))
 
 
 def _taken_of(name: str) -> tuple[str, str, str]:
@@ -161,14 +160,14 @@ def _taken_of(name: str) -> tuple[str, str, str]:
     return rows_of(name), pools_of(name)[0], lowest_of(name)
 
 
-def _add(total: SignalNoises, name: str, want: Array, got: Array | None, largest: float) -> None:
+def _add(
+    total: SignalNoises, name: str, want: Array, got: Array | None, ends: tuple[Array, Array]
+) -> None:
+    """Add a tensor of one sample; ``ends`` hold its largest and its smallest values."""
     if got is not None and _is_comparable(want, got):
+        largest = max(float(ends[0].max()), -float(ends[1].min())) if ends[0].size else 0.0
         found = dataclasses.replace(SignalNoise.of(*finite_pair(want, got)), largest=largest)
         total[name] = total[name] | found if name in total else found
-
-
-def _largest(values: Array) -> float:
-    return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
 def _is_comparable(want: Array, got: Array) -> bool:
