@@ -93,6 +93,36 @@ def test_processes_give_the_same_bits(folder, alone, monkeypatch) -> None:
             assert _quantized(folder) == alone, (workers, size)
 
 
+def test_large_samples_have_the_same_bits(tmp_path, monkeypatch) -> None:
+    rng = np.random.default_rng(3)
+    # Maps of 10 x 10 in the end: sums of these depend on the number of threads.
+    channels, steps = (3, 16, 16, 16), (5, 6, 1)
+    nodes, weights, value = [], [], ir.val("x", ir.DataType.FLOAT, [1, 3, 300, 300])
+    inputs = [value]
+    for index, (few, many) in enumerate(itertools.pairwise(channels)):
+        array = rng.normal(size=(many, few, 3, 3)).astype(np.float32) / (9 * few) ** 0.5
+        weight = ir.Value(name=f"w{index}", const_value=ir.tensor(array, name=f"w{index}"))
+        strides = [steps[index]] * 2
+        node = ir.node("Conv", [value, weight], {"strides": strides, "pads": [1, 1, 1, 1]})
+        value = node.outputs[0]
+        value.name, value.type = f"y{index}", ir.TensorType(ir.DataType.FLOAT)
+        nodes, weights = [*nodes, node], [*weights, weight]
+    graph = ir.Graph(inputs, [value], nodes=nodes, initializers=weights, opset_imports={"": 17})
+    ir.save(ir.Model(graph, ir_version=8), tmp_path / "model.onnx")
+    (tmp_path / "data").mkdir()
+    for index in range(3):
+        sample = rng.normal(size=(1, 3, 300, 300)).astype(np.float32)
+        np.save(tmp_path / "data" / f"{index}.npy", sample)
+    config = msgspec.structs.replace(find_preset("A8W8"), keep_only_if_better=False)
+    config = msgspec.structs.replace(config, equalization=None, refinement=None)
+    options = {"preset": None, "config": config, "promote": False}
+    want = _quantized(tmp_path, **options)
+
+    monkeypatch.setattr(sharded, "SHARD_SIZE", 1)
+    with parallel.engine("loky", 2):
+        assert _quantized(tmp_path, **options) == want
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _end_processes():
     yield
