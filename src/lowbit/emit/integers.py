@@ -166,8 +166,9 @@ class IntegerNodes:
         """Whether onnxruntime's optimizer would make an invalid graph of a standard pair here.
 
         Up to 1.31 it moves a DequantizeLinear over a float Reshape, Transpose and the like, also over the
-        Reshape with which it makes a Gemm of MatMul and bias; from opset 21 on the QuantizeLinear it leaves after gets a zero point of the wrong type for
-        signed formats, and the model no longer loads. It leaves pairs of its own domain alone.
+        Reshape with which it makes a Gemm of MatMul and bias. From opset 21 on, the QuantizeLinear that
+        it puts in that place has a zero point of the wrong type for signed formats, and the model no
+        longer loads. It leaves pairs of its own domain alone.
         """
         if self._editor.opset < _WIDE_OPSET or not fmt.signed:
             return False

@@ -329,7 +329,8 @@ def refine(
     """Return the state with better weights and biases than the nearest, and how it went.
 
     Finished layers are kept in ``folder``, also after the last; ``resume`` goes on with those there.
-    Without a folder those in ``store`` are used, and added to it. ``keep_partial`` lets an interruption end it early, with the layers that are done.
+    Without a folder those in ``store`` are used, and added to it. ``keep_partial`` lets an interruption
+    end it early, with the layers that are done.
     """
     config, samples = state.config.refinement, state.samples
     if config is None or samples is None:

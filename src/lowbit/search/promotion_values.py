@@ -91,7 +91,8 @@ class Promoted:
         """Return it in words, for the notes of a report."""
         if not self.is_changed:
             return "promotion found nothing that makes the model usable"
+        promoted = "promoted " if self.regions else ""
         return (
-            f"{'promoted ' if self.regions else ''}{self.where()}: noise {self.after_db - self.before_db:.1f} dB lower on validation "
-            f"samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
+            f"{promoted}{self.where()}: noise {self.after_db - self.before_db:.1f} dB lower on "
+            f"validation samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
         )
