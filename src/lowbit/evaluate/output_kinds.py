@@ -20,13 +20,13 @@ from lowbit.evaluate.outputs import OutputSlice, find_slices
 from lowbit.graph.naming import is_cache_name, tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.metrics import softmax
+from lowbit.ops.families import SOFTMAXES
 
 Kind: TypeAlias = Literal["classes", "labels", "embedding", "scores", "values"]
 
 # They change how numbers lie, not the numbers.
 _MOVES = frozenset("Identity Reshape Flatten Squeeze Unsqueeze Transpose Cast Dropout".split())
 _SELECTS = frozenset("NonMaxSuppression TopK ArgMax ArgMin NonZero Unique".split())
-_SOFTMAX = frozenset(("Softmax", "LogSoftmax"))
 _EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECASE)
 _FEW_LABELS = 16
 _LEAST_EMBEDDING = 32
@@ -167,7 +167,7 @@ def _activated(
     before = tensor_name(node.inputs[0]) if node.inputs[0] is not None else ""
     inner = values.get(before)
     has = before in known and inner is not None and inner.dtype.kind == "f"
-    if node.op_type in _SOFTMAX:
+    if node.op_type in SOFTMAXES:
         axis = node.attributes.get_int("axis", -1)
         if has and inner is not None:
             return MeasuredOutput(OutputSlice(before), "classes", name, axis, logits=True)
@@ -217,7 +217,7 @@ def _activation(output: ir.Value) -> ir.Node | None:
     """Return the softmax or sigmoid that makes an output, with nothing but movement after it."""
     value: ir.Value | None = output
     while value is not None and (node := value.producer()) is not None and node.domain == "":
-        if node.op_type in _SOFTMAX or node.op_type == "Sigmoid":
+        if node.op_type in SOFTMAXES or node.op_type == "Sigmoid":
             return node
         if node.op_type not in _MOVES:
             return None

@@ -15,6 +15,7 @@ from lowbit.errors import VerificationError
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.nesting import subgraphs
 from lowbit.graph.session import Array
+from lowbit.ops.families import READ_SHAPES
 
 _WAY_OUT = (
     "that is another function. Is it made from this float model? If so keep the nodes before that "
@@ -53,7 +54,7 @@ def outputs_sized_by_data(model: ir.Model) -> frozenset[str]:
     sized: set[ir.Value] = set()
     for node in model.graph:
         read = set(node_inputs(node))
-        if node.op_type not in ("Shape", "Size") and read & moving:
+        if node.op_type not in READ_SHAPES and read & moving:
             moving.update(node.outputs)
         if read & sized or (_chooses_sizes(node, moving) and read & moving):
             sized.update(node.outputs)

@@ -12,6 +12,7 @@ from lowbit.graph.editing import add_constant, is_constant, node_inputs, take_ov
 from lowbit.graph.naming import absorb, tensor_name
 from lowbit.graph.onnx_passes import infer_types
 from lowbit.normalize.simplify import drop_identities, fold_constants
+from lowbit.ops.families import READ_SHAPES
 
 
 def fold_conditions(model: ir.Model) -> None:
@@ -57,7 +58,7 @@ def _fix_sizes(graph: ir.Graph) -> None:
         before = _computing(node.inputs[0])
         if before is not None:
             for each in before:
-                if each.op_type in ("Shape", "Size"):
+                if each.op_type in READ_SHAPES:
                     _make_constant(graph, each)
 
 
@@ -72,7 +73,7 @@ def _computing(value: ir.Value | None) -> list[ir.Node] | None:
         if producer is None:
             return None
         found[producer] = None
-        if producer.op_type not in ("Shape", "Size") or producer.domain != "":
+        if producer.op_type not in READ_SHAPES or producer.domain != "":
             pending += node_inputs(producer)
         elif _sizes(producer) is None:
             return None

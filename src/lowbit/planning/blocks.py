@@ -16,15 +16,13 @@ import onnx_ir as ir
 from lowbit.graph.editing import is_constant, node_inputs
 from lowbit.graph.nesting import subgraphs
 from lowbit.ops.composites import Composite, find_composites
+from lowbit.ops.families import LAYER_NORMS
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.weights import RECURRENT
 from lowbit.planning.masks import find_masks
 from lowbit.targets.target import FloatPart
 
-_NORMS = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization SkipLayerNormalization "
-    "SkipSimplifiedLayerNormalization EmbedLayerNormalization".split()
-)
+_NORMS = frozenset((*LAYER_NORMS, "EmbedLayerNormalization"))
 _ATTENTION = frozenset(
     "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention "
     "DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention LongformerAttention "

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import constant, constant_shape, is_constant
 from lowbit.graph.naming import operator_name
+from lowbit.ops.families import READ_SHAPES, SOFTMAXES
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import Kind, traits_of
 
@@ -32,8 +33,6 @@ _MEETS: Mapping[str, tuple[int, ...]] = MappingProxyType(
 
 _OFFSETS = ("Add", "Sub", "Where")
 _PASSES = frozenset((*_MEETS, "Max", "Neg", "Cast", "Identity", "Clip", "Trilu", "Dropout"))
-_SOFTMAX = ("Softmax", "LogSoftmax")
-_SHAPES = ("Shape", "Size")
 
 MASK_INPUTS: Mapping[str, int] = MappingProxyType(
     {
@@ -54,7 +53,7 @@ def find_masks(graph: ir.Graph) -> set[ir.Value]:
     large = {value for value, is_large in carrying.items() if is_large}
     found: set[ir.Value] = set()
     for node in reversed(tuple(graph)):
-        if node.op_type in _SOFTMAX and node.inputs[0] in carrying:
+        if node.op_type in SOFTMAXES and node.inputs[0] in carrying:
             found.add(node.inputs[0])
         mask = MASK_INPUTS.get(operator_name(node))
         if mask is not None and mask < len(node.inputs) and node.inputs[mask] is not None:
@@ -69,7 +68,7 @@ def _leading(
     node: ir.Node, computed: set[ir.Value], carrying: Mapping[ir.Value, bool]
 ) -> Iterable[ir.Value]:
     """Yield the inputs by which a mask comes: all but scores that have met none yet."""
-    if node.op_type in _SHAPES:
+    if node.op_type in READ_SHAPES:
         return
     for value in node.inputs:
         is_float = value is not None and value.dtype == ir.DataType.FLOAT
@@ -81,7 +80,7 @@ def _after_layers(graph: ir.Graph) -> set[ir.Value]:
     """Return the values that follow from linear layers or products, other than by their shapes."""
     found: set[ir.Value] = set()
     for node in graph:
-        if node.op_type in _SHAPES:
+        if node.op_type in READ_SHAPES:
             continue
         if linear_operator(node) is not None or any(v in found for v in node.inputs):
             found.update(node.outputs)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from lowbit.config.specs import Spec
 from lowbit.graph.editing import is_constant, only_consumer
 from lowbit.graph.naming import operator_name, tensor_name
+from lowbit.ops.families import SOFTMAXES
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.traits import Operators, is_data_movement
 from lowbit.planning.requests import Placement
@@ -23,7 +24,7 @@ from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
 
 # They turn scores into probabilities, number by number or along one axis.
-_SCORES = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
+_SCORES = SOFTMAXES | {"Sigmoid"}
 _WHY = "nothing but outputs of the model follows from it, which stay in float"
 
 

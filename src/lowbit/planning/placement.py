@@ -23,6 +23,7 @@ from lowbit.graph.editing import (
     only_consumer,
 )
 from lowbit.graph.naming import operator_name, tensor_name
+from lowbit.ops.families import READ_SHAPES
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import (
     OPERATORS,
@@ -41,7 +42,6 @@ from lowbit.planning.weights_only import is_weight_only, place_dequantized, plac
 from lowbit.targets.target import FusedPair, Target
 
 # They read what tensors look like, not their numbers.
-_NO_NUMBERS = ("Shape", "Size")
 
 # Trees and the like compare numbers with thresholds, which rounding crosses.
 _CLASSICAL = "ai.onnx.ml"
@@ -109,7 +109,7 @@ def effective_output(node: ir.Node) -> ir.Value:
 
 def _traits(node: ir.Node, target: Target, operators: Operators) -> OpTraits | None:
     traits = traits_of(node, operators)
-    if traits is None and target.every_operator and node.op_type not in _NO_NUMBERS:
+    if traits is None and target.every_operator and node.op_type not in READ_SHAPES:
         subgraphs = any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values())
         return None if subgraphs or node.domain == _CLASSICAL else OpTraits()
     return traits
@@ -317,7 +317,7 @@ def _shape_values(graph: ir.Graph) -> set[ir.Value]:
     """Return the values that follow from shapes and constants alone."""
     found: set[ir.Value] = set()
     for node in graph:
-        if node.op_type in ("Shape", "Size"):
+        if node.op_type in READ_SHAPES:
             found.update(node.outputs)
             continue
         moving = [v for v in node_inputs(node) if not is_constant(v)]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from lowbit.graph.nesting import subgraphs
+from lowbit.ops.families import READ_SHAPES
 from lowbit.ops.linear import LINEAR, has_constant_weight, linear_operator
 
 _MOST = 4
@@ -59,7 +60,7 @@ def _choosing_inputs(model: ir.Model) -> list[str]:
         seen.add(value)
         producer = value.producer()
         # The shape of an input is no number of it.
-        if producer is not None and producer.op_type not in ("Shape", "Size"):
+        if producer is not None and producer.op_type not in READ_SHAPES:
             stack += producer.inputs
     return [str(v.name) for v in model.graph.inputs if v in seen and not v.is_initializer()]
 

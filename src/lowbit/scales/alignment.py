@@ -20,6 +20,7 @@ from lowbit.config.methods import MinMse
 from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.affine import QParams, power_of_two_qparams, range_qparams
 from lowbit.numerics.metrics import decibels
+from lowbit.ops.families import MEAN_POOLS
 from lowbit.planning.plan import AlignedGroup, Plan, TensorPlan
 from lowbit.scales.density import Density, DoubleArray
 from lowbit.scales.ranges import params_of, params_of_range
@@ -153,7 +154,6 @@ _RUINED = 10.0
 _LOSES = 15.0
 # An average loses this, in decibels, when its scale is coarser than its own by a power of two.
 _COARSER = 4.5
-_AVERAGES = ("AveragePool", "GlobalAveragePool")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def coarse_averages(plan: Plan, stats: Stats) -> list[ScaleConflict]:
     tensors = plan.by_name()
     found = []
     for group in plan.integers().groups:
-        if group.op_type not in _AVERAGES:
+        if group.op_type not in MEAN_POOLS:
             continue
         members = [tensors[tensors[n].leader] for n in (*group.inputs, *group.outputs)]
         if not _are_measured(members, stats):

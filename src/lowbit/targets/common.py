@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.ops.activations import FUSED_ACTIVATIONS
+from lowbit.ops.families import MEAN_POOLS
 from lowbit.ops.linear import LINEAR
 from lowbit.targets.target import FusedPair
 
@@ -11,9 +12,9 @@ INTEGERS8 = (IntegerFormat.INT8, IntegerFormat.UINT8)
 INTEGERS = (*INTEGERS8, IntegerFormat.INT16, IntegerFormat.UINT16)
 FLOATS = (FloatFormat.BFLOAT16, FloatFormat.FLOAT16)
 
-POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
+POOLS = ("MaxPool", *MEAN_POOLS)
 COMPUTING = (*LINEAR, "Add", *POOLS)
 """What targets compute together with the activation after it."""
 
-PADDED_POOLS = FusedPair(producers=("Pad",), consumers=("AveragePool", "GlobalAveragePool"))
+PADDED_POOLS = FusedPair(producers=("Pad",), consumers=MEAN_POOLS)
 WITH_ACTIVATION = FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS)

@@ -14,10 +14,9 @@ import onnx_ir as ir
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import tensor_name
 from lowbit.ops.channels import ChannelLayout, propagate
+from lowbit.ops.families import SUMS
 from lowbit.ops.traits import clip_bounds
 from lowbit.transforms.layers import WeightedLayer, find_layer
-
-_ADDS = ("Add", "Sub", "Sum")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ class _Search:
         if layer is not None:
             self._read(layer)
             self._write(layer)
-        elif node.op_type in _ADDS and node.domain == "":
+        elif node.op_type in SUMS and node.domain == "":
             self._add(node)
         else:
             self._pass_on(node)

@@ -15,13 +15,11 @@ import onnx_ir as ir
 from lowbit.config.transforms import RotatedStream
 from lowbit.graph.editing import constant_shape, is_constant
 from lowbit.ops.composites import find_composites
+from lowbit.ops.families import READ_SHAPES, LayerNorm, layer_norm
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.weights import is_embedding
 
-_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-_SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 # They tell sizes, not channels.
-_SHAPES = ("Shape", "Size")
 
 
 def channel_readers(value: ir.Value) -> list[ir.Node]:
@@ -30,7 +28,7 @@ def channel_readers(value: ir.Value) -> list[ir.Node]:
     for node in dict.fromkeys(value.consumers()):
         if _changes_nothing(node):
             found += channel_readers(node.outputs[0])
-        elif node.op_type not in _SHAPES:
+        elif node.op_type not in READ_SHAPES:
             found.append(node)
     return found
 
@@ -88,9 +86,9 @@ def _find_norms(graph: ir.Graph) -> list[_Norm]:
     """Return normalizations of the last axis, in one node or written out, with constant factors."""
     found = []
     for node in graph:
-        if node.op_type in (*_NORMS, *_SKIPS):
-            count = 2 if node.op_type in _SKIPS else 1
-            sources = tuple(_origin(v) for v in node.inputs[:count] if v is not None)
+        row = layer_norm(node)
+        if row is not None:
+            sources = tuple(_origin(v) for v in node.inputs[: row.sources] if v is not None)
             found.append(_Norm(node, frozenset((node,)), sources))
     for composite in find_composites(graph):
         nodes = set(composite.nodes)
@@ -150,10 +148,11 @@ class _Walk:
             shape = constant_shape(node.inputs[0])
             self._producers[node] = shape[-1] if shape else 0
             return []
-        if node.op_type in _SKIPS:
+        adds = _adds(node)
+        if adds is not None:
             # Its last output is the sum; a bias that it adds besides would have to be rotated too.
             is_sum = len(node.outputs) > 3 and value is node.outputs[3]
-            return list(node.inputs[:2]) if is_sum and not _has_bias(node) else None  # type: ignore[arg-type]
+            return list(node.inputs[:2]) if is_sum and not _has_bias(node, adds) else None  # type: ignore[arg-type]
         return self._summed(node) if node.op_type == "Add" else None
 
     def _written_by_layer(self, node: ir.Node) -> list[ir.Value] | None:
@@ -182,7 +181,7 @@ class _Walk:
                 norm = self._readers[node]
                 self._norms[norm.node] = norm
                 found += norm.sources
-                if norm.node.op_type in _SKIPS and len(norm.node.outputs) > 3:
+                if _adds(norm.node) is not None and len(norm.node.outputs) > 3:
                     found.append(norm.node.outputs[3])
             elif node.op_type == "Add":
                 found.append(node.outputs[0])
@@ -221,11 +220,18 @@ class _Walk:
         return sorted(self._producers, key=lambda node: not has_constant_weight(node))
 
 
-def _has_bias(node: ir.Node) -> bool:
-    at = 4 if node.op_type == "SkipLayerNormalization" else 3
-    return len(node.inputs) > at and node.inputs[at] is not None
+def _adds(node: ir.Node) -> LayerNorm | None:
+    """Return a normalization that adds two tensors first."""
+    row = layer_norm(node)
+    return None if row is None or row.sources == 1 else row
+
+
+def _has_bias(node: ir.Node, row: LayerNorm) -> bool:
+    at = row.bias
+    return at is not None and len(node.inputs) > at and node.inputs[at] is not None
 
 
 def _mix_of_means(norms: Iterable[ir.Node]) -> bool:
     """Whether some normalizations take off the mean and others do not."""
-    return len({"Layer" in n.op_type and "Simplified" not in n.op_type for n in norms}) > 1
+    rows = [layer_norm(node) for node in norms]
+    return len({row is not None and row.takes_off_mean for row in rows}) > 1

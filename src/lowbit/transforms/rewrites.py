@@ -29,6 +29,7 @@ from lowbit.graph.editing import (
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, names_of, tensor_name
 from lowbit.normalize.fold_affine import normalization
+from lowbit.ops.families import MEAN_POOLS
 from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
 from lowbit.transforms.embedding_rewrites import embed_layer_norm_to_gather
 from lowbit.transforms.matrix_rewrites import gemm_to_matmul
@@ -304,7 +305,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "leaky_relu_slope": Rewrite(leaky_relu_slope, ("LeakyRelu",)),
         "sigmoid_to_hardsigmoid": Rewrite(sigmoid_to_hardsigmoid, ("Sigmoid",)),
         "hardsigmoid_factor": Rewrite(hardsigmoid_factor, ("HardSigmoid",)),
-        "average_pool_factor": Rewrite(average_pool_factor, ("AveragePool", "GlobalAveragePool")),
+        "average_pool_factor": Rewrite(average_pool_factor, MEAN_POOLS),
         "reduce_mean_factor": Rewrite(reduce_mean_factor, ("ReduceMean",)),
         "clip_to_relu": Rewrite(clip_to_relu, ("Clip",)),
         "round_clip_bounds": Rewrite(round_clip_bounds, ("Clip",)),

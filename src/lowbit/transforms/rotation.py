@@ -22,6 +22,7 @@ from lowbit.graph.editing import add_constant, constant, insert_after, replace_c
 from lowbit.graph.naming import names_of, tensor_name
 from lowbit.graph.session import Array, Feed, session
 from lowbit.numerics.formats import DoubleArray, FloatArray
+from lowbit.ops.families import layer_norm
 from lowbit.transforms.implementation import Context, TransformedModel
 from lowbit.transforms.layers import WeightedLayer, find_layer
 from lowbit.transforms.residual_streams import channel_readers, find_residual_streams
@@ -68,14 +69,6 @@ def _cosines(size: int) -> DoubleArray:
     return matrix
 
 
-_TAKES_OFF_MEAN = ("LayerNormalization", "SkipLayerNormalization")
-_NORMS = (
-    *_TAKES_OFF_MEAN,
-    "RMSNormalization",
-    "SimplifiedLayerNormalization",
-    "SkipSimplifiedLayerNormalization",
-)
-_SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 # How far single precision may move an output, relative to its largest value.
 _ROUNDING = 1e-3
 
@@ -120,7 +113,7 @@ class _Turn:
         self._size = config.size or 0
         self._by_name = {name: node for node in graph for name in names_of(node)}
         norms = [self._node(stream.norm) for stream in config.streams if stream.norm is not None]
-        keep_mean = any(node.op_type in _TAKES_OFF_MEAN for node in norms)
+        keep_mean = any(_takes_off_mean(node) for node in norms)
         self._matrix = rotation(
             self._size, keep_mean=keep_mean, random=config.random, seed=config.seed
         )
@@ -200,7 +193,7 @@ class _Turn:
                 f"rotation: the factors of {norm.op_type} {norm.name!r} are no constants"
             )
         at = index + 1
-        has_offset = norm.op_type in _TAKES_OFF_MEAN and len(norm.inputs) > at
+        has_offset = _takes_off_mean(norm) and len(norm.inputs) > at
         offset = constant(norm.inputs[at]) if has_offset else None
         for node in consumers:
             layer = self._layer(node)
@@ -217,9 +210,10 @@ class _Turn:
     def _factor_input(self, norm: ir.Node) -> int:
         if norm.op_type == "Mul":
             return self._constant_input(norm)
-        if norm.op_type not in _NORMS:
+        row = layer_norm(norm)
+        if row is None:
             raise PlanError(f"rotation: {norm.op_type} {norm.name!r} is no normalization")
-        return 2 if norm.op_type in _SKIPS else 1
+        return row.factor
 
     def _constant_input(self, node: ir.Node) -> int:
         for index, value in enumerate(node.inputs):
@@ -291,3 +285,8 @@ def _check_same(before: ir.Model, after: ir.Model, feed: Feed) -> None:
                 f"{error:.3g} of {largest:.3g}. Every layer that produces or consumes the rotated "
                 "channels must be in a stream"
             )
+
+
+def _takes_off_mean(node: ir.Node) -> bool:
+    row = layer_norm(node)
+    return row is not None and row.takes_off_mean

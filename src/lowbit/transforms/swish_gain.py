@@ -23,13 +23,13 @@ from lowbit.graph.editing import (
 )
 from lowbit.graph.naming import tensor_name
 from lowbit.ops.activations import is_scale_invariant
+from lowbit.ops.families import SUMS
 from lowbit.ops.traits import Kind, clip_bounds, moves_exactly, traits_of
 from lowbit.transforms.layers import WeightedLayer, find_layer
 
 GAIN = 1.1
 
 _UNDONE = "lowbit.gain_undone"
-_ADDS = ("Add", "Sub", "Sum")
 _PASSING = (Kind.MOVES, Kind.CONCATENATES, Kind.AVERAGES)
 
 
@@ -139,7 +139,7 @@ def _passes_gain(node: ir.Node, constants: int) -> bool:
     traits = traits_of(node)
     moves = traits is not None and traits.kind in _PASSING and moves_exactly(node)
     # A blend of numbers is linear in them; a constant beside them would have to be scaled as well.
-    return node.op_type == "Resize" or (constants == 0 and (moves or node.op_type in _ADDS))
+    return node.op_type == "Resize" or (constants == 0 and (moves or node.op_type in SUMS))
 
 
 def _scale(graph: ir.Graph, layer: WeightedLayer, carriers: set[ir.Value], tied: _Tied) -> None:

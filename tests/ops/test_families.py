@@ -1,0 +1,58 @@
+"""The rows of normalizations say what onnxruntime computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from lowbit.graph.session import session
+from lowbit.ops.families import LAYER_NORMS, LayerNorm, layer_norm
+
+_SIZE = 6
+
+
+def _model(name: str, count: int) -> ir.Model:
+    domain = "com.microsoft" if name.startswith("Skip") else ""
+    sources = LAYER_NORMS[name].sources
+    values = [
+        ir.val(f"in{index}", ir.DataType.FLOAT, (2, 3, _SIZE) if index < sources else (_SIZE,))
+        for index in range(count)
+    ]
+    attributes = {"epsilon": 1e-6} | ({} if domain else {"axis": -1})
+    node = ir.node(name, values, attributes, domain=domain)
+    node.outputs[0].name = "y"
+    node.outputs[0].dtype = ir.DataType.FLOAT
+    graph = ir.Graph(
+        values, node.outputs[:1], nodes=[node], opset_imports={"": 23, "com.microsoft": 1}, name="g"
+    )
+    return ir.Model(graph, ir_version=10)
+
+
+def _expected(row: LayerNorm, arrays: list[np.ndarray]) -> np.ndarray:
+    total = sum(arrays[: row.sources])
+    if row.bias is not None:
+        total = total + arrays[row.bias]
+    if row.takes_off_mean:
+        total = total - total.mean(-1, keepdims=True)
+    result = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6) * arrays[row.factor]
+    return result if row.offset is None else result + arrays[row.offset]
+
+
+@pytest.mark.parametrize("name", LAYER_NORMS)
+def test_a_row_names_the_inputs_that_onnxruntime_reads_so(name: str) -> None:
+    row = LAYER_NORMS[name]
+    count = 1 + max(row.factor, row.offset or 0, row.bias or 0)
+    random = np.random.default_rng(1)
+    shapes = [(2, 3, _SIZE) if index < row.sources else (_SIZE,) for index in range(count)]
+    arrays = [random.normal(1, 2, shape).astype(np.float32) for shape in shapes]
+    feed = {f"in{index}": array for index, array in enumerate(arrays)}
+
+    with session(_model(name, count)) as running:
+        (found,) = running.run(["y"], feed)
+
+    np.testing.assert_allclose(found, _expected(row, arrays), atol=1e-4)
+
+
+def test_other_operators_are_no_normalization_of_the_last_axis() -> None:
+    assert layer_norm(ir.node("BatchNormalization", [None] * 5)) is None
