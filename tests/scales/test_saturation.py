@@ -12,7 +12,7 @@ from lowbit.config.presets import find_preset
 from lowbit.config.specs import IntegerSpec
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.geometry import ConvLayer, LinearLayer, MatrixLayer, TransposedConvLayer
-from lowbit.pipeline.saturation import find_saturating
+from lowbit.pipeline.kernels import find_saturating
 from lowbit.scales.saturation import SummedPairs, saturation_free
 from lowbit.scales.weights import integers, weight_params
 

@@ -24,8 +24,7 @@ from lowbit.graph.onnx_passes import check_like, check_valid
 from lowbit.graph.parts import check_parts, is_large
 from lowbit.graph.profiling import saturates_int8
 from lowbit.numerics.metrics import SignalNoise
-from lowbit.pipeline.saturation import find_saturating
-from lowbit.pipeline.speed import slow_kernels
+from lowbit.pipeline.kernels import find_saturating, slow_kernels
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.planning.unquantized import layers_in_subgraphs
 from lowbit.report.values import Report, Step, count_formats, scores

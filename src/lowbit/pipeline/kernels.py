@@ -1,12 +1,16 @@
-"""Whether a quantized model can saturate in kernels that add two products in 16 bits."""
+"""What a quantized model meets in the kernels of x86 CPUs: slow ones, and sums that saturate."""
 
 from __future__ import annotations
 
+from lowbit.config.specs import IntegerSpec
+from lowbit.planning.plan import Plan
 from lowbit.planning.saturation import summed_in_pairs
 from lowbit.report.values import Saturation
 from lowbit.scales.saturation import SummedPairs
 from lowbit.state import Quantized
-from lowbit.targets.builtin import X86_PAIRS
+from lowbit.targets.builtin import ONNXRUNTIME, X86_PAIRS
+
+_FAST = "U8S8_PERCHANNEL"
 
 
 def find_saturating(state: Quantized) -> Saturation | None:
@@ -28,3 +32,12 @@ def find_saturating(state: Quantized) -> Saturation | None:
         saturates = pairs.can_saturate(codes) if known else pairs.can_saturate_somehow(codes)
         found += [str(node.name) for node, _ in readers] if saturates else []
     return Saturation(layers=sum(map(len, layers.values())), saturating=tuple(found))
+
+
+def slow_kernels(plan: Plan) -> str:
+    """Return what is slow about most activations in onnxruntime on x86 CPUs; nothing if they are fast."""
+    formats = [t.spec.format for t in plan.activations() if isinstance(t.spec, IntegerSpec)]
+    slow = sum(each not in ONNXRUNTIME.fast_formats for each in formats)
+    if 2 * slow <= len(formats):
+        return ""
+    return f"slow on x86 CPUs: there take {_FAST}"

@@ -11,6 +11,7 @@ import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.config.refinement import AdaQuant, AdaRound, Gptq, LayerReconstruction, Refinement
 from lowbit.graph.profiling import saturates_int8
+from lowbit.pipeline.kernels import slow_kernels
 
 _REFINEMENTS = (
     LayerReconstruction(),
@@ -81,3 +82,14 @@ def test_the_verdict_counts_what_fused_kernels_make_of_a_model() -> None:
     assert verdicts["full"].saturation.saturating
     assert verdicts["full"].verdict.fused
     assert "fused kernels" in verdicts["full"].verdict.describe()
+
+
+@pytest.mark.parametrize(
+    ("preset", "slow"),
+    [("A8W8", True), ("XINT8", True), ("U16S8", True), ("U8S8", False), ("W8", False)],
+)
+def test_a_slow_preset_says_so_and_names_the_fast_one(preset: str, *, slow: bool) -> None:
+    said = slow_kernels(lowbit.plan(saturating_network(), preset=preset))
+
+    assert said.startswith("slow on x86 CPUs") is slow
+    assert ("take U8S8_PERCHANNEL" in said) is slow
