@@ -88,8 +88,8 @@ def test_feed_does_not_alias_the_array() -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": ROWS}, r"no array for input 'x' \(its arrays: 'images'\).*numpy\.savez\('a\.npz', \*\*\{'x': \.\.\.\}\)"),
-        ({"x1": ROWS}, r"no array for input 'x'; did you mean 'x1'"),
+        ({"images": ROWS, "more": ROWS}, r"no array for input 'x' \(its arrays: 'images', 'more'\).*numpy\.savez\('a\.npz', \*\*\{'x': \.\.\.\}\)"),
+        ({"x1": ROWS, "y": ROWS}, r"no array for input 'x'; did you mean 'x1'"),
         ({}, r"its arrays: none"),
         ({"x": ROWS.astype(np.float64)}, r"row 0 of .*a\.npz, input 'x': expected float32, got float64"),
         ({"x": ROWS.astype(np.uint8)}, r"expected float32, got uint8; name a preprocessing"),
@@ -109,6 +109,32 @@ def test_npz_that_does_not_fit_is_refused(
 
     with pytest.raises(DataError, match=message):
         list(open_data(tmp_path / "a.npz", vector()))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"labels": np.arange(7), "names": np.array(list("abcdefg")), "one": np.ones((7, 9))}],
+)
+def test_the_only_array_that_could_be_fed_needs_no_name(
+    tmp_path: Path, others: dict[str, np.ndarray]
+) -> None:
+    np.savez(tmp_path / "a.npz", **others, images=ROWS)  # type: ignore[arg-type]
+
+    found = [feed["x"] for feed in open_data(tmp_path / "a.npz", vector())]
+
+    np.testing.assert_array_equal(found, ROWS[:, None])
+
+
+def test_arrays_saved_without_names_are_those_of_the_inputs_in_order(
+    tmp_path: Path, two_inputs: list[InputInfo]
+) -> None:
+    first, ids = ROWS[:, :3], np.arange(14).reshape(7, 2)
+    np.savez(tmp_path / "a.npz", first, ids)
+
+    feeds = list(open_data(tmp_path / "a.npz", two_inputs))
+
+    np.testing.assert_array_equal([feed["a/b:0"] for feed in feeds], first[:, None])
+    np.testing.assert_array_equal([feed["ids"] for feed in feeds], ids[:, None])
 
 
 def test_fewer_rows_than_the_batch_are_refused() -> None:

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from lowbit.data.inputs import InputInfo, transposition
 from lowbit.data.remote import local_path
 from lowbit.errors import DataError, OutputError, did_you_mean
 from lowbit.files import DAMAGED, TemporaryFolder
+
+# Of several images: without an axis of channels, and with one.
+_IMAGE_RANKS = (3, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +73,15 @@ def read_npz(
 ) -> Table:
     """Return the arrays of a ``.npz`` that the inputs are named after; others are skipped.
 
-    No more than ``limit`` feeds are unpacked, and nothing that does not fit the inputs, unless rows
+    Without such names the order of the arrays tells, or the only one that could be fed. No more than ``limit`` feeds are unpacked, and nothing that does not fit the inputs, unless rows
     are ``images`` that will be made to fit.
     """
     folder = TemporaryFolder()
     arrays: dict[str, NDArray[Any]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {name.removesuffix(".npy"): name for name in archive.namelist()}
-            _check_names(path, list(members), inputs)
-            found = {info.name: _open_member(archive, members[info.name], path) for info in inputs}
+            members = _find_members(archive, inputs, path, images=images)
+            found = {name: _open_member(archive, member, path) for name, member in members.items()}
             rows = {i.name: _rows_needed(found[i.name], i, limit, images=images) for i in inputs}
             _check_room(path, folder.path, (found[name].nbytes(rows[name]) for name in found))
             for position, (name, member) in enumerate(found.items()):
@@ -128,6 +130,40 @@ class _Member:
             ) from error
         if missing:
             raise EOFError(f"{self.what} ends {missing} bytes early")
+
+
+def _find_members(
+    archive: zipfile.ZipFile, inputs: Sequence[InputInfo], path: Path, *, images: bool
+) -> dict[str, str]:
+    """Return the file in the archive of each input."""
+    members = {name.removesuffix(".npy"): name for name in archive.namelist()}
+    names = [info.name for info in inputs]
+    if all(name in members for name in names):
+        return {name: members[name] for name in names}
+    # So does numpy.savez call arrays that were given without names.
+    if list(members) == [f"arr_{index}" for index in range(len(inputs))]:
+        return dict(zip(names, members.values(), strict=True))
+    fitting = [
+        member
+        for member in (members.values() if len(inputs) == 1 else ())
+        if _could_feed(archive, member, path, inputs[0], images=images)
+    ]
+    if len(fitting) != 1:
+        _refuse_names(path, list(members), inputs)
+    return {names[0]: fitting[0]}
+
+
+def _could_feed(
+    archive: zipfile.ZipFile, name: str, path: Path, info: InputInfo, *, images: bool
+) -> bool:
+    """Whether the rows of an array have the shape of an input, or that of images."""
+    try:
+        member = _open_member(archive, name, path)
+        with member.packed:
+            _rows_needed(member, info, None, images=images)
+    except (DataError, ValueError):
+        return False
+    return info.shape is not None and (not images or len(member.shape) in _IMAGE_RANKS)
 
 
 def _open_member(archive: zipfile.ZipFile, name: str, path: Path) -> _Member:
@@ -282,17 +318,13 @@ def _map(path: Path, what: str) -> NDArray[Any]:
     return mapped
 
 
-def _check_names(path: Path, found: list[str], inputs: Sequence[InputInfo]) -> None:
-    for info in inputs:
-        if info.name in found:
-            continue
-        near = did_you_mean(info.name, found)
-        arrays = ", ".join(map(repr, found)) or "none"
-        example = f"numpy.savez({path.name!r}, **{{{info.name!r}: ...}})"
-        raise DataError(
-            f"{path} has no array for input {info.name!r}{near} (its arrays: {arrays}); "
-            f"name the arrays after the inputs: {example}"
-        )
+def _refuse_names(path: Path, found: list[str], inputs: Sequence[InputInfo]) -> NoReturn:
+    name = next(info.name for info in inputs if info.name not in found)
+    arrays = ", ".join(map(repr, found)) or "none"
+    raise DataError(
+        f"{path} has no array for input {name!r}{did_you_mean(name, found)} (its arrays: {arrays}); "
+        f"name the arrays after the inputs: numpy.savez({path.name!r}, **{{{name!r}: ...}})"
+    )
 
 
 def _check_single(what: str, inputs: Sequence[InputInfo]) -> None:
