@@ -36,6 +36,7 @@ from lowbit.ops.traits import (
 )
 from lowbit.ops.weights import weight_inputs
 from lowbit.planning.blocks import find_float_parts
+from lowbit.planning.decisions import drop_before_decisions, find_decisions
 from lowbit.planning.requests import Placement, Request, is_lone
 from lowbit.planning.rules import Scheme
 from lowbit.planning.weights_only import is_weight_only, place_dequantized, place_weights
@@ -56,6 +57,7 @@ def place(
     """Return what every operator of the graph requests, before fusing and sharing."""
     placement = Placement(parts=find_float_parts(graph, target.float_parts))
     shapes = _shape_values(graph)
+    decisions = find_decisions(graph, operators)
     waiting: list[tuple[ir.Node, OpTraits]] = []
     for node in graph:
         if node.meta.get(REQUANTIZED) and node.outputs[0].is_graph_output():
@@ -73,7 +75,7 @@ def place(
         traits = _traits(node, target, operators)
         reason = _stays_float(node, traits, schemes[node], target, shapes)
         if schemes[node].priority == 0:  # where a rule speaks of the node, that holds
-            reason = reason or placement.parts.nodes.get(node)
+            reason = reason or placement.parts.nodes.get(node) or decisions.reason(node)
         if place_dequantized(placement, node, schemes[node], target):
             placement.float_why[node] = "it computes in float, with weights in integers"
         elif reason is not None or traits is None:
@@ -83,6 +85,7 @@ def place(
         else:
             _place_node(placement, node, traits, schemes[node], target)
     _place_beside(placement, waiting, schemes, target)
+    drop_before_decisions(graph, placement, decisions)
     return placement
 
 

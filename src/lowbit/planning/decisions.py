@@ -1,0 +1,90 @@
+"""Operators that decide by numbers, such as comparisons: they read a model's inputs as they are given.
+
+A number at a threshold lies on either side of it once it is rounded, a token's number that is given in
+float becomes another token. What was computed is near a threshold by chance alone; what is given is
+often exactly there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from lowbit.graph.editing import is_float_tensor
+from lowbit.graph.naming import tensor_name
+from lowbit.ops.traits import OPERATORS, Operators, is_data_movement, traits_of
+from lowbit.planning.requests import Placement
+
+# They write floats, but steps of them.
+_STEPS = ("Floor", "Ceil", "Round", "Sign", "Mod")
+_NO_NUMBERS = ("Shape", "Size")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decisions:
+    """What reads inputs of the model as they are given.
+
+    Attributes:
+        nodes: The nodes that decide.
+        readers: For each input, and for what moves of it, those that read it for such a node.
+    """
+
+    nodes: frozenset[ir.Node] = frozenset()
+    readers: dict[ir.Value, set[ir.Node]] = dataclasses.field(default_factory=dict)
+
+    def reason(self, node: ir.Node) -> str | None:
+        """Return why a node stays in float, if it decides."""
+        return "decides by numbers as they are given" if node in self.nodes else None
+
+
+def find_decisions(graph: ir.Graph, operators: Operators = OPERATORS) -> Decisions:
+    """Return the nodes that decide by inputs of the model, and what leads from these to them."""
+    nodes: set[ir.Node] = set()
+    readers: dict[ir.Value, set[ir.Node]] = {}
+    for node in graph:
+        if not _decides(node, operators):
+            continue
+        for value in node.inputs:
+            way = [] if value is None else [*_from_input(value, node, operators)]
+            for source, reader in way:
+                nodes.add(node)
+                readers.setdefault(source, set()).add(reader)
+    return Decisions(frozenset(nodes), readers)
+
+
+def drop_before_decisions(graph: ir.Graph, placement: Placement, decisions: Decisions) -> None:
+    """Let what leads to a decision read float. Changes ``placement``."""
+    names = {node: str(node.name) for node in graph}
+    for value, readers in decisions.readers.items():
+        request = placement.activations.get(tensor_name(value))
+        if request is None:
+            continue
+        left = [names[n] for n in value.consumers() if n in names and n not in readers]
+        asked = left if request.consumers is None else request.consumers
+        request.consumers = tuple(name for name in asked if name in left)
+        if not request.consumers:
+            del placement.activations[tensor_name(value)]
+
+
+def _decides(node: ir.Node, operators: Operators) -> bool:
+    """Whether what a node writes changes by steps with what it reads."""
+    if node.op_type in _NO_NUMBERS or traits_of(node, operators) is not None:
+        return False
+    known = [v for v in node.outputs if v.dtype is not None]
+    return node.op_type in _STEPS or any(not v.dtype.is_floating_point() for v in known if v.dtype)
+
+
+def _from_input(
+    value: ir.Value, reader: ir.Node, operators: Operators
+) -> Iterator[tuple[ir.Value, ir.Node]]:
+    """Yield the values from an input of the model to a node, each with what reads it, if one leads there."""
+    way = [(value, reader)]
+    producer = value.producer()
+    while producer is not None and is_data_movement(producer, operators) and producer.inputs[0]:
+        value = producer.inputs[0]
+        way.append((value, producer))
+        producer = value.producer()
+    if producer is None and value.is_graph_input() and is_float_tensor(value):
+        yield from way
