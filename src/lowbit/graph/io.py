@@ -112,11 +112,24 @@ def as_file(model: ir.Model) -> Iterator[pathlib.Path]:
 
     onnxruntime maps such weights, which is faster and smaller than handing over bytes.
     """
-    with temporary_folder() as folder:
+
+    def write(folder: pathlib.Path) -> pathlib.Path:
         path = folder / "model.onnx"
+        with serialization_errors():
+            ir.save(portable(without_overloads(model)), path, external_data="weights.bin")
+        return path
+
+    with temporary_copy(write) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def temporary_copy(write: Callable[[pathlib.Path], pathlib.Path]) -> Iterator[pathlib.Path]:
+    """Yield the path that ``write`` returns of what it writes into a temporary folder."""
+    with temporary_folder() as folder:
         try:
-            with garbage_collection_paused(), serialization_errors():
-                ir.save(portable(without_overloads(model)), path, external_data="weights.bin")
+            with garbage_collection_paused():
+                path = write(folder)
         except OSError as error:
             raise OutputError(
                 f"cannot write a temporary copy of the model to {folder}: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -71,7 +72,7 @@ def part_message(
         for value in part.outputs:
             ir.serde.serialize_value_into(graph.output.add(), value)
         for node in part:
-            _add_node(graph.node.add(), node)
+            add_node(graph.node.add(), node)
         for value in part.initializers.values():
             if value.const_value is not None:
                 proto_tensor = graph.initializer.add()
@@ -90,15 +91,33 @@ def part_message(
     return bytes(proto.SerializeToString())
 
 
-def _add_node(proto: onnx.NodeProto, node: ir.Node) -> None:
+def add_node(proto: onnx.NodeProto, node: ir.Node) -> None:
     """Write what onnxruntime reads of a node."""
     proto.op_type, proto.domain, proto.name = node.op_type, node.domain, node.name or ""
     if node.overload:
         proto.overload = node.overload
-    proto.input.extend("" if value is None else value.name or "" for value in node.inputs)
-    proto.output.extend(value.name or "" for value in node.outputs)
-    for attribute in node.attributes.values():
-        ir.serde.serialize_attribute_into(proto.attribute.add(), attribute)
+    proto.input.extend(["" if value is None else value.name or "" for value in node.inputs])
+    proto.output.extend([value.name or "" for value in node.outputs])
+    for attribute in node.attributes.data.values():
+        _add_attribute(proto.attribute.add(), attribute)
+
+
+def _add_attribute(proto: onnx.AttributeProto, attribute: ir.Attr) -> None:
+    """Write an attribute; onnx-ir takes several times as long for the commonest kinds."""
+    field = None if attribute.is_ref() else _FIELDS.get(attribute.type)
+    if field is None:
+        ir.serde.serialize_attribute_into(proto, attribute)
+        return
+    proto.name, proto.type = attribute.name, int(attribute.type)
+    if attribute.type == ir.AttributeType.INTS:
+        proto.ints.extend(attribute.value)
+    else:
+        setattr(proto, field, attribute.value)
+
+
+_FIELDS: Mapping[ir.AttributeType, str] = MappingProxyType(
+    {ir.AttributeType.INT: "i", ir.AttributeType.FLOAT: "f", ir.AttributeType.INTS: "ints"}
+)
 
 
 @contextlib.contextmanager

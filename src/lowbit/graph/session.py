@@ -20,6 +20,7 @@ from lowbit.graph import io
 from lowbit.graph.memory import garbage_collection_paused, release_memory
 from lowbit.graph.naming import name_everything
 from lowbit.graph.narrow_types import has_narrow, run_narrow
+from lowbit.graph.session_files import is_plain, write_plain
 
 Array = NDArray[Any]
 Feed = Mapping[str, Array]
@@ -248,8 +249,10 @@ def session(
     name: str = "the model",
 ) -> Iterator[Session]:
     """Yield a session on ``model`` that can also return the values named in ``extra_outputs``."""
-    probe = with_outputs(model, extra_outputs)
-    with opened(probe, threads=threads, optimize=optimize, name=name) as running:
+    with (
+        _as_file(model, extra_outputs) as path,
+        contextlib.closing(Session(path, threads=threads, optimize=optimize, name=name)) as running,
+    ):
         yield running
 
 
@@ -258,12 +261,20 @@ def opened(
     model: ir.Model, *, threads: int = 0, optimize: Optimize = "none", name: str = "the model"
 ) -> Iterator[Session]:
     """Yield a session on ``model`` as it is; its names must be unique."""
-    with io.as_file(model) as path:
-        running = Session(path, threads=threads, optimize=optimize, name=name)
-        try:
-            yield running
-        finally:
-            running.close()
+    with session(model, threads=threads, optimize=optimize, name=name) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def _as_file(model: ir.Model, extra_outputs: Sequence[str]) -> Iterator[pathlib.Path]:
+    """Yield the path of a temporary copy that also gives the values named."""
+    if not is_plain(model):
+        with io.as_file(with_outputs(model, extra_outputs)) as path:
+            yield path
+        return
+    values = _further_outputs(model.graph, extra_outputs)
+    with io.temporary_copy(lambda folder: write_plain(model, values, folder)) as path:
+        yield path
 
 
 @garbage_collection_paused()
@@ -272,13 +283,18 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
     probe = model.clone()
     # onnxruntime refuses two nodes of one name, which files do have.
     name_everything(probe)
-    values = ir.convenience.create_value_mapping(probe.graph, include_subgraphs=False)
-    present = {value.name for value in probe.graph.outputs}
-    refuse_unknown(names, values)
-    for name in dict.fromkeys(names):
-        if name not in present:
-            probe.graph.outputs.append(values[name])
+    probe.graph.outputs.extend(_further_outputs(probe.graph, names))
     return probe
+
+
+def _further_outputs(graph: ir.Graph, names: Sequence[str]) -> list[ir.Value]:
+    """Return the named values that are no outputs yet."""
+    if not names:
+        return []
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+    refuse_unknown(names, values)
+    present = {value.name for value in graph.outputs}
+    return [values[name] for name in dict.fromkeys(names) if name not in present]
 
 
 def refuse_unknown(names: Iterable[str], values: Mapping[str, ir.Value]) -> None:
