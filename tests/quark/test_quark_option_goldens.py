@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers.quark_cases import AFTER_A_NORM, DATA, QUARK_THREADS, read_quantized, samples
 from helpers.quark_helpers import BareReader, quiet
+from helpers.runtime_versions import skip_before
 
 from lowbit.pipeline import stages
 from lowbit.quark.onnx import Config, LayerWiseMethod, ModelQuantizer
@@ -57,6 +58,8 @@ CASES = {
 def test_tensors_and_their_parameters_are_quarks(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if case == "u8u8":
+        skip_before("1.23.0", "a Conv before a Clip to [-2, 2] gets a second node of its name")
     # As many threads a sample as Quark had: float sums depend on it.
     collect = functools.partial(stages.collect, threads_per_sample=QUARK_THREADS)
     monkeypatch.setattr(stages, "collect", collect)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import array_api_compat.numpy as numpy_api
 import numpy as np
-from array_api_compat import array_namespace, device, is_numpy_array
+from array_api_compat import array_namespace, device
 
 Array = Any
 # Columns that are looked at one by one before the others of their panel learn of it, and columns of
@@ -34,7 +35,7 @@ class Moments:
 
     def held_to(self, weight: Array, ridge: float) -> Moments:
         """Return the moments as if ``weight`` had been seen to be right on every input alone."""
-        inputs = _namespace(self.inputs).asarray(self.inputs, copy=True)
+        inputs = array_namespace(self.inputs).asarray(self.inputs, copy=True)
         extra = add_ridge(inputs, ridge)
         return Moments(inputs, self.outputs + extra[:, None, :] * weight)
 
@@ -44,12 +45,12 @@ def add_ridge(inputs: Array, ridge: float) -> Array:
 
     That times the weights that were right is to be added to G.
     """
-    xp = _namespace(inputs)
+    xp = array_namespace(inputs)
     power = _diagonal(xp, inputs)
     # An input that never varies decides nothing: its weights stay where they are.
     floor = xp.max(power) * 1e-6 + _TINY
     extra = ridge * power + floor
-    if xp is np:
+    if xp is numpy_api:
         np.einsum("gjj->gj", inputs)[...] += extra
     else:
         for j in range(inputs.shape[-1]):  # a diagonal matrix would be as large as the moments
@@ -64,7 +65,7 @@ def descend(
 
     ``start`` and ``bounds`` are groups x outputs x depth, ``scale`` broadcasts to them.
     """
-    xp = _namespace(start)
+    xp = array_namespace(start)
     # Columns become rows, which lie together in memory.
     codes, low, high, scales = (_columns_first(xp, a, start) for a in (start, *bounds, scale))
     inputs = moments.inputs
@@ -87,11 +88,6 @@ def descend(
     return xp.matrix_transpose(codes)
 
 
-def _namespace(array: Array) -> Any:
-    """Return the functions for an array: NumPy's own, which need no others around them."""
-    return np if is_numpy_array(array) else array_namespace(array)
-
-
 def _outputs_with(xp: Any, columns: Array) -> Array | slice | None:
     """Return the outputs of which any column is true: after the first sweep these are few.
 
@@ -99,14 +95,14 @@ def _outputs_with(xp: Any, columns: Array) -> Array | slice | None:
     """
     if not xp.any(columns):
         return None
-    if xp is not np:
+    if xp is not numpy_api:
         return slice(None)
     some = np.flatnonzero(columns.any(axis=(0, 1)))
     return slice(None) if len(some) > _MOST_PICKED * columns.shape[2] else some
 
 
 def _nearest(xp: Any, wanted: Array, low: Array, high: Array) -> Array:
-    rounded = np.rint(wanted) if xp is np else xp.round(wanted)
+    rounded = np.rint(wanted) if xp is numpy_api else xp.round(wanted)
     return xp.minimum(xp.maximum(rounded, low), high)
 
 

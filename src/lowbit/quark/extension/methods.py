@@ -103,10 +103,12 @@ class GrowingHistogram:
         if new_top <= old_top:
             counts, _ = _between(x, len(self.counts), old_top)
             return counts + self.counts, self.edges
-        width = 2 * old_top / len(self.counts)
+        # Whole numbers as floats of one type: what NumPy 1 and 2 make of a mixture differs.
+        kind = type(old_top)
+        width = kind(2) * old_top / kind(len(self.counts))
         self._refuse_too_many((new_top - old_top) / width)
-        extra = int((new_top - old_top) // width + 1)
-        top = extra * width + old_top
+        extra = int((new_top - old_top) // width + kind(1))
+        top = kind(extra) * width + old_top
         counts, edges = _between(x, len(self.counts) + 2 * extra, top)
         counts[extra : len(counts) - extra] += self.counts
         return counts, edges
