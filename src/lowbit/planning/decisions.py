@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import is_float_tensor
 from lowbit.graph.naming import tensor_name
+from lowbit.ops.families import READ_SHAPES
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement, traits_of
 from lowbit.planning.requests import Placement
 
 # They write floats, but steps of them.
 _STEPS = ("Floor", "Ceil", "Round", "Sign", "Mod")
-_NO_NUMBERS = ("Shape", "Size")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def drop_before_decisions(graph: ir.Graph, placement: Placement, decisions: Deci
 
 def _decides(node: ir.Node, operators: Operators) -> bool:
     """Whether what a node writes changes by steps with what it reads."""
-    if node.op_type in _NO_NUMBERS or traits_of(node, operators) is not None:
+    if node.op_type in READ_SHAPES or traits_of(node, operators) is not None:
         return False
     known = [v for v in node.outputs if v.dtype is not None]
     return node.op_type in _STEPS or any(not v.dtype.is_floating_point() for v in known if v.dtype)
