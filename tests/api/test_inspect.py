@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
@@ -19,6 +20,19 @@ def test_facts_are_those_of_the_file() -> None:
     sizes = [len(t.raw_data) or 4 * len(t.float_data) for t in proto.graph.initializer]
     assert found.constant_bytes == sum(sizes)
     assert found.constants == sum(sizes) // 4
+
+
+def test_weights_that_are_nodes_count_as_constants() -> None:
+    proto = small_cnn()
+    expected = lowbit.inspect(proto)
+    for tensor in proto.graph.initializer:
+        node = onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
+        proto.graph.node.insert(0, node)
+    proto.graph.ClearField("initializer")
+
+    found = lowbit.inspect(proto)
+
+    assert (found.constants, found.constant_bytes) == (expected.constants, expected.constant_bytes)
 
 
 def test_every_built_in_target_has_an_outlook_as_its_plan_says() -> None:

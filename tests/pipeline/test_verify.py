@@ -16,7 +16,8 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.config.presets import find_preset
 from lowbit.errors import VerificationError
 from lowbit.graph import io
-from lowbit.pipeline.verify import check_sqnr, constants_size, verify, with_reused
+from lowbit.graph.tensors import tensors_size
+from lowbit.pipeline.verify import check_sqnr, verify, with_reused
 from lowbit.report.values import Report, Score, Step
 
 _MODEL = """<ir_version: 8, opset_import: ["" : 17]>
@@ -117,7 +118,7 @@ def test_formats_are_counted_and_sizes_told() -> None:
     }
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in small_cnn().graph.initializer}
     assert report.size_before == sum(array.nbytes for array in stored.values())
-    assert report.size_after == constants_size(result.quantized)
+    assert report.size_after == tensors_size(result.quantized)
     written = [onnx.numpy_helper.to_array(t).nbytes for t in result.model.graph.initializer]
     assert report.size_after == sum(written)
 
@@ -226,4 +227,4 @@ def test_constants_are_counted_as_they_are_stored() -> None:
         }"""
     )
 
-    assert constants_size(io.load(model)) == 2 * 4 + 3
+    assert tensors_size(io.load(model)) == 2 * 4 + 3

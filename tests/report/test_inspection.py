@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from lowbit.report.inspection import Inspection, TargetOutlook, TensorShape, show_inspection
 
 FOUND = Inspection(
@@ -43,3 +45,12 @@ def test_each_target_says_what_stays_in_float_or_why_it_refuses(console) -> None
     assert "t P 3 + 2 0 of 9 nodes" in lines
     assert "u Q 0 + 0 4 of 9 nodes, mostly: unknown" in lines
     assert "v R is quantized already" in lines
+
+
+def test_what_every_target_refuses_for_one_reason_is_said_once(console) -> None:
+    screen = console(100)
+    refused = tuple(TargetOutlook(target=t, preset="P", refused="is empty") for t in "tu")
+
+    show_inspection(screen, msgspec.structs.replace(FOUND, targets=refused), everything=False)
+
+    assert screen.file.getvalue().count("is empty") == 1

@@ -16,7 +16,7 @@ from lowbit.evaluate.output_kinds import find_measured
 from lowbit.evaluate.shown_samples import show_samples
 from lowbit.graph.openvino import Runtime
 from lowbit.graph.profiling import saturates_int8
-from lowbit.pipeline.verify import constants_size
+from lowbit.graph.tensors import tensors_size
 from lowbit.report.values import Report, scores
 from lowbit.version import __version__
 
@@ -55,8 +55,8 @@ def comparison_report(
             *(analysis.notes if analysis else ()),
             *_refined(other, analysis),
         ),
-        size_before=constants_size(float_model),
-        size_after=constants_size(other),
+        size_before=tensors_size(float_model),
+        size_after=tensors_size(other),
         latency=latency,
         samples=show_samples(found.shown, _class_outputs(float_model, found)),
     )

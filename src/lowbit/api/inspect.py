@@ -12,7 +12,7 @@ from lowbit.api.quantize import ModelSource, planned_state
 from lowbit.config.presets import PRESETS, PURPOSES
 from lowbit.errors import LowbitError
 from lowbit.graph import io
-from lowbit.pipeline.verify import constants_size
+from lowbit.graph.tensors import every_tensor, tensors_size
 from lowbit.report.inspection import Inspection, TargetOutlook, TensorShape
 
 
@@ -24,7 +24,6 @@ def inspect(model: ModelSource) -> Inspection:
     """
     loaded = io.load(model)
     graph = loaded.graph
-    constants = [v.const_value for v in graph.initializers.values() if v.const_value is not None]
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else graph.name or "the model"
     return Inspection(
         model=str(name),
@@ -34,8 +33,8 @@ def inspect(model: ModelSource) -> Inspection:
         inputs=tuple(_shape(v) for v in graph.inputs if v.name not in graph.initializers),
         outputs=tuple(_shape(v) for v in graph.outputs),
         operators=dict(Counter(_operator(node) for node in graph.all_nodes())),
-        constants=sum(tensor.size for tensor in constants),
-        constant_bytes=constants_size(loaded),
+        constants=sum(tensor.size for tensor in every_tensor(loaded)),
+        constant_bytes=tensors_size(loaded),
         quantized_tensors=len(find_quantizers(loaded)),
         targets=tuple(_outlook(model, name) for purpose in PURPOSES for name in purpose.first),
     )

@@ -23,6 +23,7 @@ from lowbit.graph.narrow_types import has_float8
 from lowbit.graph.onnx_passes import check_like, check_valid
 from lowbit.graph.parts import check_parts, is_large
 from lowbit.graph.profiling import saturates_int8
+from lowbit.graph.tensors import tensors_size
 from lowbit.numerics.metrics import SignalNoise
 from lowbit.pipeline.kernels import find_saturating, slow_kernels
 from lowbit.planning.plan import Plan, TensorPlan
@@ -141,8 +142,8 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
             *_notes(samples, calibrated=bool(plan.observed())),
             *_preprocessing_notes(verdict, samples),
         ),
-        size_before=constants_size(state.loaded),
-        size_after=constants_size(quantized),
+        size_before=tensors_size(state.loaded),
+        size_after=tensors_size(quantized),
     )
 
 
@@ -224,12 +225,6 @@ def with_reused(report: Report, stats: Stats, *, transformed: bool) -> Report:
         calibration_samples=stats.samples,
         notes=(note, *(n for n in report.notes if not n.startswith("verified on calibration"))),
     )
-
-
-def constants_size(model: ir.Model) -> int:
-    """Return the bytes of all constants."""
-    values = model.graph.initializers.values()
-    return sum(v.const_value.nbytes for v in values if v.const_value is not None)
 
 
 def check_verdict(report: Report, *, allow_ruined: bool) -> None:

@@ -69,6 +69,11 @@ def show_inspection(console: Console, found: Inspection, *, everything: bool) ->
         pairs = counted(found.quantized_tensors, "quantizer")
         facts.add_row("quantized", f"already, with {pairs}: give `lowbit quantize` the float model")
     show(console, facts)
+    if len({row.refused for row in found.targets} - {""}) == 1 and all(
+        r.refused for r in found.targets
+    ):
+        console.print(Text(visible(f"No target takes it: {found.targets[0].refused}.")))
+        return
     table = make_table(
         "what each target would do", "target", "preset", "activations + weights", "in float"
     )
