@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
@@ -18,6 +17,7 @@ from lowbit.config.specs import AccumulatorBias
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.numerics.affine import QParams, power_of_two_qparams
 from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.metrics import decibels
 from lowbit.planning.plan import BiasPlan, Plan, TensorPlan
 from lowbit.scales.alignment import align, components
 from lowbit.scales.bias import bias_params, repaired_weight
@@ -252,4 +252,4 @@ def _cost(tensor: TensorPlan, stats: Stats, before: QParams, after: QParams) -> 
     errors = [error_of(density, params, tensor.integer) for params in (before, after)]
     if min(errors) <= 0:
         return None
-    return 10 * math.log10(errors[1] / errors[0])
+    return decibels(errors[1], errors[0])
