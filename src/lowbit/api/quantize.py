@@ -38,8 +38,7 @@ from lowbit.numerics.metrics import Metric
 from lowbit.ops.traits import OPERATORS, Operators
 from lowbit.pipeline import stages
 from lowbit.pipeline.normalizing import ReusedModel
-from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
-from lowbit.pipeline.plan_only import plan_only
+from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress, plan_only
 from lowbit.pipeline.stages import Refinement
 from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
 from lowbit.planning.plan import Plan

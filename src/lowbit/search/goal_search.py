@@ -24,7 +24,6 @@ from lowbit.search.finishing import Finisher
 from lowbit.search.goal import Goal
 from lowbit.search.goal_evaluator import GoalEvaluator, Measurement
 from lowbit.search.kept_trials import KeptTrial, KeptTrials, Took, model_hash
-from lowbit.search.rebuilding import rebuilt
 from lowbit.search.trail import Budget, End, Outcome, Row, Trail
 from lowbit.state import Calibrated, Quantized, extended
 
@@ -59,7 +58,7 @@ def restored(finisher: Finisher, base: Quantized, trial: KeptTrial) -> Candidate
     config = trial.configuration()
     if config is None:
         return None
-    built = base if config == base.config else rebuilt(finisher.pipeline, base, config)
+    built = base if config == base.config else finisher.pipeline.rebuilt(base, config)
     state, _ = finisher.refined(built, keep=False)
     if model_hash(state.emitted.model) != trial.model:
         return None
@@ -200,7 +199,7 @@ class GoalSearch:
                 raise PlanError(known.refused)
             if known is not None and known.outputs is not None:
                 return self.evaluator.screened(known.names, known.outputs)
-            made.append(rebuilt(self.pipeline, self.best.built, config))
+            made.append(self.pipeline.rebuilt(self.best.built, config))
             return self.evaluator.searched(made[0])
 
         try:
@@ -230,7 +229,7 @@ class GoalSearch:
 
     def built(self, screened: Screened) -> Quantized:
         """Return the model of a candidate, before its refinement."""
-        return screened.built or rebuilt(self.pipeline, self.best.built, screened.config)
+        return screened.built or self.pipeline.rebuilt(self.best.built, screened.config)
 
     def refined(
         self, built: Quantized, promoted: tuple[PromotedRegion, ...] = (), note: str = ""

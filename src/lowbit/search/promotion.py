@@ -29,7 +29,6 @@ from lowbit.scales.ranges import scaled_range
 from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
 from lowbit.search.promotion_values import USABLE, Promoted, Requirement
-from lowbit.search.rebuilding import rebuilt
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
 from lowbit.search.switched_model import Switching, open_switched
@@ -217,7 +216,7 @@ class Promoter:
     def _rebuilt(self, state: Quantized, config: QuantConfig) -> Quantized:
         known = self._known if self._known is not None and self._known[0] is state else None
         source = state if known is None else extended(state, Quantized, stats=known[1])
-        built = rebuilt(self._pipeline, source, config)
+        built = self._pipeline.rebuilt(source, config)
         self._known = (state, built.stats)
         return built
 
