@@ -9,7 +9,7 @@ import pytest
 from lowbit.calibrate import log_histogram, pooled
 from lowbit.calibrate.collect import collect
 from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of, thinnable
-from lowbit.calibrate.thinning import row_step, thinned
+from lowbit.calibrate.subsampling import row_step, subsampled
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
@@ -166,8 +166,8 @@ def test_the_histogram_of_a_large_map_is_that_of_its_thinned_rows(batch: int) ->
     found = collect(model, _plan(model, MinMse()), feeds)["r"]
 
     whole = _relu_of(model, feeds)
-    expected, _ = log_histogram.count(thinned(whole))
-    assert thinned(whole).size == whole.size // 2
+    expected, _ = log_histogram.count(subsampled(whole))
+    assert subsampled(whole).size == whole.size // 2
     assert (found.low, found.count) == (0.0, whole.size)
     assert found.high == pytest.approx(float(whole.max()), rel=1e-6)
     # onnxruntime's optimizations may move a value over the edge of a bin.

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
 from lowbit.calibrate.pooled import add_pools, add_rows, large_maps, poolable, thinnable
-from lowbit.calibrate.sampling import SampleRunner, observe_arrays
+from lowbit.calibrate.sample_runner import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import OutputMse

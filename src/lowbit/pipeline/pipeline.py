@@ -17,7 +17,7 @@ from lowbit.ops.linear import linear_operator
 from lowbit.pipeline import stages
 from lowbit.pipeline.stages import Feeds
 from lowbit.planning.plan import Plan
-from lowbit.scales.solutions import Solutions
+from lowbit.scales.solver_cache import SolverCache
 from lowbit.state import (
     Calibrated,
     Loaded,
@@ -145,7 +145,7 @@ class Pipeline:
                 progress=lambda done: self.clock.tell("calibrate", done, total),
             )
 
-    def finish(self, state: Calibrated, known: Solutions | None = None) -> Quantized:
+    def finish(self, state: Calibrated, known: SolverCache | None = None) -> Quantized:
         """Solve, correct biases if asked to, and emit; ``known``: see ``stages.solve``."""
         with self.clock.stage("solve"):
             solved = stages.solve(state, known)
