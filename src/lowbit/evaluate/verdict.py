@@ -137,9 +137,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Return it in words, with the number it rests on."""
-        where = "samples"
+        where = "sample" if self.samples == 1 else "samples"
         if self.held_out is not None:
-            where = "held-out samples" if self.held_out else "calibration samples"
+            where = f"{'held-out' if self.held_out else 'calibration'} {where}"
         how = " through this processor's fused kernels" if self.fused else ""
         return f"{self.worst.describe()}, on {self.samples} {where}{how}{self.doubt}"
 
