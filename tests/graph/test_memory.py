@@ -87,6 +87,19 @@ def test_memory_is_gone_through_again_only_after_the_process_has_grown(
 
 
 @pytest.mark.usefixtures("fresh")
+def test_growth_is_counted_from_the_least_that_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    sizes = iter([100 << 20, 90 << 20, 40 << 20, 60 << 20, 50 << 20])
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=kept.append))
+
+    for _ in range(3):
+        memory.release_memory()
+
+    assert len(kept) == 2, "from 40 to 60 MB it has grown, though it had 90 once"
+
+
+@pytest.mark.usefixtures("fresh")
 def test_where_the_system_does_not_say_it_is_always_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -39,6 +39,8 @@ class _Releaser:
         if now is None or now > self._after + _WORTH_IT:
             self._trim(0)
             self._after = resident_bytes() or 0
+        else:
+            self._after = min(self._after, now)
 
 
 def resident_bytes() -> int | None:
