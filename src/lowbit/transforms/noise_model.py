@@ -115,7 +115,8 @@ class _Channels:
         gain = self.activations_gain + self.producers_gain * np.square(up) + _TINY
         wanted = np.sqrt(np.sqrt(gain / (self.loss * np.square(down) + _TINY)))
         wanted = np.maximum(wanted, self.least / down)
-        return np.minimum(wanted, np.minimum(self.activations_most, self.producers_most * up))
+        most = np.minimum(self.activations_most, self.producers_most * up)
+        return np.asarray(np.minimum(wanted, most))
 
 
 def _power(parts: Sequence[Rounded]) -> DoubleArray:
