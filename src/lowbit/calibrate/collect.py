@@ -24,7 +24,7 @@ from lowbit.config.methods import OutputMse
 from lowbit.data.shards import Selection
 from lowbit.errors import CalibrationError
 from lowbit.graph.parts import PartwiseRun, is_large
-from lowbit.graph.session import Feed, Optimize, model_inputs, opened, with_outputs
+from lowbit.graph.session import Feed, Optimize, model_inputs, session, with_outputs
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.ops.traits import non_negative
@@ -128,7 +128,9 @@ def _collected(
     ordered: bool,
 ) -> Stats:
     """Collect here, in this process."""
-    with opened(probe, threads=observed.threads, optimize=observed.optimize, name=_NAME) as running:
+    with session(
+        probe, threads=observed.threads, optimize=observed.optimize, name=_NAME
+    ) as running:
         observer = OrderedObserver(observed.specs) if ordered else Observer(observed.specs)
         runner = SampleRunner(running, observed.specs, observed.pooled, observer, observed.mask)
         samples = _run_all(runner, first, feeds, progress, ordered=ordered)
