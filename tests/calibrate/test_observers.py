@@ -162,7 +162,7 @@ def test_means_and_variances_of_channels_are_numpys() -> None:
 
     for x in samples:
         observer.add("t", x)
-        observer.add_channels("t", channel_sums(x, 1, squares=True))
+        observer.add_channels({"t": channel_sums(x, 1, squares=True)})
 
     found, everything = observer.result()["t"], np.concatenate(samples).astype(np.float64)
     np.testing.assert_allclose(found.channels, everything.mean(axis=(0, 2)), rtol=1e-4, atol=1e-4)
@@ -287,7 +287,7 @@ def test_samples_that_are_not_finite_do_not_spoil_the_means() -> None:
     observer.add("t", np.ones((1, 2, 3), np.float32))
 
     for fill in (np.inf, 1.0, np.nan):
-        observer.add_channels("t", channel_sums(np.full((1, 2, 3), fill, np.float32), 1))
+        observer.add_channels({"t": channel_sums(np.full((1, 2, 3), fill, np.float32), 1)})
 
     means = observer.result()["t"].channels
     assert means is not None

@@ -18,6 +18,7 @@ from lowbit.ops.traits import (
     constant_integers,
     is_data_movement,
     moves_exactly,
+    non_negative,
     reduced_axes,
     spatial_size,
     traits_of,
@@ -148,6 +149,22 @@ def test_bounds_of_relu_and_clip() -> None:
     assert clip_bounds(node("Clip", x, None, high)) == (None, 6.0)
     assert clip_bounds(node("Clip", x, low, high)) == (-1.0, 6.0)
     assert clip_bounds(node("Clip", x, value(), high)) == (None, 6.0), "the lower one is computed"
+
+
+def test_tensors_that_are_kept_at_or_above_zero() -> None:
+    x = value(1)
+    nodes = [
+        node("Relu", x),
+        node("Clip", x, number(-1.0), number(6.0)),
+        node("Clip", x, number(0.0), number(6.0)),
+        node("Clip", x, number(0.5)),
+        node("Sigmoid", x),
+    ]
+    for index, each in enumerate(nodes):
+        each.outputs[0].name = f"y{index}"
+    graph = ir.Graph([x], [], nodes=nodes)
+
+    assert non_negative(graph) == {"y0", "y2", "y3"}
 
 
 def test_axes_count_from_the_end_too() -> None:

@@ -174,6 +174,17 @@ def clip_bounds(node: ir.Node) -> tuple[float | None, float | None]:
     return scalar(low), scalar(high)
 
 
+def non_negative(graph: ir.Graph) -> frozenset[str]:
+    """Return the tensors that a Relu or Clip keeps at or above zero."""
+    return frozenset(
+        str(node.outputs[0].name)
+        for node in graph
+        if node.op_type in ("Relu", "Clip")
+        and (low := clip_bounds(node)[0]) is not None
+        and low >= 0.0
+    )
+
+
 def reduced_axes(node: ir.Node) -> list[int] | None:
     """Return the axes of a reduction, counted from the front, or ``None`` if they are not known."""
     source = node.inputs[0]
