@@ -31,6 +31,7 @@ def _exact(model: onnx.ModelProto, level: str = "ORT_ENABLE_ALL") -> ort.Inferen
     options = ort.SessionOptions()
     options.add_session_config_entry("session.x64quantprecision", "1")
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    options.enable_mem_reuse = False  # planning it takes most of the time for block formats
     return ort.InferenceSession(model.SerializeToString(), options)
 
 
