@@ -26,7 +26,7 @@ _HIGHEST, _MEAN, _ROWS = "lowbit/highest", "lowbit/mean", "lowbit/rows"
 _LOWEST = "lowbit/lowest"
 _SPATIAL, _AXES_AS_INPUT = (2, 3), 18
 # Numbers of one sample's map from which on it is not handed out as a whole.
-_LARGE = 1 << 19
+_LARGE = 1 << 17
 _TO_THE_END = np.iinfo(np.int64).max
 # Channels of a block in onnxruntime are 8 or 16, by processor.
 _BLOCK = 16
