@@ -81,10 +81,10 @@ def collect(
     mask = "" if padding else mask_input(model_inputs(model))
     if is_large(model):
         return _collected_in_parts(model, specs, data, optimize, progress, mask, ordered=ordered)
-    probe, pooled = _probe(model, specs, masked=bool(mask))
     first, feeds = _peeked(data)
     sharing = sharing_of(first)
     threads, optimize = max(threads_per_sample, sharing.threads), sharing.lean(optimize)
+    probe, pooled = _probe(model, specs, masked=bool(mask), in_blocks=optimize == "all")
     observed = Observed(specs, pooled, threads, optimize, mask)
     if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
         return collect_shards(probe, observed, data, store, progress)
@@ -98,7 +98,7 @@ def _peeked(data: Iterable[Feed]) -> tuple[Feed | None, Iterator[Feed]]:
 
 
 def _probe(
-    model: ir.Model, specs: Mapping[str, ObserverSpec], *, masked: bool
+    model: ir.Model, specs: Mapping[str, ObserverSpec], *, masked: bool, in_blocks: bool
 ) -> tuple[ir.Model, dict[str, int]]:
     """Return a model that gives what is observed, and which tensors it measures itself."""
     # The graph does not know which positions are masked.
@@ -114,7 +114,7 @@ def _probe(
     }
     probe = with_outputs(model, [n for n in specs if n not in pooled])
     add_pools(probe.graph, pooled, [n for n in pooled if specs[n].floor is None])
-    add_rows(probe.graph, rows)
+    add_rows(probe.graph, rows, in_blocks=in_blocks)
     return probe, pooled
 
 

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from lowbit.errors import LowbitError, ModelError, VerificationError
 from lowbit.graph import io
+from lowbit.graph.contradictions import correct_shapes, has_contradictions
 from lowbit.graph.narrow_types import has_float8
 from lowbit.graph.session import Feed, Optimize, Session, model_inputs, session
 from lowbit.graph.soundness import serialization_errors
@@ -89,6 +90,7 @@ def infer_anew(model: ir.Model) -> None:
     for value in declared:
         value.type = value.shape = None
     infer_types(model)
+    contradictory = has_contradictions(model.graph)
     incomplete = False
     for value, (kind, shape) in declared.items():
         incomplete = incomplete or (value.shape is None and shape is not None)
@@ -96,6 +98,8 @@ def infer_anew(model: ir.Model) -> None:
         value.shape = _joined(value.shape, shape)
     if incomplete:
         infer_types(model)
+    if contradictory:
+        correct_shapes(model)
 
 
 def _joined(inferred: ir.Shape | None, declared: ir.Shape | None) -> ir.Shape | None:

@@ -181,7 +181,7 @@ const drawNetwork = (network, place, facts) => {
   const figure = (fact) => (colouring === "sqnr" ? (known(fact.sqnr) ? fact.sqnr.toFixed(1) + " dB" : "") : known(fact.sensitivity) ? (100 * fact.sensitivity).toPrecision(2) + " %" : "");
   const labels = (item) => {
     const value = figure(factOf(item));
-    if (item.node === undefined) return [item.title, (item.end - item.start) + " nodes" + (value ? ", " + (colouring === "sqnr" ? "worst " : "") + value : "") + (item.float ? ", " + item.float + " in float" : ""), "+ "];
+    if (item.node === undefined) return [item.title, (item.end - item.start) + " nodes" + (value ? ", " + (colouring === "sqnr" ? "worst " : "") + value : "") + (item.float ? ", " + item.float + " float" : ""), "+ "];
     const node = nodes[item.node];
     return [node[OPERATOR] + (value ? "  " + value : "") + (node[QUANTIZED] ? "" : "  float"), node[NAME]];
   };
@@ -318,7 +318,7 @@ const drawNetwork = (network, place, facts) => {
   const MANY = 1500;
   const act = {
     closer: () => zoom(1.4), farther: () => zoom(1 / 1.4), fit: () => fit(),
-    unfold: () => { for (const block of blocks) block.open = true; for (const block of [root, ...blocks]) block.layout = null; fit(0.3); },
+    unfold: () => { for (const block of blocks) block.open = true; for (const block of [root, ...blocks]) block.layout = null; fit(0.56); },
     fold: () => { for (const block of blocks) block.open = false; for (const block of [root, ...blocks]) block.layout = null; choose(null); fit(0.75); },
     worst: () => {
       const order = nodes.map((node, index) => [index, facts.of(node[TENSOR], node[WEIGHTS])]).filter(([, fact]) => known(fact[colouring]));
