@@ -202,7 +202,7 @@ def beside(path: Path, ending: str) -> pathlib.Path:
     return path.with_name(name)
 
 
-Write = Callable[[pathlib.Path], None]
+Write = Callable[[pathlib.Path], object]
 """Writes a file under the path it is given."""
 
 
@@ -213,12 +213,20 @@ def writing(files: Mapping[str, Write]) -> Iterator[None]:
         moves = []
         for name, write in files.items():
             path = pathlib.Path(name)
-            folder = stack.enter_context(temporary_folder(path.parent))
-            try:
+            with _named(path):
+                folder = stack.enter_context(temporary_folder(path.parent))
                 write(folder / path.name)
-            except OSError as error:
-                raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
             moves.append((folder / path.name, path))
         yield
         for source, path in moves:
-            os.replace(source, path)
+            with _named(path):
+                os.replace(source, path)
+
+
+@contextlib.contextmanager
+def _named(path: pathlib.Path) -> Iterator[None]:
+    """Say which file it is that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -256,7 +256,7 @@ def test_large_samples_are_thinned_alike_in_any_batch() -> None:
     assert subsampled(small) is small
 
 
-def test_thinning_leaves_the_range_and_the_shape_of_the_distribution() -> None:
+def test_subsampling_leaves_the_range_and_the_shape_of_the_distribution() -> None:
     x = np.random.default_rng(0).normal(size=(1, 8, 256, 256)).astype(np.float32)
     x[0, 3, 100, 7] = 50.0
     observer = Observer({"t": ObserverSpec(histogram=True)})

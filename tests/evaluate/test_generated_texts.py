@@ -63,7 +63,7 @@ def test_other_models_write_nothing(model: onnx.ModelProto) -> None:
     assert generate_texts(io.load(model)) is None
 
 
-def test_w4_without_data_is_reconstructed_on_own_texts() -> None:
+def test_w4_without_data_is_reconstructed_on_generated_texts() -> None:
     result = lowbit.quantize(_bigrams(), preset="W4")
 
     assert result.report.data == "24 texts that the model wrote itself"

@@ -115,10 +115,10 @@ def test_large_by_bytes(monkeypatch) -> None:
 def test_every_part_is_checked() -> None:
     model = io.load(small_cnn())
     (feed,) = small_feeds(1)
-    check_parts(model, feed, "m")
+    check_parts(model, feed)
     model.graph[5].op_type = "NoSuchOperator"
     with pytest.raises(ModelError, match="NoSuchOperator"):
-        check_parts(model, feed, "m")
+        check_parts(model, feed)
 
 
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "A16W8"])

@@ -190,7 +190,7 @@ def test_rarer_reasons_are_counted_together(console) -> None:
 def test_every_node_is_listed_with_its_reason(console) -> None:
     screen = console(100)
 
-    show(screen, nodes_table(NODES, "every node"))
+    show(screen, nodes_table(NODES))
 
     rows = [line.split() for line in screen.file.getvalue().splitlines()[3:-1]]
     assert rows == [[node.node, node.op_type, node.why] for node in NODES]

@@ -6,7 +6,7 @@ import pytest
 
 from lowbit.errors import ConfigError
 from lowbit.numerics.intervals import Interval
-from lowbit.search.goal import Goal, read_budget, read_goal
+from lowbit.search.goal import Goal, read_budget
 
 
 def own(*_: object) -> float:
@@ -60,7 +60,7 @@ def test_shares_may_be_written_in_percent() -> None:
 )
 def test_what_cannot_be_a_goal_is_refused(text, why) -> None:
     with pytest.raises(ConfigError, match=why):
-        read_goal(text)
+        Goal(text)
 
 
 def test_a_goal_is_met_at_the_worse_end_of_an_interval() -> None:

@@ -9,7 +9,7 @@ from lowbit.data.split import Split
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.labels import Label, read_labels
 from lowbit.planning.plan import Plan
-from lowbit.search.goal import Goal, read_budget, read_goal
+from lowbit.search.goal import Goal, read_budget
 from lowbit.search.goal_search import Request
 from lowbit.search.goal_strategies import check_strategies
 
@@ -33,7 +33,7 @@ def goal_request(
                     f"{name} is given, but no goal to search for: add one, such as drop<=0.5 (--goal)"
                 )
         return None
-    wanted = read_goal(goal)
+    wanted = Goal(goal) if isinstance(goal, str) else goal
     if plan is not None:
         raise ConfigError(
             f"a plan is given, but goal {wanted.text!r} plans anew: give one of the two"

@@ -116,12 +116,13 @@ def run_in_parts(
     return kept
 
 
-def check_parts(model: ir.Model, feed: Feed, name: str) -> None:
-    """Raise unless every part of a large model loads and runs with every optimization.
+def check_parts(model: ir.Model, feed: Feed) -> None:
+    """Raise unless every part of a large quantized model loads and runs with every optimization.
 
     It is run because only a run tells the types of what passes from one part to the next.
     """
     names = [tensor_name(value) for value in model.graph.outputs]
+    name = "the quantized model"
     run_in_parts(model, names, [feed], lambda _, array: array, optimize="all", name=name)
 
 

@@ -90,7 +90,7 @@ def check_quantized(state: Quantized, samples: Split | None) -> str:
     feed = None if samples is None else samples.first()
     if feed is not None:
         try:
-            check_parts(model, feed, "the quantized model")
+            check_parts(model, feed)
         except ModelError as error:
             raise VerificationError(str(error)) from error
     return ""

@@ -6,12 +6,11 @@ the one and its outputs in the other, and all that comes after it sees the solve
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -47,6 +46,9 @@ from lowbit.state import Quantized
 _ROOM = 32 << 20
 # And how many layers: onnxruntime's time to open a graph grows faster than the number of its nodes.
 _LAYERS_AT_ONCE = 128
+Seen: TypeAlias = Sequence[LayerSample] | Collector
+"""What is seen of a layer: its samples, or what took them in."""
+
 # Samples that are taken in together.
 _TOGETHER = 4
 
@@ -271,24 +273,17 @@ class LayerLoop:
     def _run_independently(
         self, rest: Sequence[tuple[int, RefinedLayer]], solve: Solve, listener: Listener
     ) -> Iterator[LayerResult]:
-        threads = cpu_count()
-        with (
-            self._one_blas_thread(),
-            concurrent.futures.ThreadPoolExecutor(threads) as pool,
-        ):
-            pending: list[tuple[int, RefinedLayer, concurrent.futures.Future[LayerResult]]] = []
-
-            def first() -> LayerResult:
-                index, layer, future = pending.pop(0)
-                return listener.solved(index, layer, future.result())
-
+        def seen() -> Iterator[tuple[int, RefinedLayer, Seen]]:
             for step, (index, layer) in enumerate(rest):
-                seen = self._seen(step, layer, {})
-                pending.append((index, layer, pool.submit(self._solved, solve, layer, seen)))
-                if len(pending) > threads:
-                    yield first()
-            while pending:
-                yield first()
+                yield index, layer, self._seen(step, layer, {})
+
+        def solved(item: tuple[int, RefinedLayer, Seen]) -> tuple[int, RefinedLayer, LayerResult]:
+            index, layer, samples = item
+            return index, layer, self._solved(solve, layer, samples)
+
+        with self._one_blas_thread():
+            for found in ordered_map(solved, seen(), cpu_count()):
+                yield listener.solved(*found)
 
     def _one_blas_thread(self) -> contextlib.AbstractContextManager[object]:
         """Return a context in which matrix products have one thread, where sums are collected.
@@ -303,9 +298,7 @@ class LayerLoop:
         )
         return limits
 
-    def _seen(
-        self, step: int, layer: RefinedLayer, constants: Mapping[str, Array]
-    ) -> Sequence[LayerSample] | Collector:
+    def _seen(self, step: int, layer: RefinedLayer, constants: Mapping[str, Array]) -> Seen:
         """Return what is seen of a layer: its samples, or what took them in."""
         if self.collect is None:
             return self._take_samples(step, layer, constants)
@@ -373,9 +366,7 @@ class LayerLoop:
         collector.finish()
         return collector
 
-    def _solved(
-        self, solve: Solve, layer: RefinedLayer, seen: Sequence[LayerSample] | Collector
-    ) -> LayerResult:
+    def _solved(self, solve: Solve, layer: RefinedLayer, seen: Seen) -> LayerResult:
         if not seen:
             return unrefined(self.state, layer, 0.0)
         result = solve(layer, seen)

@@ -11,7 +11,6 @@ import importlib.metadata
 import importlib.resources
 import json
 import os
-import pathlib
 import platform
 import re
 import shlex
@@ -19,8 +18,8 @@ import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lowbit.errors import OutputError, visible
-from lowbit.files import temporary_folder
+from lowbit.errors import visible
+from lowbit.files import writing
 from lowbit.report.values import Report
 from lowbit.version import __version__
 
@@ -34,22 +33,15 @@ def write_report(
     path: str | os.PathLike[str],
     *,
     title: str = "Quantization report",
-    command: str | None = None,
     others: Mapping[str, Report] = MappingProxyType({}),
 ) -> None:
     """Write the report as a page; it appears complete or not at all.
 
     ``others`` are reports of other models by their titles, shown beside it.
     """
-    path = pathlib.Path(path)
-    text = render_report(report, title=title, command=command, others=others)
-    try:
-        with temporary_folder(path.parent) as folder:
-            file = folder / path.name
-            file.write_text(text, encoding="utf-8")
-            os.replace(file, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    text = render_report(report, title=title, others=others)
+    with writing({os.fspath(path): lambda file: file.write_text(text, encoding="utf-8")}):
+        pass
 
 
 def render_report(

@@ -55,7 +55,7 @@ def show_plan(
     if not everything:
         console.print("--all lists every tensor and node, --output FILE writes the plan.")
         return
-    show(console, nodes_table(plan.float_nodes, "every node that stays in float"))
+    show(console, nodes_table(plan.float_nodes))
     for heading, rows in _sections(plan):
         show(console, _decisions(heading, rows, wide=console.width >= _WIDE))
 

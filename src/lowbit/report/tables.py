@@ -206,15 +206,16 @@ def reasons_table(nodes: Sequence[InFloat], title: str, *, most: int | None = No
     return table
 
 
-def nodes_table(nodes: Sequence[InFloat], title: str) -> Table:
+def nodes_table(nodes: Sequence[InFloat]) -> Table:
     """Return every node that stays in float, with its reason."""
-    table = make_table(title, "node", "operator", "why")
+    table = make_table("every node that stays in float", "node", "operator", "why")
     for node in nodes:
         table.add_row(Name(node.node), node.op_type, Name(node.why))
     return table
 
 
-def _listed(words: Iterable[str], most: int = 4) -> str:
+def _listed(words: Iterable[str]) -> str:
+    most = 4
     ranked = Counter(words).most_common()
     shown = [word if count == 1 else f"{word} x{count}" for word, count in ranked[:most]]
     return ", ".join([*shown, *(["..."] if len(ranked) > most else [])])

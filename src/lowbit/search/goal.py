@@ -110,13 +110,6 @@ class Goal:
         return GOALS[self.figure].higher_is_better
 
 
-def read_goal(goal: Goal | str, metric: Metric | None = None) -> Goal:
-    """Return a goal that may be given as text."""
-    if isinstance(goal, str):
-        return Goal(goal, metric)
-    return goal
-
-
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
