@@ -17,7 +17,7 @@ from lowbit.calibrate.observers import (
 )
 from lowbit.calibrate.pooled import Pools
 from lowbit.calibrate.statistics import TensorStats
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -245,13 +245,15 @@ def test_empty_samples_of_ordered_methods_change_nothing() -> None:
 def test_large_samples_are_thinned_alike_in_any_batch() -> None:
     x = np.random.default_rng(0).normal(size=(3, 4, 512, 512)).astype(np.float32)
 
-    some = thinned(x)
+    some = subsampled(x)
 
     assert some.shape[:2] == x.shape[:2]
     assert 4 <= some.shape[2] < x.shape[2] // 2
-    np.testing.assert_array_equal(some, np.concatenate([thinned(x[k : k + 1]) for k in range(3)]))
+    np.testing.assert_array_equal(
+        some, np.concatenate([subsampled(x[k : k + 1]) for k in range(3)])
+    )
     small = x[:, :, :16, :16]
-    assert thinned(small) is small
+    assert subsampled(small) is small
 
 
 def test_thinning_leaves_the_range_and_the_shape_of_the_distribution() -> None:

@@ -17,11 +17,11 @@ from lowbit.calibrate.pooled import (
     rows_of,
     thinnable,
 )
-from lowbit.calibrate.thinning import row_step, thinned
+from lowbit.calibrate.subsampling import row_step, subsampled
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
-from lowbit.graph.session import opened, session
+from lowbit.graph.session import session
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import Plan, make_plan
@@ -174,8 +174,8 @@ def test_the_histogram_of_a_large_map_is_that_of_its_thinned_rows(batch: int) ->
     found = collect(model, _plan(model, MinMse()), feeds)["r"]
 
     whole = _relu_of(model, feeds)
-    expected, _ = log_histogram.count(thinned(whole))
-    assert thinned(whole).size == whole.size // 2
+    expected, _ = log_histogram.count(subsampled(whole))
+    assert subsampled(whole).size == whole.size // 2
     assert (found.low, found.count) == (0.0, whole.size)
     assert found.high == pytest.approx(float(whole.max()), rel=1e-6)
     # onnxruntime's optimizations may move a value over the edge of a bin.
@@ -218,7 +218,7 @@ def test_rows_are_the_same_where_channels_lie_in_blocks(height: int, step: int) 
     for in_blocks in (False, True):
         probe = model.clone()
         add_rows(probe.graph, {"r": step}, in_blocks=in_blocks)
-        with opened(probe, optimize="all") as running:
+        with session(probe, optimize="all") as running:
             found += running.run([rows_of("r")], feed)
 
     np.testing.assert_array_equal(found[0], np.maximum(feed["x"], 0)[:, :, step // 2 :: step])

@@ -87,10 +87,10 @@ def test_workers_find_the_same_model_by_the_same_trail(monkeypatch) -> None:
         result = lowbit.quantize(
             _MODEL, data=_FEEDS, preset="A8W8", goal="sqnr>=150", strategies=["calibration"]
         )
-        trail = [
+        history = [
             (r.strategy, r.what, r.value, r.margin_db, r.outcome) for r in result.report.goal.trials
         ]
-        return result.model.SerializeToString(deterministic=True), trail
+        return result.model.SerializeToString(deterministic=True), history
 
     want = run()
     assert not by_workers

@@ -17,14 +17,14 @@ import onnx_ir as ir
 from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
 from lowbit.calibrate.pooled import add_pools, add_rows, large_maps, poolable, thinnable
-from lowbit.calibrate.sampling import SampleRunner, observe_arrays
+from lowbit.calibrate.sample_runner import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import OutputMse
 from lowbit.data.shards import Selection
 from lowbit.errors import CalibrationError
 from lowbit.graph.parts import PartwiseRun, is_large
-from lowbit.graph.session import Feed, Optimize, model_inputs, opened, with_outputs
+from lowbit.graph.session import Feed, Optimize, model_inputs, session, with_outputs
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.ops.traits import non_negative
@@ -128,7 +128,9 @@ def _collected(
     ordered: bool,
 ) -> Stats:
     """Collect here, in this process."""
-    with opened(probe, threads=observed.threads, optimize=observed.optimize, name=_NAME) as running:
+    with session(
+        probe, threads=observed.threads, optimize=observed.optimize, name=_NAME
+    ) as running:
         observer = OrderedObserver(observed.specs) if ordered else Observer(observed.specs)
         runner = SampleRunner(running, observed.specs, observed.pooled, observer, observed.mask)
         samples = _run_all(runner, first, feeds, progress, ordered=ordered)

@@ -14,7 +14,7 @@ from lowbit.calibrate import log_histogram
 from lowbit.calibrate.channels import ChannelAdder, ChannelSums
 from lowbit.calibrate.pooled import Pools
 from lowbit.calibrate.statistics import CustomStatistics, TensorStats
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -123,7 +123,7 @@ class Observer:
         """Observe a tensor of one sample."""
         new = TensorStats.of(x, histogram=False, floor=self._specs[name].floor)
         if self._specs[name].histogram and new.count:
-            self._counters[name].add(thinned(x))
+            self._counters[name].add(subsampled(x))
         self._merge(name, new)
 
     def _merge(self, name: str, new: TensorStats) -> None:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.channels import ChannelSums
 from lowbit.calibrate.statistics import TensorStats
-from lowbit.calibrate.thinning import row_step
+from lowbit.calibrate.subsampling import row_step
 from lowbit.graph.editing import insert_after_source
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import FloatArray

@@ -80,7 +80,8 @@
   if (report.fused.length) { const f = [...report.fused].sort((a, b) => (a.sqnr_db ?? 1e9) - (b.sqnr_db ?? 1e9))[0]; card("through fused kernels", db(f.sqnr_db) + (known(f.sqnr_db) ? " dB" : ""), "on this processor"); }
   if (report.latency) card("time for one sample", report.latency.quantized_ms.toFixed(2) + " ms", "float " + report.latency.float_ms.toFixed(2) + " ms");
   const seconds = Object.entries(report.seconds);
-  if (seconds.length) card("this run", seconds.reduce((sum, [, s]) => sum + s, 0).toFixed(1) + " s", (page.memory ? size(page.memory) + " at its peak; " : "") + seconds.filter(([, s]) => s > 0.05).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, s]) => name + " " + s.toFixed(1) + " s").join(", "));
+  const lasting = (s) => (s < 60 ? s.toFixed(1) + " s" : Math.floor(Math.round(s) / 60) + " min " + String(Math.round(s) % 60).padStart(2, "0") + " s");
+  if (seconds.length) card("this run", lasting(seconds.reduce((sum, [, s]) => sum + s, 0)), (page.memory ? size(page.memory) + " at its peak; " : "") + seconds.filter(([, s]) => s > 0.05).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, s]) => name + " " + lasting(s)).join(", "));
   if (Object.keys(report.quantized).length) card("quantized", Object.values(report.quantized).reduce((a, b) => a + b, 0) + " tensors", Object.entries(report.quantized).map(([kind, n]) => n + " x " + kind).join(", "));
   document.querySelector(".notes").append(...report.notes.map((text) => make("p", { className: "note", textContent: text })));
 

@@ -10,7 +10,7 @@ from lowbit.calibrate.channels import ChannelSums, channel_sums
 from lowbit.calibrate.masked import Kept, kept_tokens, without_padding
 from lowbit.calibrate.observers import Observer, ObserverSpec
 from lowbit.calibrate.pooled import Pools, lowest_of, pools_of, rows_of
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.graph.session import Array, Feed, Session
 from lowbit.numerics.formats import FloatArray
 
@@ -90,6 +90,6 @@ def observe_arrays(
         size += whole.nbytes
         if spec.channel_axis is not None and array.ndim > 1:
             axis = spec.channel_axis
-            sums[name] = channel_sums(thinned(array, axis), axis, squares=spec.variances)
+            sums[name] = channel_sums(subsampled(array, axis), axis, squares=spec.variances)
     observer.add_channels(sums)
     return size
