@@ -23,11 +23,9 @@ from lowbit.evaluate.cost import NodeCost, node_costs
 from lowbit.evaluate.verdict import OutputErrors
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
-from lowbit.pipeline.stages import will_be_refined
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import PromotedRegion
 from lowbit.scales.ranges import scaled_range
-from lowbit.search.expected_error import refinement_gain
 from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
 from lowbit.search.promotion_values import USABLE, Promoted, Requirement
@@ -76,7 +74,6 @@ class Promoter:
         self._rescaled: tuple[Quantized, tuple[str, ...], OutputErrors] | None = None
         self._refining: tuple[OutputErrors, OutputErrors | None, OutputErrors | None] | None = None
         self._search: RegionSearch | None = None
-        self._foreseen = 0.0
         self._known: tuple[Quantized, Stats] | None = None
         self._measure: Callable[[Sequence[Choice], Sequence[int]], list[OutputErrors]] | None = None
 
@@ -131,9 +128,9 @@ class Promoter:
         return cost(wanted_db) - cost(wanted_db - spare_db)
 
     def _gain(self, required: Requirement) -> float:
-        """Return what refinement is expected to bring: as little as its own samples show, once it is done."""
+        """Return what refinement is expected to bring once more: as little as its own samples show."""
         if self._refined is None:
-            return self._foreseen
+            return 0.0
         if self._refining is None:
             unseen = self._samples.unseen
             self._refining = (
@@ -152,7 +149,7 @@ class Promoter:
     ) -> tuple[float, Quantized, tuple[Rule, ...]] | None:
         """Return the model with as little promoted as is enough, and how far inside it then is."""
         graph = PromotionGraph.of(state, self._costs(state))
-        with self._measuring(state, graph) as measure:
+        with self._measuring(state, graph):
             some, few = self._samples.some, self._samples.few(errors)
             most = required.margin(self._measured([graph.all_in_float()], few)[0])
             wanted_db = min(required.wanted_db - gain, most - 1.0)
@@ -164,12 +161,6 @@ class Promoter:
                     bears_wide=lambda: self._bears_wide(state, graph, required, few),
                 )
                 self._search.divide(wanted_db, _EFFORT)
-                trial = self._search.cheapest(wanted_db)
-                if self._refined is None and will_be_refined(state) and trial is not None:
-                    off = frozenset(graph.switched_off(trial.choice))
-                    both = measure([Switching(off), Switching(off | {*graph.weights})], some)
-                    self._foreseen = refinement_gain(*(noise_of(required.part(e)) for e in both))
-                    wanted_db -= self._foreseen
             return self._realized(state, graph, self._search, required, wanted_db)
 
     def _bears_wide(
