@@ -70,33 +70,28 @@ def test_another_c_library_keeps_its_memory(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_memory_is_gone_through_again_only_after_the_process_has_grown(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("sizes", "released"),
+    [
+        pytest.param([100, 90, 95, 92, 97], 1, id="steady"),
+        pytest.param([100, 90, 99, 98], 2, id="grown at once"),
+        pytest.param([100, 90, 95, 99, 92], 2, id="grown bit by bit"),
+        pytest.param([100, 90, 80, 79], 2, id="shrunk: something large is gone"),
+    ],
+)
+def test_memory_is_gone_through_again_only_after_much_has_changed(
+    sizes: list[int], released: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In megabytes: what is resident at each call, and after each time that memory was released."""
     kept: list[int] = []
-    sizes = iter([100 << 20, 90 << 20, 97 << 20, 99 << 20, 95 << 20])
-    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
+    left = [size << 20 for size in sizes]
+    monkeypatch.setattr(memory, "resident_bytes", lambda: left.pop(0))
     monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=kept.append))
 
-    memory.release_memory()
-    memory.release_memory()
-    assert len(kept) == 1, "7 MB more than after the first time"
-
-    memory.release_memory()
-    assert len(kept) == 2, "9 MB more"
-
-
-@pytest.mark.usefixtures("fresh")
-def test_growth_is_counted_from_the_least_that_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[int] = []
-    sizes = iter([100 << 20, 90 << 20, 40 << 20, 60 << 20, 50 << 20])
-    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
-    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=kept.append))
-
-    for _ in range(3):
+    while left:
         memory.release_memory()
 
-    assert len(kept) == 2, "from 40 to 60 MB it has grown, though it had 90 once"
+    assert len(kept) == released
 
 
 @pytest.mark.usefixtures("fresh")

@@ -15,32 +15,32 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 _WORTH_IT = 8 << 20
-"""Bytes by which a process must have grown for its memory to be gone through again."""
+"""Bytes by which a process must have grown or shrunk for its memory to be gone through again."""
 
 
 def release_memory() -> None:
     """Return freed memory to the system, where the C library knows how.
 
-    It goes through all that is free, which takes long where much is. A process that has hardly grown
-    since the last time has hardly anything new to return.
+    It goes through all that is free, which takes long where much is. Where hardly anything was taken
+    or given back since the last time there is hardly anything new to return.
     """
     _releaser().release()
 
 
 class _Releaser:
-    """Releases memory, and knows how much the process had after that."""
+    """Releases memory, and knows how much the process had after that and when it was last asked."""
 
     def __init__(self, trim: Callable[[int], object]) -> None:
-        self._trim, self._after = trim, 0
+        self._trim, self._after, self._seen = trim, 0, 0
 
     def release(self) -> None:
-        """Return freed memory to the system if the process has grown since the last time."""
+        """Return freed memory to the system if much has changed since the last time."""
         now = resident_bytes()
-        if now is None or now > self._after + _WORTH_IT:
+        steady = now is not None and abs(now - self._seen) <= _WORTH_IT
+        if now is None or not steady or now > self._after + _WORTH_IT:
             self._trim(0)
-            self._after = resident_bytes() or 0
-        else:
-            self._after = min(self._after, now)
+            self._after = now = resident_bytes() or 0
+        self._seen = now
 
 
 def resident_bytes() -> int | None:

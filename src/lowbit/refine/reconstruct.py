@@ -27,7 +27,7 @@ from lowbit.refine.moments import LayerMoments
 from lowbit.state import Quantized
 
 # Weights that are computed with at a time: a dozen arrays of them are in memory.
-_AT_ONCE = 1 << 21
+_AT_ONCE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
