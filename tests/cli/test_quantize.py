@@ -408,7 +408,11 @@ def test_data_is_asked_for(run, model, kept) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"imag": np.ones((2, 3, 8, 8), np.float32)}, ("'image'", "did you mean 'imag'")),
+        # Two arrays that fit: which is meant?
+        (
+            {name: np.ones((2, 3, 8, 8), np.float32) for name in ("imag", "mask")},
+            ("'image'", "did you mean 'imag'"),
+        ),
         ({"image": np.full((2, 3, 8, 8), np.nan, np.float32)}, ("'image'",)),
         ({"image": np.ones((0, 3, 8, 8), np.float32)}, ("0 rows",)),
         ({"image": np.ones((2, 3, 9, 9), np.float32)}, ("'image'", "9")),

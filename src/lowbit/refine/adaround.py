@@ -43,7 +43,7 @@ class RoundedRows:
         self._xp, self._config, self._shape = xp, config, weight.shape
         low, gap = bounds[0], bounds[1] - bounds[0]
         self._low, self._gap = low, gap
-        part = xp.minimum(xp.maximum(weight / scale - low, 0.0), 1.0)
+        part = xp.clip(weight / scale - low, 0.0, 1.0)
         share = (part + _OVER) / _WIDTH
         flat = (-1,)
         # Of all weights: what the layer sees, and the logits of those that are decided.
@@ -65,7 +65,7 @@ class RoundedRows:
         sigmoid = 1.0 / sigmoid
         share = sigmoid * _WIDTH
         share -= _OVER
-        share = xp.minimum(xp.maximum(share, 0.0), 1.0)
+        share = xp.clip(share, 0.0, 1.0)
         self._sigmoid, self._share = sigmoid, share
         now = share * self._gain
         now += self._base
