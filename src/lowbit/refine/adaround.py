@@ -124,7 +124,7 @@ class RoundedRows:
         """Go on with the open weights only, if that spares enough."""
         xp = self._xp
         still = xp.abs(self._logit) < _DECIDED
-        count, before = int(xp.count_nonzero(still)), self._logit.shape[0]
+        count, before = int(xp.sum(xp.astype(still, xp.int32))), self._logit.shape[0]
         self._settled = count == 0
         if self._settled or before - count < max(_WORTH, before // 10):
             return
