@@ -16,6 +16,7 @@ import lowbit
 from lowbit.api import sweep as module
 from lowbit.api.sweep import sweep, sweep_csv
 from lowbit.errors import ConfigError
+from lowbit.pipeline import normalizing
 
 
 @pytest.fixture
@@ -61,9 +62,9 @@ def test_a_model_is_normalized_once_for_its_presets_and_comes_out_the_same(
     models, tmp_path, monkeypatch
 ) -> None:
     normalized = []
-    real = module.normalized_model
+    real = normalizing.normalized_model
     monkeypatch.setattr(
-        module, "normalized_model", lambda state: normalized.append(1) or real(state)
+        normalizing, "normalized_model", lambda state: normalized.append(1) or real(state)
     )
     presets, out = ["A8W8", "XINT8", "A16W8"], str(tmp_path / "out")
 

@@ -408,9 +408,8 @@ def test_data_is_asked_for(run, model, kept) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        # Two arrays that fit: which is meant?
         (
-            {name: np.ones((2, 3, 8, 8), np.float32) for name in ("imag", "mask")},
+            dict.fromkeys(("imag", "other"), np.ones((2, 3, 8, 8), np.float32)),
             ("'image'", "did you mean 'imag'"),
         ),
         ({"image": np.full((2, 3, 8, 8), np.nan, np.float32)}, ("'image'",)),

@@ -287,3 +287,10 @@ def test_the_files_of_a_model_are_listed(tmp_path) -> None:
     assert io.weight_files(path) == [tmp_path / "m.onnx.data"]
     assert io.weight_files(tmp_path / "none.onnx") == []
     assert isinstance(io.load(path), ir.Model)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_has_no_files_of_weights_and_is_not_waited_for(tmp_path) -> None:
+    os.mkfifo(tmp_path / "m.onnx")
+
+    assert io.weight_files(tmp_path / "m.onnx") == []

@@ -8,6 +8,7 @@ from helpers.small_models import small_cnn, small_feeds
 import lowbit
 from lowbit.graph import io
 from lowbit.graph.layerwise_run import LayerwiseRun
+from lowbit.graph.onnx_passes import infer_types
 from lowbit.graph.session import session
 from lowbit.graph.store import Store, open_store
 
@@ -124,6 +125,25 @@ def test_what_a_subgraph_reads_is_kept_for_it(tmp_path):
     run = LayerwiseRun(model, steps, Store(tmp_path), name="x")
     (found,) = _stepped(run, steps, [feed])
     np.testing.assert_allclose(found["y"], -feed["x"] - np.exp(feed["x"]), rtol=1e-6)
+
+
+def test_sequences_are_made_again_since_only_tensors_wait(tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4] x) => (float[4] y) <int64[2] sizes = {1, 3}, int64 second = {1}> {
+        a = Neg(x)
+        parts = SplitToSequence <axis = 0> (a, sizes)
+        b = SequenceAt (parts, second)
+        c = ConcatFromSequence <axis = 0> (parts)
+        y = Exp (c)
+    }"""
+    model, steps = ir.from_onnx_text(text), [["a"], ["b"], ["y"]]
+    infer_types(model)
+    feed = {"x": np.float32([0, 1, 2, 3])}
+
+    (found,) = _stepped(LayerwiseRun(model, steps, Store(tmp_path), name="x"), steps, [feed])
+
+    np.testing.assert_array_equal(found["b"], [-1, -2, -3])
+    np.testing.assert_allclose(found["y"], np.exp(-feed["x"]), rtol=1e-6)
 
 
 def test_a_step_must_begin_before_it_is_taken(tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,14 +35,14 @@ def test_inside_another_or_where_it_was_off_it_stays_off() -> None:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    memory._trim.cache_clear()
+    memory._releaser.cache_clear()
     yield
-    memory._trim.cache_clear()
+    memory._releaser.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
 def test_memory_is_released_by_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = []
+    kept: list[int] = []
 
     class Library:
         def __init__(self, name: None) -> None:
@@ -65,3 +67,58 @@ def test_another_c_library_keeps_its_memory(
     monkeypatch.setattr("ctypes.CDLL", fail)
 
     memory.release_memory()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_memory_is_gone_through_again_only_after_the_process_has_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[int] = []
+    sizes = iter([100 << 20, 90 << 20, 97 << 20, 99 << 20, 95 << 20])
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=kept.append))
+
+    memory.release_memory()
+    memory.release_memory()
+    assert len(kept) == 1, "7 MB more than after the first time"
+
+    memory.release_memory()
+    assert len(kept) == 2, "9 MB more"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_growth_is_counted_from_the_least_that_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    sizes = iter([100 << 20, 90 << 20, 40 << 20, 60 << 20, 50 << 20])
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=kept.append))
+
+    for _ in range(3):
+        memory.release_memory()
+
+    assert len(kept) == 2, "from 40 to 60 MB it has grown, though it had 90 once"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_where_the_system_does_not_say_it_is_always_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(memory, "resident_bytes", lambda: None)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=kept.append))
+
+    memory.release_memory()
+    memory.release_memory()
+
+    assert len(kept) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says it in /proc")
+def test_a_process_knows_what_it_holds() -> None:
+    before = memory.resident_bytes()
+    held = b"x" * (64 << 20)
+    after = memory.resident_bytes()
+
+    assert before is not None
+    assert after is not None
+    assert len(held) * 0.9 < after - before < len(held) * 2

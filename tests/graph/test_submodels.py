@@ -15,7 +15,6 @@ from lowbit.graph.submodels import (
     Extractor,
     _choose_starts,
     _crossing_counts,
-    extract_model,
     open_tails,
 )
 
@@ -61,7 +60,7 @@ def _run(part: ir.Model, outputs: list[str], **feed: np.ndarray) -> list[np.ndar
 def test_a_sub_model_computes_its_outputs_from_its_inputs(chain) -> None:
     a, b = np.float32([1, 2, 3]), np.float32([5, -7, 9])
 
-    part = extract_model(chain, {"b": None, "a": None}, ["c", "y"])
+    part = Extractor(chain).model({"b": None, "a": None}, ["c", "y"])
 
     c, y = _run(part, ["c", "y"], a=a, b=b)
     np.testing.assert_array_equal(c, a + b)
@@ -74,8 +73,7 @@ def test_a_sub_model_computes_its_outputs_from_its_inputs(chain) -> None:
 def test_the_model_itself_stays_as_it_was(branches) -> None:
     before = io.to_proto(branches).SerializeToString(deterministic=True)
 
-    extract_model(
-        branches,
+    Extractor(branches).model(
         {"b": np.dtype(np.float16), "p": None},
         ["y"],
         {"w": np.zeros(3, np.float32), "x": X},
@@ -85,13 +83,13 @@ def test_the_model_itself_stays_as_it_was(branches) -> None:
 
 
 def test_an_input_that_nothing_reads_may_be_fed_all_the_same(chain) -> None:
-    part = extract_model(chain, {"x": None, "c": None}, ["y"])
+    part = Extractor(chain).model({"x": None, "c": None}, ["y"])
 
     np.testing.assert_array_equal(_run(part, ["y"], x=X, c=X)[0], np.abs(X))
 
 
 def test_an_input_may_be_handed_on_as_an_output(chain) -> None:
-    part = extract_model(chain, {"b": None, "a": None}, ["b", "y"])
+    part = Extractor(chain).model({"b": None, "a": None}, ["b", "y"])
 
     b, y = _run(part, ["b", "y"], a=X, b=2 * X)
 
@@ -108,7 +106,7 @@ def test_branches_read_values_of_the_graph_around_them(
     b = cut.get("b", cut.get("a", -X) * w)
     expected = np.abs(b + w) if branch else b - X
 
-    part = extract_model(branches, dict.fromkeys((*cut, "p")), ["y"])
+    part = Extractor(branches).model(dict.fromkeys((*cut, "p")), ["y"])
 
     np.testing.assert_array_equal(_run(part, ["y"], p=p, **cut)[0], expected)
     if set(cut) == {"x"}:
@@ -116,7 +114,7 @@ def test_branches_read_values_of_the_graph_around_them(
 
 
 def test_a_weight_that_only_a_branch_reads_comes_along(branches) -> None:
-    part = extract_model(branches, dict.fromkeys(("b", "x", "p")), ["y"])
+    part = Extractor(branches).model(dict.fromkeys(("b", "x", "p")), ["y"])
 
     assert list(part.graph.initializers) == ["w"]
 
@@ -136,7 +134,7 @@ def test_loops_read_values_of_the_graph_around_them(parse, run) -> None:
     )
     given = {"n": np.array(2), "go": np.array(True)}
 
-    part = extract_model(io.load(proto), dict.fromkeys(("x", "step", "n", "go")), ["y"])
+    part = Extractor(io.load(proto)).model(dict.fromkeys(("x", "step", "n", "go")), ["y"])
 
     found = _run(part, ["y"], x=X, step=np.float32([1, 1, 1]), **given)[0]
     np.testing.assert_array_equal(found, X + 2)
@@ -147,12 +145,12 @@ def test_loops_read_values_of_the_graph_around_them(parse, run) -> None:
 
 def test_a_value_that_a_branch_reads_must_be_given(branches) -> None:
     with pytest.raises(ValueError, match="required but not provided: x"):
-        extract_model(branches, {"b": None, "p": None}, ["y"])
+        Extractor(branches).model({"b": None, "p": None}, ["y"])
 
 
 def test_inputs_that_do_not_suffice_are_refused(chain) -> None:
     with pytest.raises(ValueError, match="required but not provided: x"):
-        extract_model(chain, {"b": None}, ["y"])
+        Extractor(chain).model({"b": None}, ["y"])
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(["zz"], ["y"]), (["x"], ["zz"])])
@@ -160,11 +158,11 @@ def test_names_that_the_model_does_not_have_are_named(
     chain, inputs: list[str], outputs: list[str]
 ) -> None:
     with pytest.raises(ValueError, match="'zz' not found"):
-        extract_model(chain, dict.fromkeys(inputs), outputs)
+        Extractor(chain).model(dict.fromkeys(inputs), outputs)
 
 
 def test_a_constant_takes_the_place_of_a_computed_value(chain) -> None:
-    part = extract_model(chain, {"x": None}, ["y"], {"b": np.float32([10, 20, 30])})
+    part = Extractor(chain).model({"x": None}, ["y"], {"b": np.float32([10, 20, 30])})
 
     np.testing.assert_array_equal(_run(part, ["y"], x=X)[0], np.abs(np.float32([10, 20, 30]) - X))
     assert [value.name for value in part.graph.inputs] == ["x"]
@@ -172,13 +170,13 @@ def test_a_constant_takes_the_place_of_a_computed_value(chain) -> None:
 
 
 def test_a_constant_takes_the_place_of_a_weight(chain) -> None:
-    part = extract_model(chain, {"x": None}, ["y"], {"w": np.float32([0, 1, 2])})
+    part = Extractor(chain).model({"x": None}, ["y"], {"w": np.float32([0, 1, 2])})
 
     np.testing.assert_array_equal(_run(part, ["y"], x=X)[0], [1, 4, 9])
 
 
 def test_a_constant_takes_the_place_of_an_input(branches) -> None:
-    part = extract_model(branches, {"x": None}, ["y"], {"p": np.array(False)})
+    part = Extractor(branches).model({"x": None}, ["y"], {"p": np.array(False)})
 
     np.testing.assert_array_equal(_run(part, ["y"], x=X)[0], [-3, 8, -15])
 
@@ -187,13 +185,13 @@ def test_an_array_that_is_not_in_row_order_is_a_constant_as_well(parse) -> None:
     model = io.load(parse("g (float[2,3] x) => (float[2,3] y) { h = Abs(x) y = Neg(h) }"))
     array = np.arange(6, dtype=np.float32).reshape(3, 2).T
 
-    part = extract_model(model, {}, ["y"], {"h": array})
+    part = Extractor(model).model({}, ["y"], {"h": array})
 
     np.testing.assert_array_equal(_run(part, ["y"])[0], -array)
 
 
 def test_all_of_a_model_may_be_constant(chain) -> None:
-    part = extract_model(chain, {}, ["y"], {"x": X})
+    part = Extractor(chain).model({}, ["y"], {"x": X})
 
     np.testing.assert_array_equal(_run(part, ["y"])[0], np.abs(-X * np.float32([3, 4, 5])))
 
@@ -204,7 +202,7 @@ def test_the_type_of_an_inner_value_may_be_given(parse) -> None:
     )
     assert model.graph[1].outputs[0].type is None
 
-    part = extract_model(model, {"i": np.dtype(np.int64)}, ["y"])
+    part = Extractor(model).model({"i": np.dtype(np.int64)}, ["y"])
 
     assert _run(part, ["y"], i=np.int64([1, 2]))[0].tolist() == [-1, -2]
 
@@ -212,13 +210,13 @@ def test_the_type_of_an_inner_value_may_be_given(parse) -> None:
 def test_an_unknown_type_is_taken_for_float(chain) -> None:
     assert chain.graph[1].outputs[0].type is None
 
-    part = extract_model(chain, {"b": None, "a": None}, ["y"])
+    part = Extractor(chain).model({"b": None, "a": None}, ["y"])
 
     assert {value.dtype for value in part.graph.inputs} == {ir.DataType.FLOAT}
 
 
 def test_a_known_type_stays(branches) -> None:
-    part = extract_model(branches, dict.fromkeys(("b", "x", "p")), ["y"])
+    part = Extractor(branches).model(dict.fromkeys(("b", "x", "p")), ["y"])
 
     types = {str(value.name): value.dtype for value in part.graph.inputs}
     assert types == {"b": ir.DataType.FLOAT, "x": ir.DataType.FLOAT, "p": ir.DataType.BOOL}
@@ -227,7 +225,7 @@ def test_a_known_type_stays(branches) -> None:
 def test_a_type_that_is_given_overrides_the_models(parse) -> None:
     model = io.load(parse("g (float[3] x) => (float[3] y) { y = Neg(x) }"))
 
-    part = extract_model(model, {"x": np.dtype(np.float64)}, ["y"])
+    part = Extractor(model).model({"x": np.dtype(np.float64)}, ["y"])
     part.graph.outputs[0].type = None
 
     assert _run(part, ["y"], x=np.float64([1, 2, 3]))[0].dtype == np.float64
@@ -245,7 +243,7 @@ def settable(parse) -> ir.Model:
 
 
 def test_an_input_with_a_default_need_not_be_fed(settable) -> None:
-    part = extract_model(settable, {"h": None}, ["y"], defaults=["k"])
+    part = Extractor(settable).model({"h": None}, ["y"], defaults=["k"])
 
     np.testing.assert_array_equal(_run(part, ["y"], h=X)[0], X + np.float32([1, 2, 3]))
     np.testing.assert_array_equal(_run(part, ["y"], h=X, k=X)[0], 2 * X)
@@ -253,7 +251,7 @@ def test_an_input_with_a_default_need_not_be_fed(settable) -> None:
 
 
 def test_a_default_that_is_not_asked_for_cannot_be_fed(settable) -> None:
-    part = extract_model(settable, {"h": None}, ["y"])
+    part = Extractor(settable).model({"h": None}, ["y"])
 
     np.testing.assert_array_equal(_run(part, ["y"], h=X)[0], X + np.float32([1, 2, 3]))
     with pytest.raises(ModelError, match="no input 'k'"):
@@ -274,7 +272,7 @@ def test_a_default_that_a_branch_reads_can_be_fed(parse) -> None:
         )
     )
 
-    part = extract_model(model, {"h": None}, ["y"], defaults=["p", "k"])
+    part = Extractor(model).model({"h": None}, ["y"], defaults=["p", "k"])
 
     assert _run(part, ["y"], h=X)[0].tolist() == [1, -4, 9]
     assert _run(part, ["y"], h=X, k=X)[0].tolist() == [1, 4, 9]
@@ -296,7 +294,7 @@ def test_functions_and_other_operators_come_along() -> None:
     x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
     expected = _run(model, ["y"], x=x)[0]
 
-    part = extract_model(model, {"a": None}, ["y"])
+    part = Extractor(model).model({"a": None}, ["y"])
 
     np.testing.assert_array_equal(_run(part, ["y"], a=-x)[0], expected)
 
@@ -329,7 +327,7 @@ def test_parts_of_random_graphs_compute_what_the_whole_does(rng) -> None:
         # Everything before the start may be read: what is not needed does no harm.
         inputs = ["x", *names[:start]]
 
-        part = extract_model(model, dict.fromkeys(inputs), wanted)
+        part = Extractor(model).model(dict.fromkeys(inputs), wanted)
 
         found = _run(part, wanted, **{name: values[name] for name in inputs})
         for name, array in zip(wanted, found, strict=True):

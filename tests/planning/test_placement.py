@@ -48,6 +48,20 @@ def test_per_channel_axes_are_those_of_the_outputs(
     assert plan.weights()[0].axis == axis
 
 
+def test_a_stack_of_matrices_has_one_scale(graph_of: Callable, plan_of: Callable) -> None:
+    """onnxruntime's QLinearMatMul takes a scale per channel for a single matrix alone."""
+    model = graph_of(
+        "float[2,1,2] x",
+        "float[2,1,2] y { y = MatMul (x, w) }",
+        "float[2,2,2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}",
+    )
+    weight = plan_of(model).weights()[0].spec
+
+    plan = plan_of(model, weight=msgspec.structs.replace(weight, per_channel=True))
+
+    assert plan.weights()[0].axis is None
+
+
 def test_shape_computations_stay_float(graph_of: Callable, plan_of: Callable) -> None:
     model = graph_of(
         "float[1,2,?,?] x",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lowbit.refine import column_sums
 from lowbit.refine.column_sums import ColumnSums
 
 GROUPS, OUTPUTS, DEPTH, COLUMNS = 2, 3, 4, 50
@@ -40,6 +41,20 @@ def test_moments_are_those_of_all_columns(centred: bool, relative: bool) -> None
     products = np.einsum("gon,gin,n->goi", y, x, counted) / COLUMNS
     np.testing.assert_allclose(found.inputs, inputs, rtol=2e-4, atol=2e-4)
     np.testing.assert_allclose(found.outputs, products, rtol=2e-4, atol=2e-4)
+
+
+def test_products_are_added_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = _columns(0)
+    whole, parts = (ColumnSums(GROUPS, OUTPUTS, DEPTH) for _ in range(2))
+    whole.add(x, y)
+
+    monkeypatch.setattr(column_sums, "_PRODUCTS_AT_ONCE", 2 * DEPTH + 1)
+    parts.add(x, y)
+
+    np.testing.assert_allclose(parts.inputs, whole.inputs, rtol=1e-6)
+    np.testing.assert_allclose(
+        parts.output_moments(centred=True), whole.output_moments(centred=True), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("relative", [False, True])

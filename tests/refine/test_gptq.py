@@ -17,7 +17,7 @@ from lowbit.config.specs import FloatSpec, IntegerSpec
 from lowbit.errors import ConfigError
 from lowbit.graph.session import session
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
-from lowbit.refine.gptq import round_in_turn
+from lowbit.refine.gptq import factor_moments, round_in_turn
 from lowbit.refine.reconstruct import Grid
 
 
@@ -38,6 +38,10 @@ def _problem(seed=0, depth=24, outputs=9, samples=200, groups=1):
         weight, np.broadcast_to(scale, weight.shape), nearest, nearest, nearest, -seven, seven
     )
     return grid, inputs.astype(np.float32)
+
+
+def _rounded(moments, grid, config):
+    return round_in_turn(factor_moments(moments, config), grid, config)
 
 
 def _by_the_book(weight, inputs, scale, damp, order):
@@ -69,7 +73,7 @@ def test_it_rounds_as_the_paper_says(act_order, damp):
     power = np.diag(moments[0])
     order = np.argsort(-power) if act_order else np.arange(len(power))
 
-    codes = round_in_turn(moments, grid, config)
+    codes = _rounded(moments, grid, config)
 
     expected = _by_the_book(grid.weight[0], inputs[0], grid.scale[0], damp, order)
     np.testing.assert_array_equal(codes[0], expected)
@@ -80,30 +84,30 @@ def test_it_rounds_as_the_paper_says(act_order, damp):
 def test_the_size_of_blocks_changes_no_result(block):
     grid, inputs = _problem(1, groups=3)
     moments = _second_moments(inputs)
-    usual = round_in_turn(moments, grid, Gptq(block_size=8))
-    np.testing.assert_array_equal(round_in_turn(moments, grid, Gptq(block_size=block)), usual)
+    usual = _rounded(moments, grid, Gptq(block_size=8))
+    np.testing.assert_array_equal(_rounded(moments, grid, Gptq(block_size=block)), usual)
 
 
 def test_groups_of_a_layer_are_problems_of_their_own():
     grid, inputs = _problem(2, groups=3)
     config = Gptq(act_order=True)
-    together = round_in_turn(_second_moments(inputs), grid, config)
+    together = _rounded(_second_moments(inputs), grid, config)
     for g in range(3):
         part = Grid(**{n: getattr(grid, n)[g : g + 1] for n in Grid.__dataclass_fields__})
-        alone = round_in_turn(_second_moments(inputs[g : g + 1]), part, config)
+        alone = _rounded(_second_moments(inputs[g : g + 1]), part, config)
         np.testing.assert_array_equal(alone[0], together[g])
 
 
 def test_inputs_that_are_never_seen_are_rounded_to_the_nearest():
     grid, inputs = _problem(3)
     inputs[0, [2, 7]] = 0
-    codes = round_in_turn(_second_moments(inputs), grid, Gptq())
+    codes = _rounded(_second_moments(inputs), grid, Gptq())
     np.testing.assert_array_equal(codes[0][:, [2, 7]], grid.nearest[0][:, [2, 7]])
 
 
 def test_inputs_that_depend_on_each_other_are_damped():
     grid, inputs = _problem(4, samples=5)
-    codes = round_in_turn(_second_moments(inputs), grid, Gptq(perc_damp=1e-12))
+    codes = _rounded(_second_moments(inputs), grid, Gptq(perc_damp=1e-12))
     assert np.isfinite(codes).all()
     assert np.abs(codes).max() <= 7
 

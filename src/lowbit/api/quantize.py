@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,8 +37,8 @@ from lowbit.normalize.normalize import refuse_quantized
 from lowbit.numerics.metrics import Metric
 from lowbit.ops.traits import OPERATORS, Operators
 from lowbit.pipeline import stages
-from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
-from lowbit.pipeline.plan_only import plan_only
+from lowbit.pipeline.normalizing import ReusedModel
+from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress, plan_only
 from lowbit.pipeline.stages import Refinement
 from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
 from lowbit.planning.plan import Plan
@@ -155,7 +155,6 @@ def quantize(
     budget: str | float | None = None,
     labels: str | Sequence[Label] | None = None,
     strategies: Sequence[str] = (),
-    normalize: Callable[[Loaded], Normalized] = stages.normalize,
     progress: Progress = ignore_progress,
 ) -> Result:
     """Quantize a float model and verify the result.
@@ -193,11 +192,10 @@ def quantize(
         allow_ruined: Whether a model that is of no use is returned and written all the same.
         promote: Whether a model that would not be usable gets wider formats where it needs them.
         goal: What the model has to reach (``Goal``, or its text): more and more is tried until it does.
-            ``report.goal`` says whether it did, and the trail of what was tried.
+            ``report.goal`` says whether it did, and what was tried.
         budget: How long to search at most: seconds, or ``"20m"``; no limit if not given.
         labels: A label for each sample, or where they are (``lowbit.evaluate.labels``), for the goal.
         strategies: What to try for the goal (``lowbit.search.goal_strategies``); everything if empty.
-        normalize: The stage that normalizes: one that remembers serves several runs on one model.
         progress: Called with stage, done and total.
     """
     config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
@@ -218,7 +216,8 @@ def quantize(
             state = extended(state, Loaded, config=as_collected(config, stats))
     with malformed_refused(state.loaded):
         with clock.stage("normalize"):
-            normalized = normalize(state)
+            known = model.normalized(state) if isinstance(model, ReusedModel) else None
+            normalized = stages.normalize(state, known)
         pipeline = Pipeline(
             clock,
             keep_histograms=keep_histograms or request is not None,

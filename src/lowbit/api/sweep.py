@@ -8,11 +8,10 @@ import io as text_io
 import pathlib
 import time
 import uuid
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import onnx_ir as ir
 
 from lowbit.api.quantize import Result, quantize
 from lowbit.config.files import config_json
@@ -21,19 +20,16 @@ from lowbit.data import Data, Preprocessing, Tokenization, open_data
 from lowbit.data.shards import Selection
 from lowbit.data.split import Split
 from lowbit.errors import ConfigError, LowbitError
-from lowbit.evaluate.accuracy import Accuracy, TopScorer
+from lowbit.evaluate.accuracy import Accuracy, LabelledSamples, TopScorer
 from lowbit.evaluate.cost import node_costs
-from lowbit.evaluate.labelled import LabelledSamples
 from lowbit.evaluate.labels import read_labels
 from lowbit.evaluate.latency import measure_latency
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
 from lowbit.parallel import distributed_map
-from lowbit.pipeline import stages
-from lowbit.pipeline.normalizing import normalization_key, normalized_model
+from lowbit.pipeline.normalizing import ReusedModel
 from lowbit.pipeline.pipeline import Progress, ignore_progress
 from lowbit.report.sweep_page import SweepRow
-from lowbit.state import Loaded, Normalized
 from lowbit.store import Store, content_key
 from lowbit.version import __version__
 
@@ -102,7 +98,7 @@ class _Trial:
         start = time.perf_counter()
         try:
             result = quantize(
-                task.model,
+                self._reused(task.model),
                 task.file or None,
                 data=self.data,
                 preset=task.preset,
@@ -110,20 +106,19 @@ class _Trial:
                 preprocessing=self.preprocessing,
                 allow_ruined=True,
                 state_dir=self.state_dir,
-                normalize=self._normalizer(task.model),
             )
         except LowbitError as error:
             return msgspec.structs.replace(row, refused=str(error))
         took = time.perf_counter() - start
         return self._filled(msgspec.structs.replace(row, seconds=took), task, result)
 
-    def _normalizer(self, model: str) -> _NormalizedOnce:
-        """Return the stage that normalizes, the same for all presets of a model in a row."""
+    def _reused(self, model: str) -> ReusedModel:
+        """Return a model, the same for all presets in a row."""
         key = (self.run, model)
-        known = _NORMALIZED.get(key)
+        known = _MODELS.get(key)
         if known is None:
-            known = _NormalizedOnce()
-            _NORMALIZED.put(key, known)
+            known = ReusedModel(model)
+            _MODELS.put(key, known)
         return known
 
     def _filled(self, row: SweepRow, task: _Task, result: Result) -> SweepRow:
@@ -182,21 +177,8 @@ class _Last(Generic[T]):
         self._key, self._value = key, value
 
 
-class _NormalizedOnce:
-    """The stage that normalizes, which remembers the model."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, ir.Model] = {}
-
-    def __call__(self, state: Loaded) -> Normalized:
-        key = normalization_key(state.config)
-        if key not in self._known:
-            self._known[key] = normalized_model(state)
-        return stages.normalize(state, self._known[key])
-
-
 _CONTENTS: _Last[str] = _Last()
-_NORMALIZED: _Last[_NormalizedOnce] = _Last()
+_MODELS: _Last[ReusedModel] = _Last()
 _LABELLED: _Last[LabelledSamples] = _Last()
 
 

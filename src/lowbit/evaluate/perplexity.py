@@ -13,6 +13,7 @@ from lowbit.data.text import Role, role_of
 from lowbit.errors import DataError
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.metrics import log_softmax
 
 
 class Perplexity(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class PerplexitySums:
             return
         mask = _input_of(feed, "mask", want)
         kept = np.ones(tokens.shape, bool) if mask is None else mask != 0
-        a, b = (_log_probabilities(x) for x in (want, got))
+        a, b = (log_softmax(x) for x in (want, got))
         counted = kept[:, 1:] & kept[:, :-1]
         self._float += float(_of(a[:, :-1], tokens[:, 1:])[counted].sum())
         self._quantized += float(_of(b[:, :-1], tokens[:, 1:])[counted].sum())
@@ -75,12 +76,6 @@ def _input_of(feed: Feed, role: Role, logits: Array) -> NDArray[np.int64] | None
         if known == role and array.min(initial=0) >= 0 and array.max(initial=0) < logits.shape[-1]:
             return np.asarray(array, np.int64)
     return None
-
-
-def _log_probabilities(logits: Array) -> DoubleArray:
-    shifted = np.asarray(logits, np.float64)
-    shifted = shifted - shifted.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def _of(log_p: DoubleArray, tokens: NDArray[np.int64]) -> DoubleArray:

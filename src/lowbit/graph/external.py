@@ -103,6 +103,8 @@ def _check_place(tensor: onnx.TensorProto, name: str) -> None:
 
 def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
     """Return the files beside a model that hold its weights; none if it cannot be read."""
+    if not path.is_file():  # to read a pipe would wait for ever
+        return []
     try:
         names = locations(_read(path))
     except (OSError, ModelError):

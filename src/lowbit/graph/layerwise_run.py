@@ -5,7 +5,8 @@ later step reads is dropped. So a loop along all layers costs one pass over the 
 happens to the weights between the steps.
 
 Only what must be computed is kept: a DequantizeLinear is repeated rather than its result kept, so
-between two steps a quantized model's values are held as integers.
+between two steps a quantized model's values are held as integers. Sequences are made again too: only
+tensors wait.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def _reads(
             continue
         seen.add(name)
         producer = value.producer()
-        repeated = producer is not None and producer.op_type in REPEATED
+        repeated = producer is not None and _is_repeated(value, producer)
         if made_in.get(name, index) < index and not repeated:
             reads.add(name)
         elif producer is not None:
@@ -181,6 +182,11 @@ def _reads(
                     made_in.setdefault(output.name, index)
             pending += node_inputs(producer)
     return reads
+
+
+def _is_repeated(value: ir.Value, producer: ir.Node) -> bool:
+    """Whether a value is computed again rather than kept: cheap ones, and lists of tensors."""
+    return producer.op_type in REPEATED or isinstance(value.type, ir.SequenceType | ir.OptionalType)
 
 
 def varying_values(graph: ir.Graph, inputs: set[str]) -> set[str]:

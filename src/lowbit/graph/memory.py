@@ -10,21 +10,54 @@ import contextlib
 import ctypes
 import functools
 import gc
+import mmap
+import pathlib
 from collections.abc import Callable, Iterator
+
+_WORTH_IT = 8 << 20
+"""Bytes by which a process must have grown for its memory to be gone through again."""
 
 
 def release_memory() -> None:
-    """Return freed memory to the system, where the C library knows how."""
-    _trim()(0)
+    """Return freed memory to the system, where the C library knows how.
+
+    It goes through all that is free, which takes long where much is. A process that has hardly grown
+    since the last time has hardly anything new to return.
+    """
+    _releaser().release()
+
+
+class _Releaser:
+    """Releases memory, and knows how much the process had after that."""
+
+    def __init__(self, trim: Callable[[int], object]) -> None:
+        self._trim, self._after = trim, 0
+
+    def release(self) -> None:
+        """Return freed memory to the system if the process has grown since the last time."""
+        now = resident_bytes()
+        if now is None or now > self._after + _WORTH_IT:
+            self._trim(0)
+            self._after = resident_bytes() or 0
+        else:
+            self._after = min(self._after, now)
+
+
+def resident_bytes() -> int | None:
+    """Return how much memory this process has, where the system says it."""
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_bytes().split()[1]
+        return int(pages) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):  # not Linux
+        return None
 
 
 @functools.cache
-def _trim() -> Callable[[int], object]:
+def _releaser() -> _Releaser:
     try:
-        found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
+        return _Releaser(ctypes.CDLL(None).malloc_trim)
     except (OSError, AttributeError, TypeError):  # not glibc; Windows has no nameless library
-        return lambda _: None
-    return found
+        return _Releaser(lambda _: None)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from lowbit.graph.session import Array, Feed, Optimize, with_outputs
 from lowbit.graph.store import Store, open_store
 from lowbit.parallel import ordered_map
 
-LARGE_BYTES = 192 << 20
+LARGE_BYTES = 112 << 20
 """Models with more constants than this are run in parts."""
 
 LARGE_NODES = 4000

@@ -12,7 +12,7 @@ import pathlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -31,36 +31,40 @@ _MOST_NODES = 500_000
 
 def check_message(model: onnx.ModelProto, name: str) -> None:
     """Raise for names that are no names, and for values that nobody produces."""
-    _check_graph(model.graph, frozenset(), name)
+    _check_graph(model.graph, (), name)
     for function in model.functions:
-        known = _check_nodes(function.node, frozenset(function.input), name)
-        _check_produced(function.output, known, f"function {function.name!r}", name)
+        scopes = _check_nodes(function.node, set(function.input), (), name)
+        _check_produced(function.output, scopes, f"function {function.name!r}", name)
 
 
-def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], name: str) -> None:
+_Scopes: TypeAlias = tuple[set[str], ...]
+"""The names of a graph's values, and of those of the graphs around it; a branch copies none of these."""
+
+
+def _check_graph(graph: onnx.GraphProto, outer: _Scopes, name: str) -> None:
     given = {value.name for value in graph.input}
-    given |= {tensor.name for tensor in graph.initializer}
-    given |= {sparse.values.name for sparse in graph.sparse_initializer}
+    given.update(tensor.name for tensor in graph.initializer)
+    given.update(sparse.values.name for sparse in graph.sparse_initializer)
     _check_lengths(given, name)
-    known = _check_nodes(graph.node, outer | given, name)
-    _check_produced([value.name for value in graph.output], known, "the graph's outputs", name)
+    scopes = _check_nodes(graph.node, given, outer, name)
+    _check_produced([value.name for value in graph.output], scopes, "the graph's outputs", name)
 
 
 def _check_nodes(
-    nodes: Iterable[onnx.NodeProto], given: frozenset[str], name: str
-) -> frozenset[str]:
+    nodes: Iterable[onnx.NodeProto], given: set[str], outer: _Scopes, name: str
+) -> _Scopes:
     """Check nodes in any order; return the names of all values there are with them."""
-    known = given | {output for node in nodes for output in node.output}
+    scopes = (given.union(*(node.output for node in nodes)), *outer)
     for node in nodes:
         _check_lengths((node.name, node.op_type, node.domain, *node.output), name)
         what = f"node {node.name or node.op_type!r} ({node.op_type})"
-        _check_produced(node.input, known, what, name)
+        _check_produced(node.input, scopes, what, name)
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                _check_graph(attribute.g, known, name)
+                _check_graph(attribute.g, scopes, name)
             for graph in attribute.graphs:
-                _check_graph(graph, known, name)
-    return known
+                _check_graph(graph, scopes, name)
+    return scopes
 
 
 def _check_lengths(names: Iterable[str], name: str) -> None:
@@ -72,9 +76,9 @@ def _check_lengths(names: Iterable[str], name: str) -> None:
             )
 
 
-def _check_produced(names: Iterable[str], known: frozenset[str], reader: str, name: str) -> None:
+def _check_produced(names: Iterable[str], scopes: _Scopes, reader: str, name: str) -> None:
     for word in names:
-        if word and word not in known:
+        if word and not any(word in known for known in scopes):
             raise ModelError(
                 f"{name}: {reader} reads {word[:200]!r}, which is no input and no weight, and which "
                 "no node produces; export the model again"

@@ -54,7 +54,7 @@ class Extractor:
         ``defaults`` are inputs of the model that need not be fed; they stay so.
         """
         defaults = list(defaults)
-        graph = self._extracted([*inputs, *constants, *defaults], outputs)
+        graph = self._view([*inputs, *constants, *defaults], outputs).clone()
         taken = {tensor_name(value): value for value in graph.inputs}
         graph.inputs[:] = [taken[name] for name in (*inputs, *defaults)]
         for name, dtype in inputs.items():
@@ -117,9 +117,6 @@ class Extractor:
         given = [self.values[name] for name in inputs]
         part = _view_like(view, given, view.outputs, tuple(view), own)
         return part_message(part, inputs, constants, self._model.ir_version)
-
-    def _extracted(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.Graph:
-        return self._view(inputs, outputs).clone()
 
     def _view(self, inputs: Sequence[str], outputs: Sequence[str]) -> ir.GraphView:
         for name in (*inputs, *outputs):
@@ -189,17 +186,6 @@ _TENSORS_AND_GRAPHS = (
 def _holds_more(view: ir.GraphView) -> bool:
     """Whether a node has tensors or graphs as attributes."""
     return any(a.type in _TENSORS_AND_GRAPHS for node in view for a in node.attributes.values())
-
-
-def extract_model(
-    model: ir.Model,
-    inputs: Mapping[str, np.dtype[Any] | None],
-    outputs: Sequence[str],
-    constants: Mapping[str, Array] = _NOTHING,
-    defaults: Iterable[str] = (),
-) -> ir.Model:
-    """Return one part of ``model`` (``Extractor.model``)."""
-    return Extractor(model).model(inputs, outputs, constants, defaults)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -142,16 +142,17 @@ def softmax(logits: NDArray[Any]) -> DoubleArray:
 
 def divergence(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
     """Return the KL divergence of each row of logits from that of the float model, in nats."""
-    a, b = (np.asarray(z, np.float64) for z in (want, got))
-    log_p, log_q = (z - _log_sum(z) for z in (a, b))
+    log_p, log_q = (log_softmax(z) for z in (want, got))
     p = np.exp(log_p)
     with np.errstate(invalid="ignore"):  # a class that is masked out, with a logit of -inf
         return np.asarray(np.sum(np.where(p > 0, p * (log_p - log_q), 0), axis=-1))
 
 
-def _log_sum(z: DoubleArray) -> DoubleArray:
+def log_softmax(logits: NDArray[Any]) -> DoubleArray:
+    """Return the logarithms of the probabilities of logits along the last axis."""
+    z = np.asarray(logits, np.float64)
     largest = z.max(axis=-1, keepdims=True)
-    return np.asarray(largest + np.log(np.exp(z - largest).sum(axis=-1, keepdims=True)))
+    return np.asarray(z - (largest + np.log(np.exp(z - largest).sum(axis=-1, keepdims=True))))
 
 
 def binary_divergence(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
@@ -257,8 +258,6 @@ Outputs: TypeAlias = Sequence[Sequence[NDArray[Any]]]
 Metric: TypeAlias = Callable[[Outputs, Outputs], float]
 # Decibels of equal arrays must be finite to be averaged.
 _LEAST = 1e-10
-# Differences of logits beyond this have no probability in double precision.
-_RULED_OUT = 700.0
 
 
 def _mean(of_pair: Callable[[DoubleArray, DoubleArray], float]) -> Metric:
@@ -296,70 +295,6 @@ def _psnr(a: DoubleArray, b: DoubleArray) -> float:
 def _negative_decibels(signal: float, a: DoubleArray, b: DoubleArray) -> float:
     noise = float(np.mean((a - b) ** 2))
     return -decibels(max(signal, _LEAST), max(noise, _LEAST))
-
-
-def token_divergence(
-    want: NDArray[Any], got: NDArray[Any], mask: NDArray[Any] | None = None
-) -> float:
-    """Return the mean Kullback-Leibler divergence of next-token distributions, in nats a token.
-
-    Logits have the vocabulary on their last axis; ``mask`` is zero where a token is padding.
-    """
-    log_p, log_q = _log_softmax(want), _log_softmax(got)
-    divergence = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
-    return _masked_mean(divergence, mask)
-
-
-def perplexity(
-    logits: NDArray[Any], tokens: NDArray[Any], mask: NDArray[Any] | None = None
-) -> float:
-    """Return the perplexity of a causal language model on the tokens that it was given.
-
-    The logits at a position (batch x length x vocabulary) are for the token after it. ``mask`` is
-    zero where a token is padding.
-    """
-    if logits.shape[:-1] != tokens.shape or logits.shape[-2] < 2:
-        raise ValueError(
-            f"logits of shape {logits.shape} do not predict tokens of shape {tokens.shape}: "
-            "batch x length x vocabulary and batch x length of two or more are needed"
-        )
-    log_p = _log_softmax(logits[..., :-1, :])
-    following = np.asarray(tokens)[..., 1:]
-    taken = np.take_along_axis(log_p, following[..., None].astype(np.int64), axis=-1)[..., 0]
-    return math.exp(-_masked_mean(taken, None if mask is None else np.asarray(mask)[..., 1:]))
-
-
-def pooled_cosine(want: NDArray[Any], got: NDArray[Any], mask: NDArray[Any] | None = None) -> float:
-    """Return the mean cosine of the embeddings that two encoders give each sequence.
-
-    Outputs of a vector for each token (batch x length x width) are averaged over the tokens that
-    ``mask`` keeps; those of rank two are embeddings already.
-    """
-    a, b = (_pooled(np.asarray(x, np.float64), mask) for x in (want, got))
-    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    return float(np.mean((a * b).sum(axis=-1) / np.maximum(norms, _LEAST)))
-
-
-def _pooled(x: DoubleArray, mask: NDArray[Any] | None) -> DoubleArray:
-    if x.ndim < 3:
-        return x
-    weight = np.ones(x.shape[:-1]) if mask is None else np.asarray(mask, np.float64)
-    total = np.maximum(weight.sum(axis=-1, keepdims=True), 1.0)
-    return np.asarray((x * weight[..., None]).sum(axis=-2) / total)
-
-
-def _log_softmax(x: NDArray[Any]) -> DoubleArray:
-    shifted = np.asarray(x, np.float64) - np.max(x, axis=-1, keepdims=True)
-    # A token that a model rules out has no finite logarithm; its probability is zero either way.
-    shifted = np.maximum(shifted, -_RULED_OUT)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
-
-
-def _masked_mean(x: DoubleArray, mask: NDArray[Any] | None) -> float:
-    if mask is None:
-        return float(x.mean())
-    kept = np.asarray(mask) != 0
-    return float(x[kept].mean()) if kept.any() else math.nan
 
 
 DISTANCES: Mapping[str, Metric] = MappingProxyType(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Hashable
 
 import onnx_ir as ir
@@ -11,6 +12,24 @@ from lowbit.config.config import QuantConfig
 from lowbit.evaluate.runner import Run, run_model
 from lowbit.normalize.normalize import normalize as normalize_model
 from lowbit.state import Loaded
+
+
+class ReusedModel(os.PathLike[str]):
+    """The file of a model that several runs quantize, which is normalized once for all of them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._known: dict[Hashable, ir.Model] = {}
+
+    def __fspath__(self) -> str:
+        return self._path
+
+    def normalized(self, state: Loaded) -> ir.Model:
+        """Return the model in its one form, from the first run whose configuration asks for the same."""
+        key = normalization_key(state.config)
+        if key not in self._known:
+            self._known[key] = normalized_model(state)
+        return self._known[key]
 
 
 def normalized_model(state: Loaded) -> ir.Model:

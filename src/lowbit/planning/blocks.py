@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import onnx_ir as ir
 
+from lowbit.graph.disjoint_sets import DisjointSets
 from lowbit.graph.editing import is_constant, node_inputs
 from lowbit.graph.nesting import subgraphs
 from lowbit.ops.composites import Composite, find_composites
@@ -108,14 +109,13 @@ def _find_blocks(graph: ir.Graph) -> FloatParts:
 
 def _parts(graph: ir.Graph, inner: Mapping[ir.Node, Composite]) -> list[_Part]:
     """Return the parts that a graph falls into when cut at linear layers and products."""
-    sets = _DisjointSets()
+    sets: DisjointSets[ir.Value] = DisjointSets()
     cuts = [node for node in graph if _is_cut(node)]
     cut = set(cuts)
     kept = [node for node in graph if node not in cut]
     for node in kept:
-        values = _touched(node)
-        for value in values[1:]:
-            sets.join(values[0], value)
+        if values := _touched(node):
+            sets.join(*values)
     parts: dict[ir.Value, _Part] = {}
     for node in kept:
         values = _touched(node)
@@ -183,24 +183,3 @@ def _inner_tensors(composites: Iterable[Composite]) -> set[ir.Value]:
         for node in composite.nodes:
             found.update(v for v in node.outputs if v.uses() and own.issuperset(v.consumers()))
     return found
-
-
-class _DisjointSets:
-    """Sets of values that are joined when something connects them."""
-
-    def __init__(self) -> None:
-        self._above: dict[ir.Value, ir.Value] = {}
-
-    def root(self, value: ir.Value) -> ir.Value:
-        """Return the value that stands for the set a value is in."""
-        path = []
-        while (above := self._above.get(value, value)) is not value:
-            path.append(value)
-            value = above
-        for each in path:
-            self._above[each] = value
-        return value
-
-    def join(self, one: ir.Value, other: ir.Value) -> None:
-        """Make one set of the sets of two values."""
-        self._above[self.root(one)] = self.root(other)

@@ -5,7 +5,7 @@ Works on a placement that later steps (fusing, sharing) narrow down. Nothing her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -36,7 +36,7 @@ from lowbit.ops.traits import (
 )
 from lowbit.ops.weights import weight_inputs
 from lowbit.planning.blocks import find_float_parts
-from lowbit.planning.decisions import drop_before_decisions, find_decisions
+from lowbit.planning.exact_inputs import drop_before_decisions, find_decisions
 from lowbit.planning.requests import Placement, Request, is_lone
 from lowbit.planning.rules import Scheme
 from lowbit.planning.weights_only import is_weight_only, place_dequantized, place_weights
@@ -238,9 +238,15 @@ def _granularity(
         if is_weight and axis is not None and len(shape) > 1 and shape[axis] > spec.group_size:
             return spec, axis % len(shape)
         spec = msgspec.structs.replace(spec, group_size=None, per_channel=True)
-    if is_weight and spec.per_channel and len(shape) > 1:
+    if is_weight and spec.per_channel and len(shape) > 1 and not _is_stack(node, shape):
         return spec, traits.channel_axis(node) % len(shape)
     return spec, None
+
+
+def _is_stack(node: ir.Node, shape: Sequence[int]) -> bool:
+    """Whether weights are several matrices: integer kernels take one scale for all of them."""
+    row = linear_operator(node)
+    return row is not None and row.is_matrix and len(shape) > 2
 
 
 def _place_bias(placement: Placement, node: ir.Node, traits: OpTraits, scheme: Scheme) -> None:

@@ -14,6 +14,8 @@ from lowbit.refine.descent import Moments
 
 # Moments that are computed with in double precision at a time.
 _AT_ONCE = 1 << 20
+# Products that are added at a time: smaller layers have them all at once.
+_PRODUCTS_AT_ONCE = 1 << 22
 
 ALL = slice(None)
 """All outputs."""
@@ -53,11 +55,10 @@ class ColumnSums:
             x, y = x * importance, y * importance
             self._weight += float(np.square(importance, dtype=np.float64).sum())
             self._weighted.add(x * importance, y * importance)
-        across = x.swapaxes(1, 2)
         with np.errstate(over="ignore", invalid="ignore"):  # as ``is_finite`` tells
             if inputs:
-                self.inputs += x @ across
-            self._products += y @ across
+                _add_products(self.inputs, x, x)
+            _add_products(self._products, y, x)
         self._squares += float(np.einsum("gon,gon->", y, y, dtype=np.float64))
 
     def add_totals(self, x: FloatArray, y: FloatArray) -> None:
@@ -170,6 +171,15 @@ class _Totals:
         # Few columns at a time: their sums are as exact as they are themselves.
         self.inputs += x.sum(axis=2)
         self.outputs += y.sum(axis=2)
+
+
+def _add_products(sums: FloatArray, a: FloatArray, b: FloatArray) -> None:
+    """Add the products of all columns to ``sums``; few of them are in memory besides."""
+    across = b.swapaxes(1, 2)
+    step = max(1, _PRODUCTS_AT_ONCE // max(1, b.shape[1]))
+    for first in range(0, a.shape[1], step):
+        rows = slice(first, first + step)
+        sums[:, rows] += a[:, rows] @ across
 
 
 def _outer(a: DoubleArray, b: DoubleArray) -> FloatArray:

@@ -27,22 +27,18 @@ def gptq(state: Quantized, config: Gptq, layer: RefinedLayer, seen: LayerMoments
     """Return GPTQ's rounding of one layer, or the nearest where it is no better."""
 
     def rounding(inputs: FloatArray) -> RoundWeights:
-        factored = _factored(inputs.astype(np.float64), config)
-        return lambda _, grid: _round(factored, grid, config)
+        factored = factor_moments(inputs.astype(np.float64), config)
+        return lambda _, grid: round_in_turn(factored, grid, config)
 
     return better_rounding(state, rounding, layer, seen)
 
 
-_Factored = tuple[DoubleArray, NDArray[np.intp]]
+Factored = tuple[DoubleArray, NDArray[np.intp]]
 """The factor of the inverse moments, and the order of inputs."""
 
 
-def round_in_turn(moments: DoubleArray, grid: Grid, config: Gptq) -> FloatArray:
+def round_in_turn(factored: Factored, grid: Grid, config: Gptq) -> FloatArray:
     """Return codes for the weights of a grid, groups x outputs x depth."""
-    return _round(_factored(moments, config), grid, config)
-
-
-def _round(factored: _Factored, grid: Grid, config: Gptq) -> FloatArray:
     factor, order = factored
     # Inputs become rows, in the order they are rounded in.
     weight, scale, lowest, highest = (
@@ -69,7 +65,7 @@ def _round(factored: _Factored, grid: Grid, config: Gptq) -> FloatArray:
     return np.ascontiguousarray(found, np.float32)
 
 
-def _factored(moments: DoubleArray, config: Gptq) -> _Factored:
+def factor_moments(moments: DoubleArray, config: Gptq) -> Factored:
     """Return U and the order of inputs, moments that are zero or dependent made regular."""
     groups, depth, _ = moments.shape
     each = np.arange(depth)

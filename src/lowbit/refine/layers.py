@@ -170,6 +170,7 @@ def find_layers(
 class _Rows:
     """What is decided about a model's tensors by name, and about biases and limits by node."""
 
+    tensors: Mapping[str, TensorPlan]
     activations: Mapping[str, TensorPlan]
     weights: Mapping[str, TensorPlan]
     biases: Mapping[str, BiasPlan]
@@ -181,6 +182,7 @@ class _Rows:
         plan, limits = state.plan, state.target.limits
         limited = [] if limits is None else find_limited(state.adapted, plan, limits)
         return cls(
+            plan.by_name(),
             {tensor.name: tensor for tensor in plan.activations()},
             {tensor.name: tensor for tensor in plan.weights()},
             {row.node: row for row in plan.biases},
@@ -208,7 +210,7 @@ def _refined_layer(
         bias=bias,
         fixed_bias=None if bias is not None else _fixed_bias(node, geometry),
         scale=state.params.scales.get(row.name, 1.0),
-        relative=_is_own_input(state, node.inputs[0]),
+        relative=_is_own_input(rows, node.inputs[0]),
         activation=activation,
         quantizer=quantizer,
         limited=rows.limited.get(name),
@@ -254,9 +256,9 @@ def _layer_input(state: Quantized, value: ir.Value | None) -> LayerInput:
     return LayerInput(emitted.stored, params)
 
 
-def _is_own_input(state: Quantized, value: ir.Value | None) -> bool:
+def _is_own_input(rows: _Rows, value: ir.Value | None) -> bool:
     """Whether linear layers alone read a tensor quantized, as in the float parts of a graph."""
-    row = None if value is None else state.plan.by_name().get(tensor_name(value))
+    row = None if value is None else rows.tensors.get(tensor_name(value))
     return row is not None and row.consumers is not None
 
 

@@ -368,8 +368,9 @@ class LayerLoop:
         for samples in ordered_map(take, some, self.at_once):
             # A sample of batch 0, or an empty cache, shows nothing of a layer.
             collector.add([(index, columns) for index, columns in samples if columns.count])
-        collector.finish()
+        # What is left is summed up without both models in memory.
         self._end()
+        collector.finish()
         return collector
 
     def _solved(

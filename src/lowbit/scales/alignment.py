@@ -18,6 +18,7 @@ from lowbit.calibrate.observers import observer_of
 from lowbit.calibrate.statistics import Stats, TensorStats
 from lowbit.config.methods import MinMse
 from lowbit.config.specs import IntegerSpec
+from lowbit.graph.disjoint_sets import DisjointSets
 from lowbit.numerics.affine import QParams, power_of_two_qparams, range_qparams
 from lowbit.numerics.metrics import decibels
 from lowbit.ops.families import MEAN_POOLS
@@ -48,22 +49,13 @@ def align(plan: Plan, own: Mapping[str, QParams], stats: Stats) -> OwnParams:
 def components(plan: Plan, rule: str) -> list[tuple[str, ...]]:
     """Return the sets of leaders that groups of this rule tie together."""
     tensors = plan.by_name()
-    parent: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            name = parent[name]
-        return name
-
+    sets: DisjointSets[str] = DisjointSets()
     for group in plan.groups:
         if group.rule == rule:
             names = [tensors[n].leader for n in (*group.inputs, *group.outputs) if n in tensors]
-            for name in names[1:]:
-                parent[root(name)] = root(names[0])
-    found: dict[str, list[str]] = {}
-    for name in parent:
-        found.setdefault(root(name), []).append(name)
-    return [tuple(names) for names in found.values() if len(names) > 1]
+            if names:
+                sets.join(*names)
+    return [tuple(names) for names in sets.sets() if len(names) > 1]
 
 
 def read_together(plan: Plan) -> set[str]:

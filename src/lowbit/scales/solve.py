@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
@@ -18,6 +17,7 @@ from lowbit.config.specs import AccumulatorBias
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.numerics.affine import QParams, power_of_two_qparams
 from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.metrics import decibels
 from lowbit.planning.plan import BiasPlan, Plan, TensorPlan
 from lowbit.scales.alignment import align, components
 from lowbit.scales.bias import bias_params, repaired_weight
@@ -30,20 +30,20 @@ from lowbit.scales.ranges import params_holding, params_of, params_of_range
 from lowbit.scales.saturation import SummedPairs, pairs_of
 from lowbit.scales.search import best_params, error_of
 from lowbit.scales.shift_limits import Adjusted, Limited, bounded_bias, satisfy
-from lowbit.scales.solutions import Solutions
+from lowbit.scales.solver_cache import SolverCache
 from lowbit.scales.weights import Importance, weight_importance, weight_params
 from lowbit.targets.target import Target
 
 
 @garbage_collection_paused()
 def solve(
-    model: ir.Model, plan: Plan, stats: Stats, target: Target, known: Solutions | None = None
+    model: ir.Model, plan: Plan, stats: Stats, target: Target, known: SolverCache | None = None
 ) -> Params:
     """Return the parameters of every planned tensor and bias.
 
     ``known`` are solutions of other plans for the same model and statistics.
     """
-    known = Solutions() if known is None else known
+    known = SolverCache() if known is None else known
     scales = float_scales(model, plan, stats)
     plan = plan.integers()
     own = _own(model, plan, stats, known)
@@ -133,7 +133,7 @@ def _weight(
     return weight_params(data, tensor.integer, tensor.axis, importance(), pairs)
 
 
-def _own(model: ir.Model, plan: Plan, stats: Stats, known: Solutions) -> dict[str, QParams]:
+def _own(model: ir.Model, plan: Plan, stats: Stats, known: SolverCache) -> dict[str, QParams]:
     priced = PricedDensities.of(model, plan, stats)
     own: dict[str, QParams] = {}
     for tensor in plan.activations():
@@ -252,4 +252,4 @@ def _cost(tensor: TensorPlan, stats: Stats, before: QParams, after: QParams) -> 
     errors = [error_of(density, params, tensor.integer) for params in (before, after)]
     if min(errors) <= 0:
         return None
-    return 10 * math.log10(errors[1] / errors[0])
+    return decibels(errors[1], errors[0])

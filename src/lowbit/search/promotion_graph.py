@@ -44,7 +44,8 @@ def scale_groups(plan: Plan) -> list[list[str]]:
     for tensor in plan.activations():
         if isinstance(tensor.spec, IntegerSpec) and tensor.leader not in tied:
             found.setdefault(tensor.leader, []).append(tensor.name)
-    return [members for leader, members in found.items() if plan.by_name()[leader].range is None]
+    planned = plan.by_name()
+    return [members for leader, members in found.items() if planned[leader].range is None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

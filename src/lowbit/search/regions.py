@@ -59,7 +59,7 @@ class _Part:
     cost: float
     noise: tuple[tuple[Format, float], ...]
 
-    def withnoise_of(self, word: Format, noise: float) -> _Part:
+    def with_noise(self, word: Format, noise: float) -> _Part:
         """Return it with the noise of one format more."""
         return dataclasses.replace(self, noise=(*self.noise, (word, noise)))
 
@@ -263,7 +263,7 @@ class RegionSearch:
         units = [frozenset(self._parts[index].units) for index in telling]
         margins = self._margins([Choice(some, self._every - some) for some in units])
         for index, margin in zip(telling, margins, strict=True):
-            self._parts[index] = self._parts[index].withnoise_of("wide", noise_of(margin))
+            self._parts[index] = self._parts[index].with_noise("wide", noise_of(margin))
 
     def _chosen(self, budget: float) -> list[tuple[_Part, Format]]:
         """Return the format of each part: cheap together, and within the budget."""

@@ -8,11 +8,10 @@ between linear layers that they join; where anything else reads or writes one of
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.graph.disjoint_sets import DisjointSets
 from lowbit.graph.editing import (
     ARITHMETIC,
     add_constant,
@@ -37,12 +36,12 @@ def swish_gain(graph: ir.Graph) -> None:
     """Let tensors around x * sigmoid(x) carry a gain, which the sigmoid's input is freed of."""
     gates = {gate: product for gate in candidates(graph) if (product := _product(gate))}
     layers = {node: find_layer(node) for node in graph}
-    tied = _Tied()
+    tied: DisjointSets[ir.Value] = DisjointSets()
+    fixed = [*graph.inputs, *graph.outputs]
     for node in graph:
-        _tie(node, layers[node], gates, tied)
-    for value in (*graph.inputs, *graph.outputs):
-        tied.fix(value)
-    gained = {gate for gate in gates if not tied.is_fixed(_source(gate))}
+        fixed += _tie(node, layers[node], gates, tied)
+    without = {tied.root(value) for value in fixed}
+    gained = {gate for gate in gates if tied.root(_source(gate)) not in without}
     carriers = {tied.root(_source(gate)) for gate in gained}
     for layer in layers.values():
         if layer is not None:
@@ -64,37 +63,6 @@ def drop_undone(graph: ir.Graph) -> None:
             graph.remove(node, safe=True)
 
 
-@dataclasses.dataclass(slots=True)
-class _Tied:
-    """Which tensors have the same gain, and which can have none."""
-
-    parent: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict)
-    fixed: set[ir.Value] = dataclasses.field(default_factory=set)
-
-    def root(self, value: ir.Value) -> ir.Value:
-        """Return the tensor that stands for all that are tied to one."""
-        while self.parent.setdefault(value, value) is not value:
-            value = self.parent[value]
-        return value
-
-    def tie(self, *values: ir.Value) -> None:
-        """Let tensors have the same gain."""
-        first = self.root(values[0])
-        for root in map(self.root, values[1:]):
-            if root is not first:
-                self.parent[root] = first
-                if root in self.fixed:
-                    self.fixed.add(first)
-
-    def fix(self, *values: ir.Value) -> None:
-        """Let tensors have no gain."""
-        self.fixed.update(map(self.root, values))
-
-    def is_fixed(self, value: ir.Value) -> bool:
-        """Whether a tensor can have none."""
-        return self.root(value) in self.fixed
-
-
 def _source(gate: ir.Node) -> ir.Value:
     value = gate.inputs[0]
     if value is None:
@@ -114,20 +82,26 @@ def _product(gate: ir.Node) -> ir.Node | None:
 
 
 def _tie(
-    node: ir.Node, layer: WeightedLayer | None, gates: dict[ir.Node, ir.Node], tied: _Tied
-) -> None:
-    """Tie or fix what a node reads and writes; a layer does neither, unless others have its weights."""
+    node: ir.Node,
+    layer: WeightedLayer | None,
+    gates: dict[ir.Node, ir.Node],
+    tied: DisjointSets[ir.Value],
+) -> list[ir.Value]:
+    """Tie the tensors around a node that have the same gain; return those that can have none.
+
+    A layer does neither, unless others have its weights.
+    """
     if node in gates:
-        tied.tie(_source(node), gates[node].outputs[0])
-        return
+        tied.join(_source(node), gates[node].outputs[0])
+        return []
     if node in gates.values() or (layer is not None and not layer.has_shared_weight):
-        return
+        return []
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and is_float_tensor(v)]
     moving = [value for value in values if not is_constant(value)]
-    if moving and _passes_gain(node, constants=len(values) - len(moving)):
-        tied.tie(*moving)
-    else:
-        tied.fix(*moving)
+    if not moving or not _passes_gain(node, constants=len(values) - len(moving)):
+        return moving
+    tied.join(*moving)
+    return []
 
 
 def _passes_gain(node: ir.Node, constants: int) -> bool:
@@ -142,7 +116,12 @@ def _passes_gain(node: ir.Node, constants: int) -> bool:
     return node.op_type == "Resize" or (constants == 0 and (moves or node.op_type in SUMS))
 
 
-def _scale(graph: ir.Graph, layer: WeightedLayer, carriers: set[ir.Value], tied: _Tied) -> None:
+def _scale(
+    graph: ir.Graph,
+    layer: WeightedLayer,
+    carriers: set[ir.Value],
+    tied: DisjointSets[ir.Value],
+) -> None:
     source, result = layer.node.inputs[0], layer.node.outputs[0]
     before, after = (
         GAIN if value is not None and tied.root(value) in carriers else 1.0
