@@ -20,6 +20,22 @@ def test_rows_are_listed_and_those_with_a_figure_drawn() -> None:
     assert "<m>" not in page
 
 
+def test_columns_that_no_row_fills_are_left_out() -> None:
+    page = sweep_page(ROWS)
+
+    assert "<th>accuracy</th>" not in page
+    assert "<th>ms, float and now</th>" not in page
+    heads = page.partition("</tr>")[0].count("<th>")
+    assert page.count("<td>") == heads * len(ROWS)
+
+
+def test_axes_have_numbers() -> None:
+    drawing = sweep_page(ROWS).partition("<svg")[2]
+
+    assert ">0</text>" in drawing
+    assert f">{43 * 1.1:.0f}</text>" in drawing
+
+
 def test_the_terminal_names_verdicts_and_refusals(console) -> None:
     screen = console(200)
 

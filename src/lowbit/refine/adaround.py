@@ -42,7 +42,7 @@ class RoundedRows:
         self._xp, self._config, self._shape = xp, config, weight.shape
         low, gap = bounds[0], bounds[1] - bounds[0]
         self._low, self._gap = low, gap
-        part = xp.minimum(xp.maximum(weight / scale - low, 0.0), 1.0)
+        part = xp.clip(weight / scale - low, 0.0, 1.0)
         share = (part + _OVER) / _WIDTH
         flat = (-1,)
         # Of all weights: what the layer sees, and the logits of those that are decided.
@@ -64,7 +64,7 @@ class RoundedRows:
         sigmoid = 1.0 / sigmoid
         share = sigmoid * _WIDTH
         share -= _OVER
-        share = xp.minimum(xp.maximum(share, 0.0), 1.0)
+        share = xp.clip(share, 0.0, 1.0)
         self._sigmoid, self._share = sigmoid, share
         now = share * self._gain
         now += self._base
@@ -123,7 +123,7 @@ class RoundedRows:
         """Go on with the open weights only, if that spares enough."""
         xp = self._xp
         still = xp.abs(self._logit) < _DECIDED
-        count, before = int(xp.count_nonzero(still)), self._logit.shape[0]
+        count, before = int(xp.sum(xp.astype(still, xp.int32))), self._logit.shape[0]
         self._settled = count == 0
         if self._settled or before - count < max(_WORTH, before // 10):
             return

@@ -83,33 +83,40 @@ _WIDTH, _HEIGHT, _MARGIN = 720, 340, 56
 def sweep_page(rows: Sequence[SweepRow]) -> str:
     """Return a page without any script: the table, and SQNR over size for each model."""
     body = "".join(_drawing(name, rows) for name in dict.fromkeys(row.model for row in rows))
-    head = "<tr>" + "".join(f"<th>{w}</th>" for w in _HEADINGS) + "</tr>"
-    lines = "".join(_line(row) for row in rows)
+    cells = [_line(row) for row in rows]
+    # A column that no row fills, such as accuracy without labels, is left out.
+    filled = [any(row[i] for row in cells) for i in range(len(_HEADINGS))]
+    head = "".join(f"<th>{w}</th>" for w, shown in zip(_HEADINGS, filled, strict=True) if shown)
+    lines = "".join(
+        f"<tr>{''.join(cell or '<td></td>' for cell, shown in zip(row, filled, strict=True) if shown)}</tr>"
+        for row in cells
+    )
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
         f"content='width=device-width'><title>lowbit sweep</title><style>{_STYLE}</style>"
         "<h1>Models and presets</h1><div class=wide tabindex=0 role=region aria-label='the table'>"
-        f"<table>{head}{lines}</table></div>{body}</html>\n"
+        f"<table><tr>{head}</tr>{lines}</table></div>{body}</html>\n"
     )
 
 
-_HEADINGS = ("model", "preset", "verdict", "rests on", *_FIGURES)
+_HEADINGS = ("model", "preset", "verdict", *_FIGURES, "the verdict rests on")
 _STYLE = (
     ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;"
     "max-width:70rem;padding:0 1rem}table{border-collapse:collapse;width:100%}"
-    "td:nth-child(4){min-width:14rem;overflow-wrap:anywhere}"
-    "th,td{text-align:left;vertical-align:top;padding:.3rem .6rem;border-bottom:1px solid #8884}"
-    ".wide{overflow-x:auto}svg{width:100%;min-width:600px;height:auto}text{fill:currentColor;font-size:12px}line{stroke:#888}"
+    "th,td{text-align:left;vertical-align:top;padding:.3rem .6rem;border-bottom:1px solid #8884;white-space:nowrap}"
+    "td:last-child{min-width:14rem;white-space:normal;overflow-wrap:anywhere}h2{overflow-wrap:anywhere}"
+    ".wide{overflow-x:auto}svg{width:100%;max-width:60rem;height:auto}text{fill:currentColor;font-size:13px}"
+    ".axis{stroke:#888}.grid{stroke:#8883}@media(max-width:600px){text{font-size:20px}body{margin:1rem auto;padding:0 .6rem}}"
 )
 
 
-def _line(row: SweepRow) -> str:
+def _line(row: SweepRow) -> tuple[str, ...]:
+    """Return the cells of a row; an empty one is an empty word."""
     colour = _COLOURS.get(row.level, "#d1242f")
-    verdict = f"<b style=color:{colour}>{html.escape(row.level or 'refused')}</b>"
-    cells = (row.figure or row.refused, *_cells(row))
-    words = "".join(f"<td>{html.escape(word)}</td>" for word in cells)
-    named = f"<td>{html.escape(row.model)}</td><td>{html.escape(row.preset)}</td>"
-    return f"<tr>{named}<td>{verdict}</td>{words}</tr>"
+    verdict = f"<td><b style=color:{colour}>{html.escape(row.level or 'refused')}</b></td>"
+    words = (row.model, row.preset, *_cells(row), row.figure or row.refused)
+    model, preset, *rest = (f"<td>{html.escape(word)}</td>" if word else "" for word in words)
+    return model, preset, verdict, *rest
 
 
 def _drawing(model: str, rows: Sequence[SweepRow]) -> str:
@@ -124,26 +131,43 @@ def _drawing(model: str, rows: Sequence[SweepRow]) -> str:
     sizes = [row.size_after / 1e6 for row, _ in shown]
     ratios = [ratio for _, ratio in shown]
     right, low, high = max(sizes) * 1.15 or 1.0, min(0.0, *ratios), max(*ratios, 20.0) * 1.1
-    points = []
-    for (row, ratio), megabytes in zip(shown, sizes, strict=True):
+    points, lowest = [], math.inf
+    for (row, ratio), megabytes in sorted(
+        zip(shown, sizes, strict=True), key=lambda point: point[0][1]
+    ):
         x = _MARGIN + megabytes / right * (_WIDTH - 2 * _MARGIN)
         y = _HEIGHT - _MARGIN - (ratio - low) / (high - low) * (_HEIGHT - 2 * _MARGIN)
         colour = _COLOURS.get(row.level, "#888")
         # Names of points at the right are before them, so that none is cut off.
+        lowest = min(y + 4, lowest - 18)  # no name over another
         beyond, anchor = (-9, "end") if x > _WIDTH / 2 else (9, "start")
         points.append(
             f"<circle cx={x:.1f} cy={y:.1f} r=6 fill={colour}></circle>"
-            f"<text x={x + beyond:.1f} y={y + 4:.1f} text-anchor={anchor}>"
+            f"<text x={x + beyond:.1f} y={lowest:.1f} text-anchor={anchor}>"
             f"{html.escape(row.preset)} {ratio:.1f} dB, {size(row.size_after)}</text>"
         )
     bottom = _HEIGHT - _MARGIN
     axes = (
-        f"<line x1={_MARGIN} y1={bottom} x2={_WIDTH - _MARGIN} y2={bottom}></line>"
-        f"<line x1={_MARGIN} y1={_MARGIN} x2={_MARGIN} y2={bottom}></line>"
-        f"<text x={_WIDTH / 2:.0f} y={_HEIGHT - 18}>size, MB (0 to {right:.1f})</text>"
-        f"<text x={_MARGIN} y={_MARGIN - 12}>SQNR, dB ({low:.0f} to {high:.0f})</text>"
+        f"<line class=axis x1={_MARGIN} y1={bottom} x2={_WIDTH - _MARGIN} y2={bottom}></line>"
+        f"<line class=axis x1={_MARGIN} y1={_MARGIN} x2={_MARGIN} y2={bottom}></line>"
+        f"<text x={_WIDTH - _MARGIN} y={_HEIGHT - 8} text-anchor=end>size, MB</text>"
+        f"<text x={_MARGIN} y={_MARGIN - 22}>SQNR, dB</text>{_ticks(right, low, high)}"
     )
     title = f"<h2>{html.escape(model)}: SQNR over size</h2>"
     described = f"SQNR over size of {html.escape(model, quote=True)}; the table has the numbers"
     svg = f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role=img aria-label='{described}'>"
     return f"{title}<div class=wide>{svg}{axes}{''.join(points)}</svg></div>"
+
+
+def _ticks(right: float, low: float, high: float) -> str:
+    """Return four numbers along each axis, with lines across for those of SQNR."""
+    words, bottom = [], _HEIGHT - _MARGIN
+    for part in (0.0, 1 / 3, 2 / 3, 1.0):
+        x = _MARGIN + part * (_WIDTH - 2 * _MARGIN)
+        y = bottom - part * (_HEIGHT - 2 * _MARGIN)
+        words.append(
+            f"<line class=grid x1={_MARGIN} y1={y:.0f} x2={_WIDTH - _MARGIN} y2={y:.0f}></line>"
+            f"<text x={_MARGIN - 8} y={y + 4:.0f} text-anchor=end>{low + part * (high - low):.0f}</text>"
+            f"<text x={x:.0f} y={bottom + 20} text-anchor=middle>{part * right:.3g}</text>"
+        )
+    return "".join(words)
