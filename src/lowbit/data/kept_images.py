@@ -43,7 +43,7 @@ class KeptImages:
     """Images that wait in a temporary file once they were made, as far as there is room.
 
     A run goes through its samples half a dozen times, and to decode and resize a photograph takes about as
-    long as a small network does. The file has no name, so that nothing stays behind. Where it cannot be
+    long as a small network does. The file has no name, so that none is left over. Where it cannot be
     written, images are made each time.
     """
 
@@ -76,7 +76,7 @@ class KeptImages:
         return self._images.some(indices)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Leave the file behind."""
+        """Travel without the file."""
         return KeptImages, (self._images, self._room)
 
     def _write(self, index: int, values: NDArray[Any]) -> None:
