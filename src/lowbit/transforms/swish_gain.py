@@ -38,8 +38,10 @@ def swish_gain(graph: ir.Graph) -> None:
     layers = {node: find_layer(node) for node in graph}
     tied: DisjointSets[ir.Value] = DisjointSets()
     fixed = [*graph.inputs, *graph.outputs]
+    products = set(gates.values())
     for node in graph:
-        fixed += _tie(node, layers[node], gates, tied)
+        if node not in products:
+            fixed += _tie(node, layers[node], gates, tied)
     without = {tied.root(value) for value in fixed}
     gained = {gate for gate in gates if tied.root(_source(gate)) not in without}
     carriers = {tied.root(_source(gate)) for gate in gained}
@@ -94,7 +96,7 @@ def _tie(
     if node in gates:
         tied.join(_source(node), gates[node].outputs[0])
         return []
-    if node in gates.values() or (layer is not None and not layer.has_shared_weight):
+    if layer is not None and not layer.has_shared_weight:
         return []
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and is_float_tensor(v)]
     moving = [value for value in values if not is_constant(value)]
