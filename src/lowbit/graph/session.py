@@ -59,12 +59,15 @@ class Session:
         name: str,
         device: str = "cpu",
         plan_memory: bool = True,
+        keep_memory: bool = True,
         cleanup: Callable[[], object] | None = None,
     ) -> None:
         """Load the file. ``threads`` = 0 leaves the number to onnxruntime.
 
         ``plan_memory``: whether it is planned which values share memory. onnxruntime takes seconds for that
         where functions have many inner values of unknown sizes, and gains a few percent of a run.
+        ``keep_memory``: whether the memory of a run waits for the next one. Of several sessions that stay open
+        each would hold its own.
         ``cleanup`` is called when the session is closed or nobody has it any more.
 
         Quantized models are measured at ``optimize="none"`` or ``"exact"``: there Q/DQ is computed as
@@ -86,6 +89,7 @@ class Session:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         options.intra_op_num_threads = threads
         options.enable_mem_reuse = plan_memory
+        options.enable_cpu_mem_arena = keep_memory
         if threads > 1:
             # Threads that wait would take the processors from what is done with the results.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")

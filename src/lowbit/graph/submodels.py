@@ -242,7 +242,7 @@ def open_tails(
 
 def _open(part: ir.Model, path: pathlib.Path, name: str) -> Session:
     path.write_bytes(ir.to_proto(part).SerializeToString())
-    return Session(path, threads=1, optimize="none", name=name)
+    return Session(path, threads=1, optimize="none", name=name, keep_memory=False)
 
 
 def _choose_starts(nodes: Sequence[ir.Node], count: int) -> list[int]:
