@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -32,6 +33,15 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
         pixels = rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{index:02}.png")
     return folder
+
+
+@pytest.fixture(scope="session")
+def worker_processes() -> Iterator[None]:
+    """Let tests share loky's processes, which take a second each to start; end them with the session."""
+    from joblib.externals.loky import get_reusable_executor
+
+    yield
+    get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
 @pytest.fixture(scope="session")

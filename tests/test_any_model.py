@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 import onnxruntime as ort
@@ -17,19 +19,24 @@ _QUICK = {"num_iterations": 10, "data_size": 4}
 REFINEMENTS = {"GPTQ": Gptq(), "AdaRound": AdaRound(**_QUICK), "AdaQuant": AdaQuant(**_QUICK)}
 
 
-def outputs(model, feed) -> dict[str, np.ndarray]:
+def every_output(model, feeds) -> Iterator[dict[str, np.ndarray]]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options)
     names = [value.name for value in session.get_outputs()]
-    pairs = zip(names, session.run(None, feed), strict=True)
-    return {part: array for name, value in pairs for part, array in arrays_of(name, value)}
+    for feed in feeds:
+        pairs = zip(names, session.run(None, feed), strict=True)
+        yield {part: array for name, value in pairs for part, array in arrays_of(name, value)}
+
+
+def outputs(model, feed) -> dict[str, np.ndarray]:
+    return next(every_output(model, [feed]))
 
 
 def check(model, feeds, result) -> None:
-    for feed in feeds:
-        want, got = outputs(model, feed), outputs(result.model, feed)
+    pairs = zip(every_output(model, feeds), every_output(result.model, feeds), strict=True)
+    for want, got in pairs:
         assert list(want) == list(got)
         for name, array in want.items():
             assert array.dtype == got[name].dtype

@@ -11,7 +11,6 @@ import joblib
 import numpy as np
 import pytest
 from helpers import tasks
-from joblib.externals.loky import get_reusable_executor
 
 from lowbit import parallel
 from lowbit.errors import ConfigError, DataError, WorkerError
@@ -147,13 +146,14 @@ def test_without_an_engine_work_stays_in_this_process() -> None:
 
 
 @pytest.fixture
-def processes():
-    """Two processes, ended afterwards."""
+def processes(worker_processes):
+    """Two processes."""
+    del worker_processes
     with engine(workers=2):
         yield
-    get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
+@pytest.mark.xdist_group("workers")
 @pytest.mark.usefixtures("processes")
 def test_processes_give_the_results_in_order() -> None:
     assert worker_count() == 2
@@ -164,6 +164,7 @@ def test_processes_give_the_results_in_order() -> None:
     assert {(processors, workers) for _, processors, workers in found} == {(1, None)}
 
 
+@pytest.mark.xdist_group("workers")
 @pytest.mark.usefixtures("processes")
 def test_shared_arrays_reach_every_task() -> None:
     numbers = {"numbers": np.arange(300_000, dtype=np.float64)}
@@ -172,6 +173,7 @@ def test_shared_arrays_reach_every_task() -> None:
     assert found == [want, want + 1, want + 2]
 
 
+@pytest.mark.xdist_group("workers")
 @pytest.mark.usefixtures("processes")
 def test_a_worker_that_is_killed_costs_what_it_was_at(tmp_path) -> None:
     task = tasks.Recorded(tmp_path, {5: "kill"})
@@ -183,6 +185,7 @@ def test_a_worker_that_is_killed_costs_what_it_was_at(tmp_path) -> None:
     assert sum(task.runs(item) for item in range(12)) <= 12 + 8
 
 
+@pytest.mark.xdist_group("workers")
 @pytest.mark.usefixtures("processes")
 def test_an_item_that_always_kills_its_worker_is_named(tmp_path) -> None:
     task = tasks.Recorded(tmp_path, {2: "kill"}, always=True)
@@ -190,6 +193,7 @@ def test_an_item_that_always_kills_its_worker_is_named(tmp_path) -> None:
         list(distributed_map(task, range(6), name="test"))
 
 
+@pytest.mark.xdist_group("workers")
 @pytest.mark.usefixtures("processes")
 def test_what_raises_is_tried_again(tmp_path) -> None:
     task = tasks.Recorded(tmp_path, {1: "raise"})
@@ -204,6 +208,7 @@ def test_what_raises_is_tried_again(tmp_path) -> None:
     assert task.runs(1) == 3
 
 
+@pytest.mark.xdist_group("workers")
 @pytest.mark.usefixtures("processes")
 def test_errors_of_this_package_come_as_they_are_and_once(tmp_path) -> None:
     task = tasks.Recorded(tmp_path, {3: "refuse"}, always=True)

@@ -11,6 +11,7 @@ import lowbit.api.quantize
 import onnx_ir as ir
 assert "sympy.core" not in sys.modules, "loaded too early"
 assert "rich" not in sys.modules, "loaded too early"
+assert "numpy.f2py" not in sys.modules, "loaded too early"
 size = ir.SymbolicDim("n") + 1
 from sympy.core import Symbol
 import sympy

@@ -23,7 +23,7 @@ import tokenize
 import weakref
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lowbit.errors import OutputError
 
@@ -200,3 +200,25 @@ def beside(path: Path, ending: str) -> pathlib.Path:
     if len(os.fsencode(name)) > _LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:24] + ending
     return path.with_name(name)
+
+
+Write = Callable[[pathlib.Path], None]
+"""Writes a file under the path it is given."""
+
+
+@contextlib.contextmanager
+def writing(files: Mapping[str, Write]) -> Iterator[None]:
+    """Write files under other names; move them when the body is done without error."""
+    with contextlib.ExitStack() as stack:
+        moves = []
+        for name, write in files.items():
+            path = pathlib.Path(name)
+            folder = stack.enter_context(temporary_folder(path.parent))
+            try:
+                write(folder / path.name)
+            except OSError as error:
+                raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+            moves.append((folder / path.name, path))
+        yield
+        for source, path in moves:
+            os.replace(source, path)

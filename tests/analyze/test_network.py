@@ -81,6 +81,17 @@ def test_a_block_is_called_after_what_its_names_share() -> None:
     assert titles == [f"model/layer.{i}" for i in range(8)]
 
 
+def test_a_block_over_several_parts_is_called_after_the_first_and_the_last() -> None:
+    names = [f"/model.{i // 3}/conv{i % 3}" for i in range(80)]
+    nodes = [node(i, (i - 1,) if i else (), name) for i, name in enumerate(names)]
+
+    blocks = fold(nodes).blocks
+
+    assert [block.title for block in blocks] == [
+        f"model.{block.start // 3} to model.{(block.end - 1) // 3}" for block in blocks
+    ]
+
+
 @pytest.fixture(scope="module")
 def result() -> lowbit.Result:
     return lowbit.quantize(small_cnn(), data=small_feeds(6))

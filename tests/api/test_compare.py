@@ -117,6 +117,7 @@ def test_a_float_model_has_nothing_to_account_for() -> None:
 
     assert (report.budget, report.fused, report.layers, report.tensors) == (None, (), (), ())
     assert (report.preset, report.target) == ("unknown", "unknown")
+    assert any("nothing in the second model is quantized" in note for note in report.notes)
     assert report.latency is not None
 
 

@@ -17,7 +17,7 @@ from lowbit.calibrate.observers import (
 )
 from lowbit.calibrate.pooled import Pools
 from lowbit.calibrate.statistics import TensorStats
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -162,7 +162,7 @@ def test_means_and_variances_of_channels_are_numpys() -> None:
 
     for x in samples:
         observer.add("t", x)
-        observer.add_channels("t", channel_sums(x, 1, squares=True))
+        observer.add_channels({"t": channel_sums(x, 1, squares=True)})
 
     found, everything = observer.result()["t"], np.concatenate(samples).astype(np.float64)
     np.testing.assert_allclose(found.channels, everything.mean(axis=(0, 2)), rtol=1e-4, atol=1e-4)
@@ -245,13 +245,15 @@ def test_empty_samples_of_ordered_methods_change_nothing() -> None:
 def test_large_samples_are_thinned_alike_in_any_batch() -> None:
     x = np.random.default_rng(0).normal(size=(3, 4, 512, 512)).astype(np.float32)
 
-    some = thinned(x)
+    some = subsampled(x)
 
     assert some.shape[:2] == x.shape[:2]
     assert 4 <= some.shape[2] < x.shape[2] // 2
-    np.testing.assert_array_equal(some, np.concatenate([thinned(x[k : k + 1]) for k in range(3)]))
+    np.testing.assert_array_equal(
+        some, np.concatenate([subsampled(x[k : k + 1]) for k in range(3)])
+    )
     small = x[:, :, :16, :16]
-    assert thinned(small) is small
+    assert subsampled(small) is small
 
 
 def test_thinning_leaves_the_range_and_the_shape_of_the_distribution() -> None:
@@ -285,7 +287,7 @@ def test_samples_that_are_not_finite_do_not_spoil_the_means() -> None:
     observer.add("t", np.ones((1, 2, 3), np.float32))
 
     for fill in (np.inf, 1.0, np.nan):
-        observer.add_channels("t", channel_sums(np.full((1, 2, 3), fill, np.float32), 1))
+        observer.add_channels({"t": channel_sums(np.full((1, 2, 3), fill, np.float32), 1)})
 
     means = observer.result()["t"].channels
     assert means is not None

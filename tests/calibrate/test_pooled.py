@@ -8,8 +8,16 @@ import pytest
 
 from lowbit.calibrate import log_histogram, pooled
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.pooled import Pools, add_pools, poolable, pools_of, thinnable
-from lowbit.calibrate.thinning import row_step, thinned
+from lowbit.calibrate.pooled import (
+    Pools,
+    add_pools,
+    add_rows,
+    poolable,
+    pools_of,
+    rows_of,
+    thinnable,
+)
+from lowbit.calibrate.subsampling import row_step, subsampled
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
@@ -166,8 +174,8 @@ def test_the_histogram_of_a_large_map_is_that_of_its_thinned_rows(batch: int) ->
     found = collect(model, _plan(model, MinMse()), feeds)["r"]
 
     whole = _relu_of(model, feeds)
-    expected, _ = log_histogram.count(thinned(whole))
-    assert thinned(whole).size == whole.size // 2
+    expected, _ = log_histogram.count(subsampled(whole))
+    assert subsampled(whole).size == whole.size // 2
     assert (found.low, found.count) == (0.0, whole.size)
     assert found.high == pytest.approx(float(whole.max()), rel=1e-6)
     # onnxruntime's optimizations may move a value over the edge of a bin.
@@ -194,3 +202,24 @@ def test_maps_are_large_by_what_one_sample_of_them_takes() -> None:
     assert pooled.large_maps(_model("8").graph) == set()
     assert pooled.large_maps(_model("32768").graph) == {"c", "r", "y"}
     assert pooled.large_maps(_model("H").graph) == set()
+
+
+@pytest.mark.parametrize("height", [9, 10, 11, 64])
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_rows_are_the_same_where_channels_lie_in_blocks(height: int, step: int) -> None:
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=ir.Shape([2, 32, height, 5]))
+    relu = ir.node("Relu", [x], name="r")
+    (r,) = relu.outputs
+    r.name, r.type, r.shape = "r", x.type, x.shape
+    model = ir.Model(ir.Graph([x], [r], nodes=[relu], opset_imports={"": 17}), ir_version=8)
+    feed = {"x": np.random.default_rng(0).normal(size=(2, 32, height, 5)).astype(np.float32)}
+
+    found = []
+    for in_blocks in (False, True):
+        probe = model.clone()
+        add_rows(probe.graph, {"r": step}, in_blocks=in_blocks)
+        with session(probe, optimize="all") as running:
+            found += running.run([rows_of("r")], feed)
+
+    np.testing.assert_array_equal(found[0], np.maximum(feed["x"], 0)[:, :, step // 2 :: step])
+    np.testing.assert_array_equal(found[1], found[0])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.calibrate.channels import ChannelTotals, channel_sums
+from lowbit.calibrate.channels import ChannelAdder, channel_sums
 from lowbit.calibrate.statistics import Stats, TensorStats, load_stats, save_stats
 from lowbit.errors import CalibrationError
 
@@ -68,8 +68,9 @@ def test_merging_with_an_empty_tensor_keeps_the_other() -> None:
 
 
 def channel_means(x: np.ndarray, axis: int) -> TensorStats:
-    totals = ChannelTotals.of(channel_sums(x, axis, squares=True))
-    return TensorStats(0.0, 0.0, 0, totals=totals)
+    adder = ChannelAdder()
+    adder.add({"t": channel_sums(x, axis, squares=True)})
+    return TensorStats(0.0, 0.0, 0, totals=adder.totals()["t"])
 
 
 @_CALM

@@ -408,7 +408,10 @@ def test_data_is_asked_for(run, model, kept) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"imag": np.ones((2, 3, 8, 8), np.float32)}, ("'image'", "did you mean 'imag'")),
+        (
+            dict.fromkeys(("imag", "other"), np.ones((2, 3, 8, 8), np.float32)),
+            ("'image'", "did you mean 'imag'"),
+        ),
         ({"image": np.full((2, 3, 8, 8), np.nan, np.float32)}, ("'image'",)),
         ({"image": np.ones((0, 3, 8, 8), np.float32)}, ("0 rows",)),
         ({"image": np.ones((2, 3, 9, 9), np.float32)}, ("'image'", "9")),

@@ -9,13 +9,19 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from helpers.small_models import small_cnn, small_feeds
+
+# Intervals
+from helpers.staged import quantized
 from scipy import stats  # comes with scikit-image
 from skimage.metrics import mean_squared_error
 
 import lowbit
+from lowbit.config.presets import find_preset
 from lowbit.errors import ConfigError, DataError
+from lowbit.evaluate import accuracy
 from lowbit.evaluate.accuracy import (
     Gap,
+    LabelledSamples,
     MetricScorer,
     TopScorer,
     find_metric,
@@ -23,8 +29,7 @@ from lowbit.evaluate.accuracy import (
     gap_of_scores,
     gap_of_sets,
 )
-
-# Intervals
+from lowbit.graph import io
 
 
 def test_paired_scores_are_scipys_paired_interval() -> None:
@@ -291,3 +296,35 @@ def test_few_labels_and_two_classes_are_not_doubted() -> None:
         two.add([{"y": np.eye(2, dtype=np.float32)[[0]]}, None, None], int(index % 4 == 0))
 
     assert few.doubts() == two.doubts() == ()
+
+
+_FEEDS = small_feeds(12, 8)
+
+
+def _best(model) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    return np.array([session.run(None, feed)[0].argmax() for feed in _FEEDS])
+
+
+def test_the_float_model_is_run_once_for_all(monkeypatch) -> None:
+    model = io.load(small_cnn(8))
+    labels = [int(k) for k in _best(small_cnn(8))]
+    labels[:3] = [(k + 1) % 5 for k in labels[:3]]
+    names = []
+    real = accuracy.run_model
+    monkeypatch.setattr(
+        accuracy, "run_model", lambda run, feeds: names.append(run.name) or real(run, feeds)
+    )
+
+    samples = LabelledSamples.of(model, _FEEDS, labels, TopScorer())
+    for preset in ("A8W8", "A16W8"):
+        state = quantized(small_cnn(8), find_preset(preset), _FEEDS[:4])
+        (top,) = samples.accuracy(state.emitted.model)
+        hits = _best(io.to_proto(state.emitted.model)) == labels
+        assert top.quantized_score == pytest.approx(100 * hits.mean())
+        assert top.float_score == pytest.approx(75.0)
+        assert top.samples == 12
+
+    assert names == ["the float model", "the quantized model", "the quantized model"]

@@ -105,6 +105,34 @@ def test_boxes_and_scores_in_one_output_are_apart() -> None:
     ]
 
 
+def test_objects_and_their_classes_in_one_output_are_apart() -> None:
+    y = np.concatenate([_normal(1, 80, 4, scale=90), np.full((1, 80, 4), 0.6)], axis=2)
+    y[..., 4] = 0.01
+    y[0, 5, 4] = 0.9
+    graph = "g (float[1,80,8] x) => (float[1,80,8] y) { y = Identity(x) }"
+
+    assert [row[:2] for row in _found(graph, y=y.astype(np.float32))] == [
+        ("y[:, :, 0:4] (where y[:, :, 4:5] is)", "values"),
+        ("y[:, :, 4:5]", "scores"),
+        ("y[:, :, 5:8] (where y[:, :, 4:5] is)", "scores"),
+    ]
+
+
+def test_several_outputs_of_a_detector_are_read_where_its_scores_are() -> None:
+    graph = """g (float[1,1,8,8] a, float[1,4,8,8] b) => (float[1,1,8,8] heat, float[1,4,8,8] box) {
+        heat = Sigmoid(a)
+        box = Identity(b) }"""
+    heat = np.full((1, 1, 8, 8), 0.01, np.float32)
+    heat[0, 0, 2, 2] = 0.5
+    model = _model(graph)
+    values = {"a": _normal(1, 1, 8, 8), "heat": heat, "box": _normal(1, 4, 8, 8)}
+
+    _, box = find_measured(model, values, {name: name for name in values})
+
+    assert box.name == "box (where heat is)"
+    assert np.array_equal(box.of(values["box"], values), values["box"] * heat)
+
+
 def test_of_several_samples_the_one_that_shows_something_tells() -> None:
     quiet, loud = {"y": np.float32([0.1])}, {"y": np.float32([0.9])}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from helpers.small_models import small_cnn, small_feeds
-from joblib.externals.loky import get_reusable_executor
 
 import lowbit
 from lowbit import parallel
@@ -32,6 +31,8 @@ def _flat(found) -> list[object]:
 
 # loky's own thread may look for an item that was cancelled meanwhile, where a caller stops early.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.xdist_group("workers")
+@pytest.mark.usefixtures("worker_processes")
 def test_workers_give_the_same_bits_in_order(runs, monkeypatch) -> None:
     feeds = small_feeds(19)
     want = _flat(run_models(runs, feeds))
@@ -53,5 +54,4 @@ def test_workers_give_the_same_bits_in_order(runs, monkeypatch) -> None:
         found = run_models(runs, iter(feeds))
         assert _flat([next(found)]) == want[:1]
         found.close()
-    get_reusable_executor().shutdown(wait=True, kill_workers=True)
     assert [row[3] is not None for row in want] == [index in (1, 9, 18) for index in range(19)]

@@ -52,6 +52,18 @@ def test_extra_outputs_are_the_inner_values(chain, feed, run) -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
+def test_memory_that_is_not_planned_changes_no_number(chain, feed) -> None:
+    message = chain.SerializeToString()
+    sessions = [
+        Session(message, threads=1, optimize="none", name="chain", plan_memory=planned)
+        for planned in (True, False)
+    ]
+
+    want, got = (running.run(["scores"], feed)[0] for running in sessions)
+
+    np.testing.assert_array_equal(got, want)
+
+
 def test_an_input_asked_for_outlives_what_was_fed(chain, floats) -> None:
     image, index = floats(2, 8), np.int64([1])
     expected = image.copy()

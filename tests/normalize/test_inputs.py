@@ -7,10 +7,15 @@ import onnx_ir as ir
 import pytest
 
 import lowbit
-from lowbit.errors import ConfigError
+from lowbit.errors import ConfigError, ModelError
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs, session
-from lowbit.normalize.inputs import free_sizes, settle_inputs, settle_like
+from lowbit.normalize.inputs import (
+    check_same_inputs,
+    free_sizes,
+    settle_inputs,
+    settle_like,
+)
 
 GRAPH = """g (float[2,3] x, int64 rate, float[1] gain) => (float[2,3] y) {
     a = Cast<to=1>(rate) b = Mul(x, a) y = Mul(b, gain) }"""
@@ -98,6 +103,33 @@ def test_a_model_that_is_not_ours_fixes_nothing(parse) -> None:
     settle_like(model, io.load(parse(GRAPH)))
 
     assert len(model.graph.inputs) == 3
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        ("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }", None),
+        ("g (float[N,3,H,8] x) => (float[N,3,H,8] y) { y = Relu(x) }", None),
+        (
+            "g (float[N,3,4,4] x) => (float[N,3,4,4] y) { y = Relu(x) }",
+            r"'x' is \[.*N.*, 3, 4, 4\] in the quantized model and \[1, 3, 8, 8\] in the float model",
+        ),
+        ("g (float[3,8] x) => (float[3,8] y) { y = Relu(x) }", r"\[3, 8\] in the quantized model"),
+        (
+            "g (float[1,3,8,8] image) => (float[1,3,8,8] y) { y = Relu(image) }",
+            "has an input 'image', the float model has 'x'",
+        ),
+    ],
+)
+def test_models_of_other_inputs_are_not_of_one_model(parse, graph, message) -> None:
+    model = io.load(parse("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }"))
+    other = io.load(parse(graph))
+
+    if message is None:
+        check_same_inputs(model, other)
+    else:
+        with pytest.raises(ModelError, match=message):
+            check_same_inputs(model, other)
 
 
 def test_the_command_line_says_it_too(parse, floats, tmp_path) -> None:

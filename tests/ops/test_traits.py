@@ -18,6 +18,7 @@ from lowbit.ops.traits import (
     constant_integers,
     is_data_movement,
     moves_exactly,
+    non_negative,
     reduced_axes,
     spatial_size,
     traits_of,
@@ -148,6 +149,52 @@ def test_bounds_of_relu_and_clip() -> None:
     assert clip_bounds(node("Clip", x, None, high)) == (None, 6.0)
     assert clip_bounds(node("Clip", x, low, high)) == (-1.0, 6.0)
     assert clip_bounds(node("Clip", x, value(), high)) == (None, 6.0), "the lower one is computed"
+
+
+def _named(nodes: dict[str, ir.Node]) -> ir.Graph:
+    for name, each in nodes.items():
+        each.outputs[0].name = name
+    return ir.Graph([], [], nodes=list(nodes.values()))
+
+
+def test_tensors_that_are_kept_at_or_above_zero() -> None:
+    x = value(1)
+    graph = _named(
+        {
+            "relu": node("Relu", x),
+            "signed": node("Clip", x, number(-1.0), number(6.0)),
+            "clip": node("Clip", x, number(0.0), number(6.0)),
+            "above": node("Clip", x, number(0.5)),
+            "sigmoid": node("Sigmoid", x),
+        }
+    )
+
+    assert non_negative(graph) == {"relu", "clip", "above"}
+
+
+def test_what_is_made_of_tensors_at_or_above_zero_is_so_too() -> None:
+    x, y = node("Relu", value(1)), node("Relu", value(1))
+    a, b, any_value = x.outputs[0], y.outputs[0], value(1)
+    graph = _named(
+        {
+            "x": x,
+            "y": y,
+            "sum": node("Add", a, b),
+            "difference": node("Sub", a, b),
+            "signed sum": node("Add", a, any_value),
+            "product": node("Mul", a, b),
+            "joined": node("Concat", a, b, axis=0),
+            "signed join": node("Concat", a, any_value, axis=0),
+            "largest": node("MaxPool", a, kernel_shape=[1]),
+            "blended": node("Resize", a, None, number([1.0]), mode="linear"),
+            "overshot": node("Resize", a, None, number([1.0]), mode="cubic"),
+            "filled": node("Pad", a, number([0, 1], np.int64), number(-1.0)),
+            "convolved": node("Conv", a, b),
+        }
+    )
+
+    found = non_negative(graph)
+    assert found == {"x", "y", "sum", "product", "joined", "largest", "blended"}
 
 
 def test_axes_count_from_the_end_too() -> None:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
+from helpers.small_models import small_cnn, small_feeds
+from helpers.staged import planned, quantized
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
+from lowbit.config.methods import Entropy, MinMax
 from lowbit.config.presets import find_preset
+from lowbit.config.specs import TensorOverride
 from lowbit.graph import io
+from lowbit.numerics.formats import IntegerFormat
+from lowbit.ops.traits import OPERATORS
 from lowbit.pipeline import pipeline as module
 from lowbit.pipeline import stages
-from lowbit.pipeline.pipeline import Clock, Pipeline
-from lowbit.state import Quantized
+from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress, plan_only
+from lowbit.state import Loaded, Quantized
+from lowbit.targets.builtin import find_target
 
 
 def _classifier() -> onnx.ModelProto:
@@ -217,3 +227,94 @@ def test_an_error_ends_the_charge(ticks) -> None:
         pass
 
     assert clock.seconds == {"solve": 1.0}
+
+
+def _plain(preset: str):
+    return msgspec.structs.replace(
+        find_preset(preset), equalization=None, smooth_quant=None, bias_correction=False
+    )
+
+
+def test_another_method_needs_no_other_pass() -> None:
+    feeds, config = small_feeds(4, 8), _plain("A8W8")
+    other = config.with_method(MinMax())
+    pipeline = Pipeline(Clock(ignore_progress))
+
+    found = pipeline.rebuilt(quantized(small_cnn(8), config, feeds), other)
+
+    want = quantized(small_cnn(8), other, feeds)
+    assert io.to_proto(found.emitted.model) == io.to_proto(want.emitted.model)
+    assert "calibrate" not in pipeline.clock.seconds
+
+
+def test_formats_follow_the_configuration() -> None:
+    state = quantized(small_cnn(8), _plain("A8W8"), small_feeds(4, 8))
+
+    found = Pipeline(Clock(ignore_progress)).rebuilt(state, state.config.with_method(Entropy()))
+
+    assert {row.spec.calibration for row in found.plan.activations()} == {Entropy()}
+
+
+def test_what_shares_a_scale_with_a_tensor_that_reads_histograms_needs_one() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[1,3,8,8] input) => (float[1,2,8,8] y)
+        <float[3,3,1,1] w = {1, 2, -1, 3, 1, 0, -2, 1, 1},
+         float[2,6,1,1] v = {1, 2, -1, 3, 1, 0, -2, 1, 1, 2, 1, 1}> {
+          m = Conv<kernel_shape=[1,1]>(input, w)
+          a = Relu(m)
+          b = MaxPool<kernel_shape=[1,1]>(a)
+          n = Conv<kernel_shape=[1,1]>(b, w)
+          c = Concat<axis=1>(a, n)
+          y = Conv<kernel_shape=[1,1]>(c, v)
+        }""")
+    config = _plain("A8W8")
+    state = quantized(model, config, small_feeds(2, 8))
+    wide = msgspec.structs.replace(config.activation, format=IntegerFormat.INT16, method=MinMax())
+    override = TensorOverride(tensor="n", spec=wide)
+    other = planned(model, msgspec.structs.replace(config, tensors=(override,)))
+    assert any({"n", "c"} <= {*group.inputs, *group.outputs} for group in other.plan.groups)
+
+    stripped = dict(state.stats.tensors)
+    stripped["n"] = dataclasses.replace(stripped["n"], counts=None)
+
+    assert not stages.lacks_statistics(other.plan, state.stats)
+    assert stages.lacks_statistics(other.plan, dataclasses.replace(state.stats, tensors=stripped))
+
+
+def _two_layers(*, shared: bool) -> bytes:
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.normal(size=(4, 4, 1, 1)).astype(np.float32), name)
+        for name in ("w0", "w1")
+    ]
+    biases = [
+        numpy_helper.from_array(rng.normal(size=4).astype(np.float32), name)
+        for name in ("b0", "b1")[: 1 if shared else 2]
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0", "b0"], ["c"], "first"),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("Conv", ["r", "w1", "b0" if shared else "b1"], ["y"], "second"),
+    ]
+    tensors = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4, 2, 2]) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", tensors[:1], tensors[1:], [*weights, *biases])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8"])
+def test_the_plan_is_that_of_all_stages(preset: str, shared: bool) -> None:
+    config = find_preset(preset)
+    state = Loaded(
+        loaded=io.load(_two_layers(shared=shared)),
+        samples=None,
+        config=config,
+        target=find_target(config.target),
+        operators=OPERATORS,
+    )
+
+    transformed = stages.transform(stages.normalize(state))
+
+    assert plan_only(state).plan == stages.plan(stages.prepare(transformed), check=False).plan

@@ -191,6 +191,24 @@ def _report(*ratios: float, notes: tuple[str, ...] = ()) -> Report:
     )
 
 
+def test_an_exporters_stack_traces_are_left_out_and_it_is_said() -> None:
+    model = small_cnn()
+    traced = onnx.ModelProto()
+    traced.CopyFrom(model)
+    onnx.helper.set_metadata_props(
+        traced.graph.node[0], {"pkg.torch.onnx.stack_trace": "a" * 120_000}
+    )
+
+    with_traces, without = (
+        lowbit.quantize(m, data=small_feeds(4), config=_plain()) for m in (traced, model)
+    )
+
+    assert [note for note in with_traces.report.notes if "0.1 MB of stack traces" in note]
+    assert not [note for note in without.report.notes if "stack traces" in note]
+    written, expected = (r.model.SerializeToString() for r in (with_traces, without))
+    assert len(written) == len(expected)
+
+
 def test_saved_statistics_are_named_and_what_no_longer_holds_is_not() -> None:
     notes = ("verified on calibration samples: the data has no others", "another")
 

@@ -103,8 +103,8 @@ def test_the_search_ends_when_enough_is_found(model, stop) -> None:
     found = search.search_model()
 
     assert sorted(row["config_index"] for row in found) == [0, 1]
-    assert [row.value for row in search.trail.rows] == [search.searched_space[i] for i in (0, 1)]
-    assert search.trail.end == ("met" if "find_n_candidates" in stop else "")
+    assert [row.value for row in search.history.rows] == [search.searched_space[i] for i in (0, 1)]
+    assert search.history.end == ("met" if "find_n_candidates" in stop else "")
 
 
 def test_an_evaluator_of_ones_own_says_how_good_a_model_is(model) -> None:

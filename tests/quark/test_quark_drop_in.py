@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pathlib
 import runpy
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -72,16 +76,33 @@ def tutorial(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
+SCRIPT = str(ROOT / "examples/quark/advanced_quark_quantize.py")
+FILES = ("--model_input", "model.onnx", "--model_output", "out.onnx", "--calib_data", "calib")
+
+
 def _tutorial(folder: pathlib.Path, *options: str) -> tuple[int, str]:
-    script = str(ROOT / "examples/quark/advanced_quark_quantize.py")
-    files = ("--model_input", "model.onnx", "--model_output", "out.onnx")
-    done = run_python(script, *files, "--calib_data", "calib", *options, cwd=folder)
+    """Run the tutorial's script in this process; return its exit code and what it says on stderr."""
+    said, code = io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [SCRIPT, *FILES, *options])
+        try:
+            runpy.run_path(SCRIPT, run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    return code, said.getvalue()
+
+
+def _tutorial_process(folder: pathlib.Path, *options: str) -> tuple[int, str]:
+    done = run_python(SCRIPT, *FILES, *options, cwd=folder)
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("option", [[], ["--cross_layer_equalization"]])
-def test_the_tutorials_command_line(tutorial: pathlib.Path, option: list) -> None:
-    assert _tutorial(tutorial, *option) == (0, "")
+@pytest.mark.parametrize(
+    ("run", "option"), [(_tutorial_process, []), (_tutorial, ["--cross_layer_equalization"])]
+)
+def test_the_tutorials_command_line(tutorial: pathlib.Path, run: Callable, option: list) -> None:
+    assert run(tutorial, *option) == (0, "")
 
     model = onnx.load(tutorial / "out.onnx")
     onnx.checker.check_model(model, full_check=True)

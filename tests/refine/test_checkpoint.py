@@ -21,6 +21,7 @@ from helpers.chain_models import chain, smooth
 from helpers.staged import quantized
 
 import lowbit
+from lowbit.cli import main
 from lowbit.config.presets import find_preset
 from lowbit.config.refinement import AdaRound, LayerReconstruction
 from lowbit.errors import OutputError
@@ -411,7 +412,7 @@ KILLS = [
 ]
 
 
-def _quantize(folder, output, *more, moment=""):
+def _words(folder, output, *more):
     words = ["quantize", folder / "model.onnx", output, "--data", folder / "data.npz"]
     words += [
         "--preset",
@@ -422,8 +423,13 @@ def _quantize(folder, output, *more, moment=""):
         "--no-equalization",
         *more,
     ]
+    return [*map(str, words)]
+
+
+def _killed(moment, words):
+    """Run a command in a process that kills itself."""
     return subprocess.run(
-        [sys.executable, "-c", CHILD.format(moment=moment), *map(str, words)],
+        [sys.executable, "-c", CHILD.format(moment=moment), *words],
         capture_output=True,
         text=True,
         check=False,
@@ -440,16 +446,14 @@ def test_a_killed_process_is_resumed_and_ends_in_the_same_bytes(moment, refineme
     whole, output = tmp_path / "whole.onnx", tmp_path / "out.onnx"
     finished = tmp_path / "out.onnx.refining"
 
-    undisturbed = _quantize(tmp_path, whole)
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    killed = _quantize(tmp_path, output, moment=MOMENTS[moment])
+    assert main(_words(tmp_path, whole)) == 0
+    killed = _killed(MOMENTS[moment], _words(tmp_path, output))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not output.exists()
     assert [p.name[:6] for p in sorted(finished.glob("*.layer"))] == ["00000-", "00001-"]
     assert len(list(finished.glob("*.unfinished"))) == (moment == "saving")
 
-    resumed = _quantize(tmp_path, output, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    assert main(_words(tmp_path, output, "--resume")) == 0
     assert output.read_bytes() == whole.read_bytes()
     assert not finished.exists()
 

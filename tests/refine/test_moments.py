@@ -145,4 +145,4 @@ def test_what_inputs_are_attenuated_by_is_restored_where_asked_for(restored: boo
     moments.finish()
 
     factor = 1 / 0.9 if restored else 1.0
-    np.testing.assert_allclose(moments.restoring, factor, rtol=0.02)
+    np.testing.assert_allclose(moments.output_gain, factor, rtol=0.02)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from helpers.small_models import small_cnn, small_feeds
 from helpers.staged import quantized
-from joblib.externals.loky import get_reusable_executor
 
 import lowbit
 from lowbit import parallel
@@ -36,6 +35,8 @@ _TUNING = {"num_iterations": 20, "learning_rate": 0.01, "update_bias": True}
         Gptq(parallel=True),
     ],
 )
+@pytest.mark.xdist_group("workers")
+@pytest.mark.usefixtures("worker_processes")
 def test_a_model_refined_on_workers_has_the_same_bytes(tuning, monkeypatch) -> None:
     sent = []
     real = LayerSolver.results
@@ -51,7 +52,6 @@ def test_a_model_refined_on_workers_has_the_same_bytes(tuning, monkeypatch) -> N
     with parallel.engine("loky", 2):
         assert model() == want
     assert {work.layer.node for work in sent} >= {"conv1", "conv2"}
-    get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
 def test_a_layer_travels_with_its_own_constants_alone() -> None:

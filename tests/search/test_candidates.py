@@ -12,7 +12,6 @@ import pytest
 from helpers.random_networks import random_network
 from helpers.staged import calibrated
 from helpers.three_layers import config_with, three_layers, three_layers_feeds
-from joblib.externals.loky import get_reusable_executor
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
@@ -64,6 +63,8 @@ def test_outputs_are_bit_for_bit_those_of_the_whole_model(seed: int) -> None:
             np.testing.assert_array_equal(mine, want[setting.output])
 
 
+@pytest.mark.xdist_group("workers")
+@pytest.mark.usefixtures("worker_processes")
 def test_processes_and_threads_give_the_same() -> None:
     setting = _setting(three_layers(), three_layers_feeds(3), "A16W8")
     named = list(_configs(setting))
@@ -72,7 +73,6 @@ def test_processes_and_threads_give_the_same() -> None:
     threads = list(run_candidates(setting, named, threads=2))
     with parallel.engine("loky", 2):
         processes = list(run_candidates(setting, named))
-    get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
     assert len(want) == len(named) == 3
     for found in (threads, processes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 from helpers.chains import chain, node
 
 import lowbit
@@ -11,7 +12,12 @@ from lowbit.config.presets import find_preset
 from lowbit.config.refinement import LayerReconstruction
 from lowbit.evaluate.validation import Validation
 from lowbit.graph import io
-from lowbit.search.expected_error import LEFT, expected_sqnr, with_float_weights
+from lowbit.search.expected_error import (
+    LEFT,
+    expected_sqnr,
+    refinement_gain,
+    with_float_weights,
+)
 from lowbit.state import Quantized, extended
 
 
@@ -58,3 +64,10 @@ def test_the_model_itself_is_not_changed() -> None:
     with_float_weights(state)
 
     assert io.to_proto(state.emitted.model).SerializeToString(deterministic=True) == before
+
+
+def test_refinement_brings_most_of_what_weights_cost() -> None:
+    assert refinement_gain(1.0, 0.0) == pytest.approx(-10 * np.log10(LEFT))
+    assert refinement_gain(1.0, 1.0) == 0.0
+    assert refinement_gain(1.0, 1.2) == 0.0
+    assert refinement_gain(0.0, 0.0) == 0.0

@@ -6,7 +6,6 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from helpers.small_models import small_cnn, small_feeds
-from joblib.externals.loky import get_reusable_executor
 
 import lowbit
 from lowbit import Goal, parallel
@@ -74,7 +73,9 @@ def test_more_is_tried_until_a_goal_holds(alone) -> None:
     assert {"preset", "calibration"} <= {row.strategy for row in found.trials}
 
 
-def test_workers_find_the_same_model_by_the_same_trail(monkeypatch) -> None:
+@pytest.mark.xdist_group("workers")
+@pytest.mark.usefixtures("worker_processes")
+def test_workers_find_the_same_model_by_the_same_trials(monkeypatch) -> None:
     by_workers = []
     real = goal_search.screen_candidates
     monkeypatch.setattr(
@@ -87,16 +88,15 @@ def test_workers_find_the_same_model_by_the_same_trail(monkeypatch) -> None:
         result = lowbit.quantize(
             _MODEL, data=_FEEDS, preset="A8W8", goal="sqnr>=150", strategies=["calibration"]
         )
-        trail = [
+        history = [
             (r.strategy, r.what, r.value, r.margin_db, r.outcome) for r in result.report.goal.trials
         ]
-        return result.model.SerializeToString(deterministic=True), trail
+        return result.model.SerializeToString(deterministic=True), history
 
     want = run()
     assert not by_workers
     with parallel.engine("loky", 2):
         assert run() == want
-    get_reusable_executor().shutdown(wait=True, kill_workers=True)
     assert [f"{what}" for what, _ in by_workers] == [
         row[1] for row in want[1][1 : 1 + len(by_workers)]
     ]

@@ -1,4 +1,4 @@
-"""A search that is killed goes on where it was: the same model by the same trail, and nothing twice."""
+"""A search that is killed goes on where it was: the same model by the same history, and nothing twice."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Killed(BaseException):
 
 def _found(result) -> tuple[bytes, list[tuple[object, ...]]]:
     rows = result.report.goal.trials
-    trail = [(r.strategy, r.what, r.value, r.margin_db, r.outcome, r.note) for r in rows]
-    return result.model.SerializeToString(deterministic=True), trail
+    history = [(r.strategy, r.what, r.value, r.margin_db, r.outcome, r.note) for r in rows]
+    return result.model.SerializeToString(deterministic=True), history
 
 
 @pytest.fixture

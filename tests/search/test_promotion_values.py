@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from lowbit.evaluate.output_kinds import MeasuredOutput
+from lowbit.evaluate.outputs import OutputSlice
+from lowbit.evaluate.verdict import OutputErrors
 from lowbit.report.values import PromotedRegion
-from lowbit.search.promotion_values import USABLE, Promoted
+from lowbit.search.promotion_values import USABLE, Promoted, safe_margin, usable_margin
 
 
 @pytest.mark.parametrize(("promised", "more"), [(5.0, 5.0), (0.0, USABLE.wanted_db)])
@@ -30,3 +34,17 @@ def test_other_scales_are_a_change_without_any_region() -> None:
     assert "promoted" not in found((), ("t",)).describe()
     assert found((region,) * 5, ("t",)).where().startswith("a to float (10% of the multiply-adds)")
     assert "and 2 more; other scales for t" in found((region,) * 5, ("t",)).where()
+
+
+def test_half_of_the_error_of_the_samples_is_taken_off() -> None:
+    errors = OutputErrors([MeasuredOutput(OutputSlice("y"), "values", "y")], {})
+    rng = np.random.default_rng(0)
+    for size in (1.0, 3.0, 0.5, 2.0):
+        y = rng.normal(size=64).astype(np.float32)
+        errors.add({"y": y}, {"y": y + size * rng.normal(size=64).astype(np.float32) / 10})
+    verdict = errors.verdict(held_out=True)
+
+    taken = usable_margin(errors) - safe_margin(errors)
+
+    assert verdict.worst.error_db > 0.5
+    assert taken == pytest.approx(verdict.worst.error_db / 2)

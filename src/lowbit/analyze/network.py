@@ -120,6 +120,9 @@ class _Folding:
                 break
         if common:
             return "/".join(common)
+        first, last = (self._scopes[at] if start < end else () for at in (start, end - 1))
+        if first and last and first[0] != last[0]:
+            return f"{first[0]} to {last[0]}"
         counts = Counter(self._operators[start:end]).most_common(2)
         return ", ".join(f"{count} {operator}" for operator, count in counts)
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from lowbit.analyze.quantizers import Quantizer
 from lowbit.calibrate import log_histogram
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.graph.session import Array
 from lowbit.report.values import Histogram
 
@@ -17,7 +17,7 @@ _MOST_CHANNELS = 4096
 
 
 class Observation:
-    """One tensor over samples; large ones are thinned, ranges are of what is left."""
+    """One tensor over samples; large ones are subsampled, so ranges are those of the rows taken."""
 
     def __init__(self, quantizer: Quantizer) -> None:
         self._scale = quantizer.scale
@@ -31,7 +31,7 @@ class Observation:
 
     def add(self, x: Array) -> None:
         """Add one sample."""
-        x = np.asarray(thinned(x), np.float32)
+        x = np.asarray(subsampled(x), np.float32)
         if x.size == 0 or not np.isfinite(x).all():
             return
         self.low, self.high = min(self.low, float(x.min())), max(self.high, float(x.max()))

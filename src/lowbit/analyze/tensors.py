@@ -21,7 +21,7 @@ from lowbit.analyze.quantizers import (
 )
 from lowbit.analyze.sensitivity import Switch, Switched, add_switches, open_variant_runner
 from lowbit.analyze.suggestions import promote
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.config.specs import IntegerSpec, TensorOverride
 from lowbit.evaluate.outputs import OutputSlice, SliceErrors
 from lowbit.evaluate.runner import Outputs, ReferenceSample, Run, compared
@@ -61,7 +61,7 @@ class _Observed:
                 self.seen[quantizer.tensor].add(floats[quantizer.source])
         for name, value in self.layer_values.items():
             if value in floats and floats[value].dtype.kind == "f":
-                found = SignalNoise.of(thinned(floats[value]), thinned(quantized[value]))
+                found = SignalNoise.of(subsampled(floats[value]), subsampled(quantized[value]))
                 self.layers[name] = self.layers[name] | found if name in self.layers else found
 
 

@@ -40,7 +40,7 @@ from lowbit.graph import io
 from lowbit.graph.openvino import Runtime, check_runtime
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.session import model_inputs
-from lowbit.normalize.inputs import settle_like
+from lowbit.normalize.inputs import check_same_inputs, settle_like
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.metrics import decibels
 from lowbit.pipeline.pipeline import Clock, Progress, ignore_progress
@@ -137,6 +137,7 @@ def _load_both(reference: ModelSource, quantized: ModelSource) -> tuple[ir.Model
     """Return both models, the float one with inputs fixed as they are in the quantized one."""
     float_model, other = io.load(reference), with_bodies(io.load(quantized))
     settle_like(float_model, other)
+    check_same_inputs(float_model, other)
     return float_model, other
 
 
@@ -237,7 +238,7 @@ def _labels(labels: str | Sequence[Label] | None, samples: Data) -> Sequence[Lab
 def _scorer(labels: Sequence[Label], metric: str | Metric | None) -> Scorer | None:
     if not labels:
         if metric is not None:
-            raise ConfigError("a metric is given, but no labels for it to read")
+            raise ConfigError("a metric is given, but no labels for it to read (--labels)")
         return None
     if metric is None:
         return TopScorer()

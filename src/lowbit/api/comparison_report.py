@@ -51,6 +51,7 @@ def comparison_report(
         tensors=analysis.views if analysis else (),
         network=draw_network(other, find_quantizers(other)),
         notes=(
+            *_unquantized(other),
             *_notes(found, runtime),
             *(analysis.notes if analysis else ()),
             *_refined(other, analysis),
@@ -60,6 +61,13 @@ def comparison_report(
         latency=latency,
         samples=show_samples(found.shown, _class_outputs(float_model, found)),
     )
+
+
+def _unquantized(other: ir.Model) -> tuple[str, ...]:
+    """Doubt that the second model is the quantized one where nothing says that it is."""
+    if "lowbit.preset" in other.metadata_props or find_quantizers(other):
+        return ()
+    return ("nothing in the second model is quantized: is it the float model again?",)
 
 
 def _class_outputs(float_model: ir.Model, found: Comparison) -> frozenset[str]:

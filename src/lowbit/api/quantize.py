@@ -38,8 +38,7 @@ from lowbit.numerics.metrics import Metric
 from lowbit.ops.traits import OPERATORS, Operators
 from lowbit.pipeline import stages
 from lowbit.pipeline.normalizing import ReusedModel
-from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress
-from lowbit.pipeline.plan_only import plan_only
+from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress, plan_only
 from lowbit.pipeline.stages import Refinement
 from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
 from lowbit.planning.plan import Plan
@@ -193,7 +192,7 @@ def quantize(
         allow_ruined: Whether a model that is of no use is returned and written all the same.
         promote: Whether a model that would not be usable gets wider formats where it needs them.
         goal: What the model has to reach (``Goal``, or its text): more and more is tried until it does.
-            ``report.goal`` says whether it did, and the trail of what was tried.
+            ``report.goal`` says whether it did, and what was tried.
         budget: How long to search at most: seconds, or ``"20m"``; no limit if not given.
         labels: A label for each sample, or where they are (``lowbit.evaluate.labels``), for the goal.
         strategies: What to try for the goal (``lowbit.search.goal_strategies``); everything if empty.

@@ -10,7 +10,7 @@ from lowbit.config.config import QuantConfig
 from lowbit.data import Preprocessing, Tokenization, open_data
 from lowbit.data.split import Split, split, split_for_goal, validation_count
 from lowbit.errors import DataError
-from lowbit.evaluate.own_texts import write_texts
+from lowbit.evaluate.generated_texts import generate_texts
 from lowbit.graph.session import Feed, model_inputs
 from lowbit.search.goal_search import Request
 from lowbit.search.keep_if_better import has_optional_steps
@@ -30,7 +30,7 @@ def open_samples(
     Where none is given and layers could be refined on some, a language model writes its own.
     """
     if data is None:
-        own = None if state.config.refinement is None else write_texts(state.loaded)
+        own = None if state.config.refinement is None else generate_texts(state.loaded)
         return None if own is None else split(own, None, beside[0])
     kept = None if limit is None or request is not None else limit + sum(beside)
     inputs = model_inputs(state.loaded)

@@ -20,9 +20,8 @@ from lowbit.data import Data, Preprocessing, Tokenization, open_data
 from lowbit.data.shards import Selection
 from lowbit.data.split import Split
 from lowbit.errors import ConfigError, LowbitError
-from lowbit.evaluate.accuracy import Accuracy, TopScorer
+from lowbit.evaluate.accuracy import Accuracy, LabelledSamples, TopScorer
 from lowbit.evaluate.cost import node_costs
-from lowbit.evaluate.labelled import LabelledSamples
 from lowbit.evaluate.labels import read_labels
 from lowbit.evaluate.latency import measure_latency
 from lowbit.graph import io

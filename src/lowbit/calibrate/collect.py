@@ -17,18 +17,17 @@ import onnx_ir as ir
 from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
 from lowbit.calibrate.pooled import add_pools, add_rows, large_maps, poolable, thinnable
-from lowbit.calibrate.sampling import SampleRunner, observe_arrays
+from lowbit.calibrate.sample_runner import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import OutputMse
 from lowbit.data.shards import Selection
 from lowbit.errors import CalibrationError
-from lowbit.graph.naming import tensor_name
 from lowbit.graph.parts import PartwiseRun, is_large
-from lowbit.graph.session import Feed, Optimize, model_inputs, opened, with_outputs
+from lowbit.graph.session import Feed, Optimize, model_inputs, session, with_outputs
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
-from lowbit.ops.traits import clip_bounds
+from lowbit.ops.traits import non_negative
 from lowbit.parallel import cpu_count, ordered_map, worker_count
 from lowbit.planning.plan import Plan
 from lowbit.store import Store
@@ -71,16 +70,21 @@ def collect(
     specs = _observer_specs(plan, float_names, everything=everything, means=means or everything)
     if not specs:
         return Stats({}, 0)
-    floors = _floors(model.graph)
-    specs = {n: dataclasses.replace(spec, floor=floors.get(n)) for n, spec in specs.items()}
+    # Every range is made to hold zero, so the least value of what is bounded by it decides nothing and is
+    # not looked for: in a network of ReLUs that is a third of the time that ranges take.
+    bounded = non_negative(model.graph)
+    specs = {
+        n: dataclasses.replace(spec, floor=0.0 if n in bounded else None)
+        for n, spec in specs.items()
+    }
     ordered = any(spec.ordered for spec in specs.values())
     mask = "" if padding else mask_input(model_inputs(model))
     if is_large(model):
         return _collected_in_parts(model, specs, data, optimize, progress, mask, ordered=ordered)
-    probe, pooled = _probe(model, specs, masked=bool(mask))
     first, feeds = _peeked(data)
     sharing = sharing_of(first)
     threads, optimize = max(threads_per_sample, sharing.threads), sharing.lean(optimize)
+    probe, pooled = _probe(model, specs, masked=bool(mask), in_blocks=optimize == "all")
     observed = Observed(specs, pooled, threads, optimize, mask)
     if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
         return collect_shards(probe, observed, data, store, progress)
@@ -94,7 +98,7 @@ def _peeked(data: Iterable[Feed]) -> tuple[Feed | None, Iterator[Feed]]:
 
 
 def _probe(
-    model: ir.Model, specs: Mapping[str, ObserverSpec], *, masked: bool
+    model: ir.Model, specs: Mapping[str, ObserverSpec], *, masked: bool, in_blocks: bool
 ) -> tuple[ir.Model, dict[str, int]]:
     """Return a model that gives what is observed, and which tensors it measures itself."""
     # The graph does not know which positions are masked.
@@ -110,7 +114,7 @@ def _probe(
     }
     probe = with_outputs(model, [n for n in specs if n not in pooled])
     add_pools(probe.graph, pooled, [n for n in pooled if specs[n].floor is None])
-    add_rows(probe.graph, rows)
+    add_rows(probe.graph, rows, in_blocks=in_blocks)
     return probe, pooled
 
 
@@ -124,7 +128,9 @@ def _collected(
     ordered: bool,
 ) -> Stats:
     """Collect here, in this process."""
-    with opened(probe, threads=observed.threads, optimize=observed.optimize, name=_NAME) as running:
+    with session(
+        probe, threads=observed.threads, optimize=observed.optimize, name=_NAME
+    ) as running:
         observer = OrderedObserver(observed.specs) if ordered else Observer(observed.specs)
         runner = SampleRunner(running, observed.specs, observed.pooled, observer, observed.mask)
         samples = _run_all(runner, first, feeds, progress, ordered=ordered)
@@ -156,21 +162,6 @@ def _observer_specs(
         if weight and isinstance(weight.spec.calibration, OutputMse):
             want(row.input, ObserverSpec(channel_axis=row.channel_axis, variances=True))
     return specs
-
-
-def _floors(graph: ir.Graph) -> dict[str, float]:
-    """Return the tensors that a Relu or Clip keeps at or above zero.
-
-    Every range is made to hold zero, so their least value decides nothing and is not looked for:
-    in a network of ReLUs that is a third of the time that ranges take.
-    """
-    return {
-        tensor_name(node.outputs[0]): 0.0
-        for node in graph
-        if node.op_type in ("Relu", "Clip")
-        and (low := clip_bounds(node)[0]) is not None
-        and low >= 0.0
-    }
 
 
 def _collected_in_parts(

@@ -11,10 +11,10 @@ from typing import Literal, Protocol
 import numpy as np
 
 from lowbit.calibrate import log_histogram
-from lowbit.calibrate.channels import ChannelSums, ChannelTotals
+from lowbit.calibrate.channels import ChannelAdder, ChannelSums
 from lowbit.calibrate.pooled import Pools
 from lowbit.calibrate.statistics import CustomStatistics, TensorStats
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -116,14 +116,14 @@ class Observer:
         counted = [name for name, spec in specs.items() if spec.histogram]
         together = log_histogram.values_together(len(counted))
         self._counters = {name: log_histogram.Counter(together) for name in counted}
-        self._channels: dict[str, ChannelTotals] = {}
+        self._channels = ChannelAdder()
         self._lock = threading.Lock()
 
     def add(self, name: str, x: FloatArray) -> None:
         """Observe a tensor of one sample."""
         new = TensorStats.of(x, histogram=False, floor=self._specs[name].floor)
         if self._specs[name].histogram and new.count:
-            self._counters[name].add(thinned(x))
+            self._counters[name].add(subsampled(x))
         self._merge(name, new)
 
     def _merge(self, name: str, new: TensorStats) -> None:
@@ -141,19 +141,15 @@ class Observer:
 
     def result(self) -> dict[str, TensorStats]:
         """Return the statistics of all samples so far."""
+        totals = self._channels.totals()
         return {
-            name: dataclasses.replace(self._with_counts(name), totals=self._channels.get(name))
+            name: dataclasses.replace(self._with_counts(name), totals=totals.get(name))
             for name in self._specs
         }
 
-    def add_channels(self, name: str, part: ChannelSums) -> None:
-        """Add the channel sums of one sample, unless they are not finite."""
-        new = ChannelTotals.of(part)
-        if new is None:
-            return
-        with self._lock:
-            old = self._channels.get(name)
-            self._channels[name] = new if old is None else old | new
+    def add_channels(self, sample: Mapping[str, ChannelSums]) -> None:
+        """Add the channel sums of one sample, except for those that are not finite."""
+        self._channels.add(sample)
 
     def _with_counts(self, name: str) -> TensorStats:
         counts = self._counters[name].counts() if name in self._counters else None

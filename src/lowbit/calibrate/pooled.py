@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.channels import ChannelSums
 from lowbit.calibrate.statistics import TensorStats
-from lowbit.calibrate.thinning import row_step
+from lowbit.calibrate.subsampling import row_step
 from lowbit.graph.editing import insert_after_source
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import FloatArray
@@ -26,8 +26,10 @@ _HIGHEST, _MEAN, _ROWS = "lowbit/highest", "lowbit/mean", "lowbit/rows"
 _LOWEST = "lowbit/lowest"
 _SPATIAL, _AXES_AS_INPUT = (2, 3), 18
 # Numbers of one sample's map from which on it is not handed out as a whole.
-_LARGE = 1 << 19
+_LARGE = 1 << 17
 _TO_THE_END = np.iinfo(np.int64).max
+# Channels of a block in onnxruntime are 8 or 16, by processor.
+_BLOCK = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,14 +139,44 @@ def _of_one(value: ir.Value) -> list[int]:
     return [1, *sizes[-3:]] if len(sizes) >= 3 else []
 
 
-def add_rows(graph: ir.Graph, steps: Mapping[str, int]) -> None:
-    """Make some rows of the named maps outputs of a graph, which is changed."""
+def add_rows(graph: ir.Graph, steps: Mapping[str, int], *, in_blocks: bool = False) -> None:
+    """Make some rows of the named maps outputs of a graph, which is changed.
+
+    ``in_blocks``: whether onnxruntime will have maps with their channels in blocks. To slice one it would
+    bring the whole map into the usual order; a convolution of every channel by itself picks the rows first.
+    """
     wanted = [v for node in graph for v in node.outputs if v.name in steps]
     for value in wanted:
         output, step = rows_of(tensor_name(value)), steps[tensor_name(value)]
-        numbers = {"start": step // 2, "end": _TO_THE_END, "axis": 2, "step": step}
-        constants = [_constant(graph, f"{output}/{k}", v) for k, v in numbers.items()]
-        _add_output(graph, value, ir.node("Slice", [value, *constants], name=output))
+        channels = None if value.shape is None else value.shape[1]
+        if in_blocks and isinstance(channels, int) and channels % _BLOCK == 0:
+            node = _picked(graph, value, output, step, channels)
+        else:
+            node = _sliced(graph, value, output, step)
+        _add_output(graph, value, node)
+
+
+def _sliced(graph: ir.Graph, value: ir.Value, output: str, step: int) -> ir.Node:
+    numbers = {"start": step // 2, "end": _TO_THE_END, "axis": 2, "step": step}
+    constants = [_constant(graph, f"{output}/{k}", v) for k, v in numbers.items()]
+    return ir.node("Slice", [value, *constants], name=output)
+
+
+def _picked(graph: ir.Graph, value: ir.Value, output: str, step: int, channels: int) -> ir.Node:
+    """Return a convolution that gives the same rows: one of every ``step`` counts once, the others not."""
+    kernel = np.zeros((channels, 1, step, 1), np.float32)
+    kernel[:, :, step // 2] = 1
+    name = f"{output}/kernel"
+    weight = ir.Value(name=name, const_value=ir.tensor(kernel, name=name))
+    graph.initializers[name] = weight
+    attributes = {
+        "group": channels,
+        "kernel_shape": (step, 1),
+        "strides": (step, 1),
+        # The last rows may be fewer than a step.
+        "pads": (0, 0, step - 1 - step // 2, 0),
+    }
+    return ir.node("Conv", [value, weight], attributes, name=output)
 
 
 def _constant(graph: ir.Graph, name: str, *numbers: int) -> ir.Value:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from lowbit.calibrate.observers import Observer, ObserverSpec
-from lowbit.calibrate.sampling import SampleRunner
+from lowbit.calibrate.sample_runner import SampleRunner
 from lowbit.calibrate.statistics import Stats, pack_stats, unpack_stats
 from lowbit.data.dataset import Data, Notes
 from lowbit.data.shards import Selection, Shard

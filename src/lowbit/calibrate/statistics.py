@@ -254,7 +254,9 @@ def load_stats(path: str | os.PathLike[str]) -> Stats:
         with pathlib.Path(path).open("rb") as raw:
             return _read(raw, str(path))
     except OSError as error:
-        raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
+        raise CalibrationError(
+            f"cannot read the statistics {path}: {error.strerror or error}; --save-stats writes them"
+        ) from error
 
 
 def unpack_stats(data: bytes) -> Stats:

@@ -17,11 +17,10 @@ from lowbit.cli.configuration import make_config, make_preprocessing
 from lowbit.cli.models import bench, inspect, print_json
 from lowbit.cli.options import make_parser
 from lowbit.cli.quantize import quantize
-from lowbit.cli.saving import writing
 from lowbit.cli.sweep import sweep
 from lowbit.config.presets import PRESETS
 from lowbit.errors import ConfigError, visible
-from lowbit.files import check_outputs
+from lowbit.files import check_outputs, writing
 from lowbit.planning.plan import save_plan
 from lowbit.report.listings import show_evaluation, show_plan, show_presets, show_targets
 from lowbit.report.progress import show_stages

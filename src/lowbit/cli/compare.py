@@ -12,9 +12,8 @@ from lowbit.analyze.gates import Outcome, read_gate, refuse_failed, to_junit, tr
 from lowbit.api.compare import compare as run
 from lowbit.api.quantize import source_files
 from lowbit.cli.configuration import make_preprocessing
-from lowbit.cli.saving import Write, writing
 from lowbit.errors import ConfigError, visible
-from lowbit.files import check_outputs
+from lowbit.files import Write, check_outputs, writing
 from lowbit.report.html import write_report
 from lowbit.report.progress import Tell, show_stages
 from lowbit.report.result import show_comparison, show_models

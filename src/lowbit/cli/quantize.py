@@ -16,11 +16,10 @@ from lowbit.api.quantize import quantize as run
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing
 from lowbit.cli.process import say
-from lowbit.cli.saving import Write, writing
 from lowbit.config.config import QuantConfig
 from lowbit.errors import ConfigError, GoalMissedError, visible
 from lowbit.evaluate.accuracy import find_metric
-from lowbit.files import check_outputs
+from lowbit.files import Write, check_outputs, writing
 from lowbit.parallel import engine
 from lowbit.pipeline.verify import next_step
 from lowbit.planning.plan import load_plan, save_plan

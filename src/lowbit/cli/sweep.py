@@ -9,7 +9,7 @@ from lowbit.api.sweep import sweep as run
 from lowbit.api.sweep import sweep_csv
 from lowbit.cli.configuration import make_preprocessing
 from lowbit.cli.models import print_json
-from lowbit.cli.saving import Write, writing
+from lowbit.files import Write, writing
 from lowbit.parallel import engine
 from lowbit.report.progress import show_stages
 from lowbit.report.sweep_page import show_sweep, sweep_page

@@ -23,7 +23,9 @@ def read_config(path: str | os.PathLike[str], preset: str | None = None) -> Quan
     fields = _parse(path)
     base = str(fields.pop("preset", preset or ""))
     if preset is not None and base.upper() != preset.upper():
-        raise ConfigError(f"{path} starts from preset {base!r}, but {preset!r} is asked for")
+        raise ConfigError(
+            f"{path} starts from preset {base!r}, but {preset!r} is asked for; give only one of them"
+        )
     if base:
         start = msgspec.to_builtins(find_preset(base))
         fields = {**start, **fields}
@@ -35,7 +37,9 @@ def read_config(path: str | os.PathLike[str], preset: str | None = None) -> Quan
         with decode_errors():
             config = convert(fields, QuantConfig)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(
+            f"{path}: {error}; `lowbit presets --json` prints whole configurations"
+        ) from error
     wrong = find_not_finite(config)
     if wrong is not None:
         raise ConfigError(f"{path}: {wrong}; expected a finite number")

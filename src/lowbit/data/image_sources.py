@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +19,12 @@ from numpy.typing import NDArray
 from lowbit.data.arrays import Table
 from lowbit.data.dataset import IndexedSource, Source
 from lowbit.data.images import ImagePlan, render_bytes, render_file, render_pixels
+from lowbit.data.kept_images import Images, KeptImages
 from lowbit.data.records import Record
 from lowbit.errors import DataError
 from lowbit.parallel import cpu_count, ordered_map
 
 T = TypeVar("T")
-
-
-class Images(Protocol):
-    """Images by number."""
-
-    def load(self, index: int) -> NDArray[Any]:
-        """Return an image as the values of the input."""
-
-    def digest(self, index: int) -> bytes | None:
-        """Return a hash of what an image is made of, if that is cheaper than to make it."""
-
-    def some(self, indices: Sequence[int]) -> Images | None:
-        """Return the images of these numbers for another process; nothing if they must travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +124,7 @@ def open_image_records(
         plan=plan,
         labels=[f"image {record.name}" for record in chosen],
         names=[record.name for record in chosen],
-        images=ImageRecords(chosen, plan),
+        images=KeptImages(ImageRecords(chosen, plan)),
         origin=f"images from {origin}",
     )
 
@@ -247,7 +235,7 @@ def open_image_folder(
         plan=plan,
         labels=[f"image {path.relative_to(folder)}" for path in chosen],
         names=[path.relative_to(folder).as_posix() for path in chosen],
-        images=ImageFiles(chosen, plan),
+        images=KeptImages(ImageFiles(chosen, plan)),
         origin=origin,
     )
 

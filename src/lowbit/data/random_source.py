@@ -68,7 +68,7 @@ def _shape(info: InputInfo) -> tuple[int, ...]:
     if free:
         raise DataError(
             f"random data needs fixed sizes, input {info.name!r} of shape {info.shape_text} "
-            f"leaves open {', '.join(free)}: fix them in the model, or give real samples"
+            f"leaves open {', '.join(free)}: fix them (--input-shape), or give real samples"
         )
     return tuple(size for size in sizes if isinstance(size, int))
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import math
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import onnx_ir as ir
 
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.labels import Label
-from lowbit.evaluate.runner import Outputs
+from lowbit.evaluate.runner import Outputs, Run, output_names, run_model
+from lowbit.graph.session import Feed
 from lowbit.numerics.intervals import (
     TAIL,
     Interval,
@@ -304,3 +307,30 @@ def _accuracy(
         tolerance=tolerance,
         samples_needed=gap.samples_needed(tolerance / factor) if known else 0,
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LabelledSamples:
+    """Samples with labels, and the float model's scores on them: it is run once for any number of others."""
+
+    feeds: Iterable[Feed]
+    labels: Sequence[Label]
+    scores: Scorer
+
+    @classmethod
+    def of(
+        cls, model: ir.Model, feeds: Iterable[Feed], labels: Sequence[Label], scorer: Scorer
+    ) -> LabelledSamples:
+        """Run the float model; ``feeds`` can be gone through any number of times."""
+        run = Run.float_model(model)
+        for outputs, label in zip(run_model(run, feeds), labels, strict=True):
+            scorer.add([outputs, None, None], label)
+        return cls(feeds, labels, scorer)
+
+    def accuracy(self, quantized: ir.Model, tolerance: float = 1.0) -> tuple[Accuracy, ...]:
+        """Return the accuracy of a quantized model, with exact integer semantics, beside float."""
+        scorer = copy.deepcopy(self.scores)
+        run = Run.quantized_model(quantized, output_names(quantized))
+        for outputs, label in zip(run_model(run, self.feeds), self.labels, strict=True):
+            scorer.add([None, outputs, None], label)
+        return scorer.figures(tolerance)

@@ -18,7 +18,7 @@ from lowbit.calibrate.pooled import (
     rows_of,
     thinnable,
 )
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.evaluate.output_evaluation import OutputEvaluation
 from lowbit.evaluate.outputs import OutputSlice, SliceErrors, find_slices
@@ -89,7 +89,7 @@ def compare_tensors(
     rows = {b: rows_of(b) for b in steps}
 
     def keep(name: str, array: Array) -> Array:
-        return array if name in whole or name in rows.values() else thinned(array)
+        return array if name in whole or name in rows.values() else subsampled(array)
 
     quick = _with_rows(quantized, steps)
     run = Run.quantized_model(quick, [rows.get(name, name) for name in names])
@@ -147,7 +147,7 @@ class _Thinned:
         for name, array in plain.items():
             # The arrays of a sequence have names of their own, the same in both models.
             paired = self.reference.pairs.get(name, name)
-            part = array if name == paired else thinned(array)
+            part = array if name == paired else subsampled(array)
             # The largest is that of all values: what overflows is rare.
             _add(total, name, part, got.get(paired), (array, array))
         for name in self.steps if want else ():

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.evaluate.detections import find_scores, split_scores, weighted
 from lowbit.evaluate.outputs import OutputSlice, find_slices
 from lowbit.graph.naming import is_cache_name, tensor_name
 from lowbit.graph.session import Array
@@ -44,6 +45,7 @@ class MeasuredOutput:
         output: The output of the model that it stands for.
         axis: Where the classes lie.
         logits: Whether the values are before their softmax or sigmoid.
+        scores: What says where the values are read, if they are those of detections.
     """
 
     part: OutputSlice
@@ -51,6 +53,14 @@ class MeasuredOutput:
     output: str
     axis: int = -1
     logits: bool = False
+    scores: OutputSlice | None = None
+
+    def of(self, array: Array, float_outputs: Mapping[str, Array]) -> Array:
+        """Return what is compared of its tensor's value in either model."""
+        part = self.part.of(array)
+        if self.scores is None or self.scores.output not in float_outputs:
+            return part
+        return weighted(part, self.scores.of(float_outputs[self.scores.output]))
 
     @property
     def tensor(self) -> str:
@@ -61,7 +71,8 @@ class MeasuredOutput:
     def name(self) -> str:
         """What people are shown: the output, with the run of channels if it is one."""
         if self.tensor == self.output:
-            return self.part.name
+            where = "" if self.scores is None else f" (where {self.scores.name} is)"
+            return f"{self.part.name}{where}"
         return f"{self.output} (before its {'activation' if self.logits else 'selection'})"
 
 
@@ -103,7 +114,18 @@ def find_measured(
             found += _measured(output, name, values, known)
         else:
             found += _of_sequence(name, values)
-    return tuple(dict.fromkeys(found))
+    return tuple(_where_read(list(dict.fromkeys(found)), values))
+
+
+def _where_read(
+    rows: list[MeasuredOutput], values: Mapping[str, Array]
+) -> Iterator[MeasuredOutput]:
+    """Yield them with the scores that say where they are read."""
+    plain = [row for row in rows if row.kind in ("scores", "values") and not row.logits]
+    arrays = {row.part: row.part.of(values[row.tensor]) for row in plain}
+    for row in rows:
+        scores = find_scores(row.part, arrays) if row.part in arrays else None
+        yield row if scores is None else dataclasses.replace(row, scores=scores)
 
 
 def _telling_outputs(model: ir.Model) -> list[ir.Value]:
@@ -148,7 +170,8 @@ def _measured(
             return [found]
     if activation is None and (found := _bare(name, array)) is not None:
         return [found]
-    return [_as_values(part, part.of(array), name) for part in find_slices({name: array})]
+    slices = [s for part in find_slices({name: array}) for s in split_scores(part, array)]
+    return [_as_values(part, part.of(array), name) for part in slices]
 
 
 def is_silent(largest: float, loudest: float) -> bool:

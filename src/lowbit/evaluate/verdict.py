@@ -137,9 +137,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Return it in words, with the number it rests on."""
-        where = "samples"
+        where = "sample" if self.samples == 1 else "samples"
         if self.held_out is not None:
-            where = "held-out samples" if self.held_out else "calibration samples"
+            where = f"{'held-out' if self.held_out else 'calibration'} {where}"
         how = " through this processor's fused kernels" if self.fused else ""
         return f"{self.worst.describe()}, on {self.samples} {where}{how}{self.doubt}"
 
@@ -167,7 +167,7 @@ class OutputErrors:
             a, b = want.get(row.tensor), got.get(self._paired.get(row.tensor, row.tensor))
             if a is None or b is None or a.shape != b.shape or not a.size:
                 continue
-            self._add(index, row, row.part.of(a), row.part.of(b))
+            self._add(index, row, row.of(a, want), row.of(b, want))
             if feed is not None and row.kind == "classes" and row.logits:
                 self._perplexity[index].add(feed, a, b)
 

@@ -19,7 +19,7 @@ from lowbit.errors import LowbitError, ModelError, VerificationError
 from lowbit.graph import io
 from lowbit.graph.contradictions import correct_shapes, has_contradictions
 from lowbit.graph.narrow_types import has_float8
-from lowbit.graph.session import Feed, Optimize, Session, model_inputs, opened
+from lowbit.graph.session import Feed, Optimize, Session, model_inputs, session
 from lowbit.graph.soundness import serialization_errors
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def malformed_refused(model: ir.Model) -> Iterator[None]:
     except LowbitError:
         raise
     except Exception:  # whatever a malformed model makes a stage trip over
-        with opened(model, threads=1) as running:
+        with session(model, threads=1) as running:
             feed = _zeros(model)
             if feed is not None:
                 running.run(running.outputs, feed)
@@ -302,7 +302,7 @@ def check_like(model: ir.Model, reference: ir.Model) -> str:
 
 def _check_loads(path: pathlib.Path, name: str, optimize: Optimize = "all") -> None:
     try:
-        Session(path, threads=1, optimize=optimize, name=name or str(path))
+        Session(path, threads=1, optimize=optimize, name=name or str(path), plan_memory=False)
     except ModelError as error:
         raise VerificationError(str(error)) from error
 

@@ -58,10 +58,13 @@ class Session:
         optimize: Optimize,
         name: str,
         device: str = "cpu",
+        plan_memory: bool = True,
         cleanup: Callable[[], object] | None = None,
     ) -> None:
         """Load the file. ``threads`` = 0 leaves the number to onnxruntime.
 
+        ``plan_memory``: whether it is planned which values share memory. onnxruntime takes seconds for that
+        where functions have many inner values of unknown sizes, and gains a few percent of a run.
         ``cleanup`` is called when the session is closed or nobody has it any more.
 
         Quantized models are measured at ``optimize="none"`` or ``"exact"``: there Q/DQ is computed as
@@ -82,6 +85,7 @@ class Session:
         # to run while that is in the cache, not when all values that are looked at have piled up.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         options.intra_op_num_threads = threads
+        options.enable_mem_reuse = plan_memory
         if threads > 1:
             # Threads that wait would take the processors from what is done with the results.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -249,20 +253,16 @@ def session(
     name: str = "the model",
 ) -> Iterator[Session]:
     """Yield a session on ``model`` that can also return the values named in ``extra_outputs``."""
-    with (
-        _as_file(model, extra_outputs) as path,
-        contextlib.closing(Session(path, threads=threads, optimize=optimize, name=name)) as running,
-    ):
-        yield running
-
-
-@contextlib.contextmanager
-def opened(
-    model: ir.Model, *, threads: int = 0, optimize: Optimize = "none", name: str = "the model"
-) -> Iterator[Session]:
-    """Yield a session on ``model`` as it is; its names must be unique."""
-    with session(model, threads=threads, optimize=optimize, name=name) as running:
-        yield running
+    with _as_file(model, extra_outputs) as path:
+        running = Session(
+            path,
+            threads=threads,
+            optimize=optimize,
+            name=name,
+            plan_memory=not model.functions,
+        )
+        with contextlib.closing(running):
+            yield running
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common
 
 from lowbit.config.config import FixedValue, SizeOrName
-from lowbit.errors import ConfigError, did_you_mean
+from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph.naming import name_everything
 from lowbit.graph.session import input_dtype
 from lowbit.normalize.conditions import fold_conditions
@@ -58,6 +58,30 @@ def settle_like(model: ir.Model, quantized: ir.Model) -> None:
     )
 
 
+def check_same_inputs(model: ir.Model, quantized: ir.Model) -> None:
+    """Raise if both cannot take the same samples, and so are not of one model."""
+    wanted = {value.name: value for value in model.graph.inputs}
+    for value in quantized.graph.inputs:
+        if value.name not in wanted:
+            raise ModelError(
+                f"the quantized model has an input {value.name!r}, the float model has "
+                f"{', '.join(map(repr, wanted))}: give the float model it was made from"
+            )
+        have, want = _sizes(value), _sizes(wanted[value.name])
+        differ = any(a != b for a, b in zip(have, want, strict=False) if None not in (a, b))
+        if have and want and (len(have) != len(want) or differ):
+            raise ModelError(
+                f"input {value.name!r} is {list(value.shape or ())} in the quantized model and "
+                f"{list(wanted[value.name].shape or ())} in the float model: give the float model it "
+                "was made from"
+            )
+
+
+def _sizes(value: ir.Value) -> list[int | None]:
+    """Return the sizes of a shape, ``None`` for those that are free."""
+    return [d if isinstance(d, int) and d >= 0 else None for d in value.shape or ()]
+
+
 def _fix(graph: ir.Graph, name: str, value: FixedValue) -> None:
     found = _input(graph, name, "fix_inputs")
     data = _as_array(found, value)
@@ -91,7 +115,7 @@ def _as_array(value: ir.Value, given: FixedValue) -> NDArray[Any]:
     shape = tuple(d if isinstance(d, int) and d >= 0 else 1 for d in value.shape)
     if data.ndim == 0:
         return np.full(shape, data)
-    fixed = [d if isinstance(d, int) and d >= 0 else None for d in value.shape]
+    fixed = _sizes(value)
     fits = len(fixed) == data.ndim and all(
         want in (None, have) for want, have in zip(fixed, data.shape, strict=True)
     )

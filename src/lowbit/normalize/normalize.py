@@ -3,7 +3,7 @@
 Afterwards: one float type (float32), an operator set of at least 13, no Constant nodes, no
 functions, no Identity or Dropout, BatchNormalization and constant factors and offsets folded where
 they can be, an Einsum with a constant a MatMul, every node and value named, every value's element
-type known, nodes in order. A node keeps the name its user knows.
+type known, nodes in order, no stack traces of an exporter. A node keeps the name its user knows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from lowbit.graph.session import Feed, session
 from lowbit.graph.soundness import check_calls
 from lowbit.normalize.conditions import fold_conditions
 from lowbit.normalize.einsum import einsum_to_matmul
+from lowbit.normalize.export_traces import drop_export_traces
 from lowbit.normalize.fold_affine import fold_affine, fold_gemm_factors
 from lowbit.normalize.fused_attention import separate_projections
 from lowbit.normalize.precision import single_precision
@@ -80,6 +81,7 @@ def normalize(model: ir.Model, sample: Feed | None = None, opset: int = 0) -> ir
     """
     refuse_quantized(model)
     model = model.clone()
+    drop_export_traces(model)
     _drop_defaults(model)
     forget_placeholders(model, sample or {})
     model.ir_version = max(model.ir_version, _LOWEST_IR_VERSION)

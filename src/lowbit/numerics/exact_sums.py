@@ -21,6 +21,13 @@ _MASK = np.int64((1 << _WIDTH) - 1)
 
 def exact_sums(values: NDArray[np.floating]) -> ExactSums:
     """Return each of some finite numbers, rounded to float32, as a sum of one."""
+    sums = np.zeros((values.size, _LIMBS), np.int64)
+    add_exactly(sums, values)
+    return sums
+
+
+def add_exactly(sums: ExactSums, values: NDArray[np.floating]) -> None:
+    """Add a finite number, rounded to float32, to each sum, which is changed."""
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
     bits = flat.view(np.uint32).astype(np.int64)
     exponent = (bits >> 23) & 0xFF
@@ -29,11 +36,9 @@ def exact_sums(values: NDArray[np.floating]) -> ExactSums:
     limb = shift >> 5
     wide = mantissa << (shift & (_WIDTH - 1))
     sign = np.where(bits >> 31, -1, 1)
-    sums = np.zeros((flat.size, _LIMBS), np.int64)
     rows = np.arange(flat.size)
-    sums[rows, limb] = sign * (wide & _MASK)
-    sums[rows, limb + 1] = sign * (wide >> _WIDTH)
-    return sums
+    sums[rows, limb] += sign * (wide & _MASK)
+    sums[rows, limb + 1] += sign * (wide >> _WIDTH)
 
 
 def are_sums(array: NDArray[np.generic]) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from array_api_compat import array_namespace
 
 from lowbit.graph.editing import constant, is_constant, scalar
+from lowbit.numerics.array_api import array_namespace
 from lowbit.ops.traits import clip_bounds
 
 Array = Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -172,6 +172,34 @@ def clip_bounds(node: ir.Node) -> tuple[float | None, float | None]:
     low = node.inputs[1] if len(node.inputs) > 1 else None
     high = node.inputs[2] if len(node.inputs) > 2 else None
     return scalar(low), scalar(high)
+
+
+def non_negative(graph: ir.Graph) -> frozenset[str]:
+    """Return the tensors that are at or above zero: by a Relu or Clip, or made of nothing but such."""
+    found: set[str] = set()
+    for node in graph:
+        if _gives_non_negative(node, found):
+            found.update(value.name for value in node.outputs if value.name)
+    return frozenset(found)
+
+
+def _gives_non_negative(node: ir.Node, known: Collection[str]) -> bool:
+    if node.op_type in ("Relu", "Clip"):
+        low = clip_bounds(node)[0]
+        return low is not None and low >= 0.0
+    traits = traits_of(node)
+    if traits is None or not (_keeps_range(node, traits) or node.op_type in ("Add", "Sum", "Mul")):
+        return False
+    inputs = node.inputs if traits.data is None else [node.inputs[index] for index in traits.data]
+    return all(value is not None and value.name in known for value in inputs)
+
+
+def _keeps_range(node: ir.Node, traits: OpTraits) -> bool:
+    """Whether no output is outside the range of the inputs and zero."""
+    if node.op_type == "Resize":
+        return node.attributes.get_string("mode", "nearest") in ("nearest", "linear")
+    kinds = (Kind.MOVES, Kind.CONCATENATES, Kind.AVERAGES)
+    return traits.kind in kinds and moves_exactly(node)
 
 
 def reduced_axes(node: ir.Node) -> list[int] | None:

@@ -7,12 +7,27 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
+import onnx_ir as ir
+
 from lowbit.calibrate.statistics import Stats
+from lowbit.config.config import QuantConfig
+from lowbit.config.transforms import CrossLayerEqualization
+from lowbit.graph.editing import is_constant, only_consumer
+from lowbit.ops.linear import linear_operator
 from lowbit.pipeline import stages
 from lowbit.pipeline.stages import Feeds
 from lowbit.planning.plan import Plan
-from lowbit.scales.solutions import Solutions
-from lowbit.state import Calibrated, Normalized, Planned, Quantized, Solved, Transformed, extended
+from lowbit.scales.solver_cache import SolverCache
+from lowbit.state import (
+    Calibrated,
+    Loaded,
+    Normalized,
+    Planned,
+    Quantized,
+    Solved,
+    Transformed,
+    extended,
+)
 from lowbit.store import Store
 
 Progress = Callable[[str, int, int | None], None]
@@ -96,6 +111,18 @@ class Pipeline:
                 found = stages.with_stats(planned, found.stats)
         return self.finish(found)
 
+    def rebuilt(self, state: Quantized, config: QuantConfig) -> Quantized:
+        """Return the model of another configuration; only statistics that are missing are collected.
+
+        The configuration has to have the same transforms: the float model stays.
+        """
+        planned = self.planned(extended(state, Transformed, config=config))
+        samples, stats = state.samples, state.stats
+        if samples is not None and stages.lacks_statistics(planned.plan, stats):
+            more = self.calibrated(planned, samples.calibration).stats
+            stats = dataclasses.replace(stats, tensors={**stats.tensors, **more.tensors})
+        return self.finish(stages.with_stats(planned, stats))
+
     def planned(self, state: Transformed, plan: Plan | None = None) -> Planned:
         """Prepare for the target and plan."""
         with self.clock.stage("prepare"):
@@ -118,7 +145,7 @@ class Pipeline:
                 progress=lambda done: self.clock.tell("calibrate", done, total),
             )
 
-    def finish(self, state: Calibrated, known: Solutions | None = None) -> Quantized:
+    def finish(self, state: Calibrated, known: SolverCache | None = None) -> Quantized:
         """Solve, correct biases if asked to, and emit; ``known``: see ``stages.solve``."""
         with self.clock.stage("solve"):
             solved = stages.solve(state, known)
@@ -130,3 +157,31 @@ class Pipeline:
         """Emit."""
         with self.clock.stage("emit"):
             return stages.emit(state)
+
+
+def plan_only(state: Loaded) -> Planned:
+    """Return the planned state; its plan may quantize nothing."""
+    transformed = _transformed(stages.normalize(state))
+    return stages.plan(stages.prepare(transformed), check=False)
+
+
+def _transformed(state: Normalized) -> Transformed:
+    """Do what shows in a plan: without data equalization changes numbers, and those do not.
+
+    It also parts constants that several layers share, and a plan has the names of the copies.
+    """
+    equalization = state.config.equalization
+    plain = equalization is None or type(equalization) is CrossLayerEqualization
+    if state.samples is not None or not plain or _shares_constants(state.normalized):
+        return stages.transform(state)
+    return extended(state, Transformed, float_model=state.normalized, transform_notes=())
+
+
+def _shares_constants(model: ir.Model) -> bool:
+    """Whether a constant of a linear layer is read, or given out, somewhere else as well."""
+    return any(
+        value is not None and is_constant(value) and only_consumer(value) is None
+        for node in model.graph
+        if linear_operator(node) is not None
+        for value in node.inputs[1:]
+    )

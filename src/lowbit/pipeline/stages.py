@@ -36,9 +36,9 @@ from lowbit.refine.refine import algorithm_of
 from lowbit.refine.refine import refine as refine_layers
 from lowbit.scales.alignment import coarse_averages, read_together, scale_conflicts
 from lowbit.scales.parameters import constant_values
-from lowbit.scales.solutions import Solutions
 from lowbit.scales.solve import settle_biases
 from lowbit.scales.solve import solve as solve_params
+from lowbit.scales.solver_cache import SolverCache
 from lowbit.scales.stored import nearest
 from lowbit.state import (
     Calibrated,
@@ -253,7 +253,7 @@ def destroys_head(state: Calibrated) -> bool:
     return any(conflict.node in tail for conflict in found)
 
 
-def solve(state: Calibrated, known: Solutions | None = None) -> Solved:
+def solve(state: Calibrated, known: SolverCache | None = None) -> Solved:
     """Find scales and zero points, and round constants and biases to the nearest.
 
     ``known`` are solutions of other plans for the same model and statistics.
@@ -263,7 +263,7 @@ def solve(state: Calibrated, known: Solutions | None = None) -> Solved:
     return extended(state, Solved, params=params, weights=weights)
 
 
-def correct_biases(state: Solved, known: Solutions | None = None) -> Solved:
+def correct_biases(state: Solved, known: SolverCache | None = None) -> Solved:
     """Let biases make up for what rounding the weights shifts."""
     values = corrected_biases(
         state.adapted,

@@ -24,6 +24,7 @@ from lowbit.graph.onnx_passes import check_like, check_valid
 from lowbit.graph.parts import check_parts, is_large
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.tensors import tensors_size
+from lowbit.normalize.export_traces import size_of_export_traces
 from lowbit.numerics.metrics import SignalNoise
 from lowbit.pipeline.kernels import find_saturating, slow_kernels
 from lowbit.planning.plan import Plan, TensorPlan
@@ -38,6 +39,8 @@ _AS_WIDE_AS_SINGLE = 1e38
 # Samples on which every layer is compared; outputs are on all.
 _LAYERS_ON = 4
 _FEW_SAMPLES = 8
+# Characters of an exporter's notes from which on their absence is spoken of.
+_MANY_TRACES = 100_000
 
 
 def near_overflow(model: ir.Model, plan: Plan, largest: Mapping[str, float]) -> tuple[str, ...]:
@@ -179,6 +182,11 @@ def _model_notes(state: Quantized, invalid: str) -> tuple[str, ...]:
         notes.append(
             "onnxruntime's optimizations take 8-bit floats for integers: load the model without any "
             "(graph_optimization_level ORT_DISABLE_ALL)"
+        )
+    if (traces := size_of_export_traces(state.loaded)) > _MANY_TRACES:
+        notes.append(
+            f"left out {traces / 1e6:.1f} MB of stack traces and the like, which the exporter had stored "
+            "with every node; names of nodes are kept"
         )
     return tuple(note for note in notes if note)
 

@@ -36,7 +36,7 @@ from lowbit.ops.traits import (
 )
 from lowbit.ops.weights import weight_inputs
 from lowbit.planning.blocks import find_float_parts
-from lowbit.planning.decisions import drop_before_decisions, find_decisions
+from lowbit.planning.exact_inputs import drop_before_decisions, find_decisions
 from lowbit.planning.requests import Placement, Request, is_lone
 from lowbit.planning.rules import Scheme
 from lowbit.planning.weights_only import is_weight_only, place_dequantized, place_weights

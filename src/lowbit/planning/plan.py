@@ -169,7 +169,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
     except msgspec.ValidationError as error:
-        raise PlanError(f"plan {path}: {error}") from error
+        raise PlanError(f"plan {path}: {error}; `lowbit plan --output` writes one") from error
     except msgspec.DecodeError as error:
         raise PlanError(f"plan {path} is not JSON: {error}") from error
     if plan.version != VERSION:

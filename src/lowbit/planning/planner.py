@@ -22,11 +22,11 @@ from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement
 from lowbit.planning.block_axes import block_axes
 from lowbit.planning.caches import place_caches
+from lowbit.planning.exact_inputs import drop_before_poles
 from lowbit.planning.head import Head, find_head
 from lowbit.planning.outputs import drop_final, find_final_scores, with_final_weight
 from lowbit.planning.placement import drop_fused, place
 from lowbit.planning.plan import BiasPlan, FloatNode, Plan, TensorPlan
-from lowbit.planning.poles import drop_before_poles
 from lowbit.planning.requests import Placement, Request
 from lowbit.planning.rules import Scheme, choose_schemes
 from lowbit.planning.saturation import within_pairs

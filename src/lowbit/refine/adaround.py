@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from array_api_compat import array_namespace
-
 from lowbit.config.refinement import AdaRound
+from lowbit.numerics.array_api import array_namespace
 from lowbit.refine.gradient import Adam
 
 Array = Any

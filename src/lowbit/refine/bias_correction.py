@@ -25,7 +25,7 @@ from lowbit.ops.geometry import LinearLayer
 from lowbit.ops.linear import layer_of, linear_operator
 from lowbit.planning.plan import BiasPlan, Plan
 from lowbit.scales.parameters import Params, bias_values, constant_values
-from lowbit.scales.solutions import Solutions, as_key
+from lowbit.scales.solver_cache import SolverCache, as_key
 from lowbit.scales.stored import Weights
 
 
@@ -36,13 +36,13 @@ def corrected_biases(
     stats: Stats,
     weights: Weights,
     float_names: Mapping[str, str] = MappingProxyType({}),
-    known: Solutions | None = None,
+    known: SolverCache | None = None,
 ) -> dict[str, FloatArray]:
     """Return the corrected float bias of every node whose input means are known.
 
     ``known`` are solutions of other plans for the same model and statistics.
     """
-    known = Solutions() if known is None else known
+    known = SolverCache() if known is None else known
     nodes = {node.name: node for node in model.graph}
     corrected = {}
     for row in plan.biases:

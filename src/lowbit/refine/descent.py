@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import array_api_compat.numpy as numpy_api
 import numpy as np
-from array_api_compat import array_namespace, device
+
+from lowbit.numerics.array_api import array_namespace, is_numpy, zeros
 
 Array = Any
 # Columns that are looked at one by one before the others of their panel learn of it, and columns of
@@ -50,7 +50,7 @@ def add_ridge(inputs: Array, ridge: float) -> Array:
     # An input that never varies decides nothing: its weights stay where they are.
     floor = xp.max(power) * 1e-6 + _TINY
     extra = ridge * power + floor
-    if xp is numpy_api:
+    if is_numpy(inputs):
         np.einsum("gjj->gj", inputs)[...] += extra
     else:
         for j in range(inputs.shape[-1]):  # a diagonal matrix would be as large as the moments
@@ -95,20 +95,20 @@ def _outputs_with(xp: Any, columns: Array) -> Array | slice | None:
     """
     if not xp.any(columns):
         return None
-    if xp is not numpy_api:
+    if not is_numpy(columns):
         return slice(None)
     some = np.flatnonzero(columns.any(axis=(0, 1)))
     return slice(None) if len(some) > _MOST_PICKED * columns.shape[2] else some
 
 
 def _nearest(xp: Any, wanted: Array, low: Array, high: Array) -> Array:
-    rounded = np.rint(wanted) if xp is numpy_api else xp.round(wanted)
+    rounded = np.rint(wanted) if is_numpy(wanted) else xp.round(wanted)
     return xp.minimum(xp.maximum(rounded, low), high)
 
 
 def _columns_first(xp: Any, array: Array, like: Array) -> Array:
     groups, outputs, depth = like.shape
-    copy = xp.zeros((groups, depth, outputs), dtype=like.dtype, device=device(like))
+    copy = zeros((groups, depth, outputs), like)
     copy[...] = xp.matrix_transpose(xp.broadcast_to(array, like.shape))
     return copy
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from array_api_compat import array_namespace, device
 
 from lowbit.config.refinement import AdaQuant, AdaRound
+from lowbit.numerics.array_api import array_namespace, put_beside
 from lowbit.ops.activations import Activation
 
 Array = Any
@@ -190,7 +190,7 @@ class Tuner:
             return batch
         xp = array_namespace(batch.patches)
         chosen = random.random(batch.patches.shape, np.float32) < self.config.drop_ratio
-        where = xp.asarray(chosen, device=device(batch.patches))
+        where = put_beside(chosen, batch.patches)
         return Batch(xp.where(where, batch.patches, batch.float_patches), batch.targets)
 
     def _error(self, z: Array, targets: Array) -> tuple[Array, Array]:

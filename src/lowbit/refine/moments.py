@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from lowbit.numerics.formats import DoubleArray, FloatArray
+from lowbit.refine.attenuation import Attenuation
 from lowbit.refine.column_sums import ALL, ColumnSums, ErrorSum
 from lowbit.refine.samples import Columns
-from lowbit.refine.slopes import Slopes
 
 # The share of a layer's error below which the rounding of its weights is left as it is.
 _NEGLIGIBLE = 0.005
@@ -61,7 +61,7 @@ class LayerMoments:
         self._unit: float | None = None
         self._rounding = rounding
         self._share: float | None = None
-        self._slopes = Slopes(groups, outputs)
+        self._attenuation = Attenuation(groups, outputs)
         self._restored = restored and bias is not None and not relative
         self._others: list[Columns] = []
         self._held: list[Columns] = []
@@ -96,7 +96,7 @@ class LayerMoments:
             self._share = self._share_of(patches, rest) if self._share is None else self._share
             self._rounding = None
         if solve and self._restored and rest is not None:
-            self._slopes.add(targets, targets - rest)
+            self._attenuation.add(targets, targets - rest)
         if solve and self.is_worth_solving:
             # What decides has the same columns, unless some are held out.
             self._solved_on.add(patches, targets, importance, inputs=not decide)
@@ -127,9 +127,9 @@ class LayerMoments:
         return np.asarray(inverse / self._unit, np.float32)
 
     @property
-    def restoring(self) -> FloatArray:
+    def output_gain(self) -> FloatArray:
         """The factors on outputs that undo the attenuation of what the layer reads."""
-        return self._slopes.restoring()
+        return self._attenuation.output_gain()
 
     @property
     def is_empty(self) -> bool:

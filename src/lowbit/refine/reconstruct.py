@@ -121,7 +121,7 @@ def better_rounding(
     """
     if seen.is_empty:
         return unrefined(state, layer, 0.0)
-    weight, factor = np.asarray(layer.geometry.weight(seen.weight), np.float32), seen.restoring
+    weight, factor = np.asarray(layer.geometry.weight(seen.weight), np.float32), seen.output_gain
     wanted = _restored(layer, weight, factor)
     # Once for all outputs: it is as large as the weights.
     solve = rounding(seen.input_moments()) if seen.is_worth_solving else None
@@ -189,7 +189,7 @@ def _candidates(
     if bias is not None or plain is not grid:
         found["bias"] = grid.nearest, exact_bias(grid.nearest * grid.scale, means, bias)
     if rounded is not None:
-        codes = rounded(seen.output_moments(rows) * seen.restoring[:, rows], grid)
+        codes = rounded(seen.output_moments(rows) * seen.output_gain[:, rows], grid)
         found["rounding"] = codes, exact_bias(codes * grid.scale, means, bias)
     return found
 

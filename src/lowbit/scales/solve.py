@@ -30,20 +30,20 @@ from lowbit.scales.ranges import params_holding, params_of, params_of_range
 from lowbit.scales.saturation import SummedPairs, pairs_of
 from lowbit.scales.search import best_params, error_of
 from lowbit.scales.shift_limits import Adjusted, Limited, bounded_bias, satisfy
-from lowbit.scales.solutions import Solutions
+from lowbit.scales.solver_cache import SolverCache
 from lowbit.scales.weights import Importance, weight_importance, weight_params
 from lowbit.targets.target import Target
 
 
 @garbage_collection_paused()
 def solve(
-    model: ir.Model, plan: Plan, stats: Stats, target: Target, known: Solutions | None = None
+    model: ir.Model, plan: Plan, stats: Stats, target: Target, known: SolverCache | None = None
 ) -> Params:
     """Return the parameters of every planned tensor and bias.
 
     ``known`` are solutions of other plans for the same model and statistics.
     """
-    known = Solutions() if known is None else known
+    known = SolverCache() if known is None else known
     scales = float_scales(model, plan, stats)
     plan = plan.integers()
     own = _own(model, plan, stats, known)
@@ -133,7 +133,7 @@ def _weight(
     return weight_params(data, tensor.integer, tensor.axis, importance(), pairs)
 
 
-def _own(model: ir.Model, plan: Plan, stats: Stats, known: Solutions) -> dict[str, QParams]:
+def _own(model: ir.Model, plan: Plan, stats: Stats, known: SolverCache) -> dict[str, QParams]:
     priced = PricedDensities.of(model, plan, stats)
     own: dict[str, QParams] = {}
     for tensor in plan.activations():

@@ -20,7 +20,7 @@ from lowbit.scales.bias import bias_integers
 from lowbit.scales.formats import storable_values
 from lowbit.scales.parameters import Params, bias_values, constant_values
 from lowbit.scales.saturation import SummedPairs, pairs_of
-from lowbit.scales.solutions import Solutions, as_key
+from lowbit.scales.solver_cache import SolverCache, as_key
 from lowbit.scales.weights import integers
 
 Stored = NDArray[Any]
@@ -39,7 +39,9 @@ class Weights:
     biases: Mapping[str, NDArray[np.integer]]
 
 
-def nearest(model: ir.Model, plan: Plan, params: Params, known: Solutions | None = None) -> Weights:
+def nearest(
+    model: ir.Model, plan: Plan, params: Params, known: SolverCache | None = None
+) -> Weights:
     """Return the nearest stored numbers for every planned constant and bias.
 
     ``known`` are solutions of other plans for the same model.

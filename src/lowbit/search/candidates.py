@@ -30,7 +30,7 @@ from lowbit.parallel import distributed_map, ordered_map, worker_count
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
 from lowbit.pipeline.verify import quantized_names
-from lowbit.scales.solutions import Solutions
+from lowbit.scales.solver_cache import SolverCache
 from lowbit.search.trials import run_trials
 from lowbit.state import Calibrated, Prepared, Quantized, extended
 from lowbit.store import content_key
@@ -112,7 +112,7 @@ class Candidates:
     def __init__(self, setting: Setting) -> None:
         """Build nothing yet."""
         self._setting = setting
-        self._known = Solutions(_ROOM_FOR_WEIGHTS)
+        self._known = SolverCache(_ROOM_FOR_WEIGHTS)
         self._pipeline = Pipeline(Clock(ignore_progress))
         self._base: Quantized | None = None
         self._values: Advancing | None = None

@@ -8,6 +8,7 @@ that is gone in the end. So the model is run as it is, and with its weights in f
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +23,12 @@ from lowbit.state import Quantized
 
 LEFT = 0.3
 """The share of the weights' error that refinement is taken to leave: an estimate, not tuned to a model."""
+
+
+def refinement_gain(noise: float, of_activations: float) -> float:
+    """Return the decibels that refinement is expected to bring, from the noise with and without the weights' own."""
+    left = of_activations + LEFT * max(noise - of_activations, 0.0)
+    return 10 * math.log10(noise / left) if 0 < left < noise else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

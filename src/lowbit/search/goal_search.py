@@ -23,9 +23,8 @@ from lowbit.search.candidates import Screening, Setting, screen_candidates
 from lowbit.search.finishing import Finisher
 from lowbit.search.goal import Goal
 from lowbit.search.goal_evaluator import GoalEvaluator, Measurement
+from lowbit.search.history import Budget, End, Outcome, Row, SearchHistory
 from lowbit.search.kept_trials import KeptTrial, KeptTrials, Took, model_hash
-from lowbit.search.rebuilding import rebuilt
-from lowbit.search.trail import Budget, End, Outcome, Row, Trail
 from lowbit.state import Calibrated, Quantized, extended
 
 BETTER_DB = 0.1
@@ -59,7 +58,7 @@ def restored(finisher: Finisher, base: Quantized, trial: KeptTrial) -> Candidate
     config = trial.configuration()
     if config is None:
         return None
-    built = base if config == base.config else rebuilt(finisher.pipeline, base, config)
+    built = base if config == base.config else finisher.pipeline.rebuilt(base, config)
     state, _ = finisher.refined(built, keep=False)
     if model_hash(state.emitted.model) != trial.model:
         return None
@@ -94,7 +93,7 @@ class Request:
 
 
 class GoalSearch:
-    """One search: the best candidate so far, and the trail of all that was tried."""
+    """One search: the best candidate so far, and the history of all that was tried."""
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class GoalSearch:
         self.pipeline = dataclasses.replace(finisher.pipeline, keep_histograms=True)
         self.best = first
         self.measured = self.kept.measured(lambda: evaluator.searched(first.state), "preset")
-        self.trail = Trail(
+        self.history = SearchHistory(
             request.time, lambda tried: self.pipeline.clock.tell("search", tried, None)
         )
         self.confirmed: Measurement | None = None
@@ -123,7 +122,7 @@ class GoalSearch:
     @property
     def end(self) -> End:
         """Why nothing more is tried, if so."""
-        return self.trail.end
+        return self.history.end
 
     def attempt(
         self,
@@ -138,18 +137,18 @@ class GoalSearch:
 
         ``detail`` is what it depends on besides ``what`` and the best so far.
         """
-        if self.end or not self.trail.has_time(strategy, what, expected):
+        if self.end or not self.history.has_time(strategy, what, expected):
             return False
         start = time.monotonic()
         try:
             trial, candidate = self._tried(make, strategy, what, detail)
         except LowbitError as error:
-            self.trail.record(Row(strategy, what, start, note=str(error)))
+            self.history.record(Row(strategy, what, start, note=str(error)))
             return True
         if trial.measured is None:
-            self.trail.record(Row(strategy, what, start, note=trial.note))
+            self.history.record(Row(strategy, what, start, note=trial.note))
         elif trial.measured.margin_db <= self.measured.margin_db + BETTER_DB:
-            self.trail.record(_row(strategy, what, start, trial.measured, "dropped", trial.note))
+            self.history.record(_row(strategy, what, start, trial.measured, "dropped", trial.note))
         else:
             candidate = candidate or restored(self.finisher, self.best.built, trial) or make()
             if candidate is not None:
@@ -183,7 +182,7 @@ class GoalSearch:
         """
         results = self._screened_by_workers(offered)
         for what, config in offered:
-            if self.end or not self.trail.has_time(strategy, what):
+            if self.end or not self.history.has_time(strategy, what):
                 return
             found = self._screened(strategy, what, config, next(results, None))
             if found is not None:
@@ -200,15 +199,15 @@ class GoalSearch:
                 raise PlanError(known.refused)
             if known is not None and known.outputs is not None:
                 return self.evaluator.screened(known.names, known.outputs)
-            made.append(rebuilt(self.pipeline, self.best.built, config))
+            made.append(self.pipeline.rebuilt(self.best.built, config))
             return self.evaluator.searched(made[0])
 
         try:
             measured = self.kept.measured(measure, strategy, what, config_json(config))
         except LowbitError as error:
-            self.trail.record(Row(strategy, what, start, note=str(error)))
+            self.history.record(Row(strategy, what, start, note=str(error)))
             return None
-        self.trail.record(_row(strategy, what, start, measured, "dropped", "before refinement"))
+        self.history.record(_row(strategy, what, start, measured, "dropped", "before refinement"))
         return Screened(what, config, measured.margin_db, made[0] if made else None)
 
     def _screened_by_workers(
@@ -221,7 +220,7 @@ class GoalSearch:
         measured = self.evaluator.measured
         setting = Setting(base, measured[0], self.evaluator.searched_on, measured)
         if setting.is_portable:
-            yield from screen_candidates(setting, offered, self.trail.budget.left)
+            yield from screen_candidates(setting, offered, self.history.budget.left)
 
     def unrefined(self) -> Measurement:
         """Return the figures of the best before its refinement."""
@@ -230,7 +229,7 @@ class GoalSearch:
 
     def built(self, screened: Screened) -> Quantized:
         """Return the model of a candidate, before its refinement."""
-        return screened.built or rebuilt(self.pipeline, self.best.built, screened.config)
+        return screened.built or self.pipeline.rebuilt(self.best.built, screened.config)
 
     def refined(
         self, built: Quantized, promoted: tuple[PromotedRegion, ...] = (), note: str = ""
@@ -250,7 +249,7 @@ class GoalSearch:
             found = self._look()
             note = "; ".join(word for word in (candidate.note, _words(found)) if word)
             row = dataclasses.replace(row, outcome=self._outcome_now(), note=note)
-        self.trail.record(row)
+        self.history.record(row)
 
     def look(self, strategy: str) -> None:
         """Look at held-out samples after a strategy, before a costlier one, if the best has changed."""
@@ -258,7 +257,7 @@ class GoalSearch:
             return
         start, found = time.monotonic(), self._look()
         what, outcome = "the best so far, on held-out samples", self._outcome_now()
-        self.trail.record(_row(strategy, what, start, self.measured, outcome, _words(found)))
+        self.history.record(_row(strategy, what, start, self.measured, outcome, _words(found)))
 
     def _outcome_now(self) -> Outcome:
         return "met" if self.end == "met" else "kept"
@@ -268,7 +267,7 @@ class GoalSearch:
         found = self._confirmed(self.best.state, "best")
         self.kept.follow("held out", repr(found))
         self.confirmed, self._looked = found, (self.measured, found)
-        self.trail.end = self._ended_by(found)
+        self.history.end = self._ended_by(found)
         return found
 
     def _confirmed(self, state: Quantized, which: str) -> Measurement:
@@ -332,7 +331,7 @@ class GoalSearch:
             seconds=time.monotonic() - self.request.started,
             budget=self.request.budget,
             missing="" if met else self._missing(found),
-            trials=tuple(self.trail.rows),
+            trials=tuple(self.history.rows),
         )
         return kept, found, outcome
 
@@ -348,7 +347,7 @@ class GoalSearch:
                 f"{words}: on {found.samples} samples even a model without any loss is known only to "
                 f"lose at most {found.noticeable:.2g}; give about {max(more, 1)} labelled samples more"
             )
-        if self.end == "budget" or self.trail.ran_out:
+        if self.end == "budget" or self.history.ran_out:
             return f"{words} when the budget ended; give more time"
         return f"{words}, after all that can be tried with {self._first.state.config.name}; take a preset with wider formats"
 

@@ -24,7 +24,6 @@ from lowbit.search.mixed_precision import search_by_sensitivity
 from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_graph import wide_spec
 from lowbit.search.promotion_values import Requirement
-from lowbit.search.rebuilding import rebuilt
 from lowbit.state import Quantized
 
 _METHODS: tuple[tuple[str, Method], ...] = (
@@ -105,7 +104,7 @@ def _attempt_refinement(
 ) -> None:
     def make() -> Candidate:
         config = msgspec.structs.replace(search.best.built.config, refinement=refinement)
-        return search.refined(rebuilt(search.pipeline, search.best.built, config))
+        return search.refined(search.pipeline.rebuilt(search.best.built, config))
 
     search.attempt(
         strategy, f"{type(refinement).__name__} {_given(refinement)}", make, expected=expected

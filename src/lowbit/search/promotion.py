@@ -23,13 +23,14 @@ from lowbit.evaluate.cost import NodeCost, node_costs
 from lowbit.evaluate.verdict import OutputErrors
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
+from lowbit.pipeline.stages import will_be_refined
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import PromotedRegion
 from lowbit.scales.ranges import scaled_range
+from lowbit.search.expected_error import refinement_gain
 from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
 from lowbit.search.promotion_values import USABLE, Promoted, Requirement
-from lowbit.search.rebuilding import rebuilt
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
 from lowbit.search.switched_model import Switching, open_switched
@@ -75,6 +76,7 @@ class Promoter:
         self._rescaled: tuple[Quantized, tuple[str, ...], OutputErrors] | None = None
         self._refining: tuple[OutputErrors, OutputErrors | None, OutputErrors | None] | None = None
         self._search: RegionSearch | None = None
+        self._foreseen = 0.0
         self._known: tuple[Quantized, Stats] | None = None
         self._measure: Callable[[Sequence[Choice], Sequence[int]], list[OutputErrors]] | None = None
 
@@ -129,9 +131,9 @@ class Promoter:
         return cost(wanted_db) - cost(wanted_db - spare_db)
 
     def _gain(self, required: Requirement) -> float:
-        """Return what refinement is expected to bring once more: as little as its own samples show."""
+        """Return what refinement is expected to bring: as little as its own samples show, once it is done."""
         if self._refined is None:
-            return 0.0
+            return self._foreseen
         if self._refining is None:
             unseen = self._samples.unseen
             self._refining = (
@@ -150,7 +152,7 @@ class Promoter:
     ) -> tuple[float, Quantized, tuple[Rule, ...]] | None:
         """Return the model with as little promoted as is enough, and how far inside it then is."""
         graph = PromotionGraph.of(state, self._costs(state))
-        with self._measuring(state, graph):
+        with self._measuring(state, graph) as measure:
             some, few = self._samples.some, self._samples.few(errors)
             most = required.margin(self._measured([graph.all_in_float()], few)[0])
             wanted_db = min(required.wanted_db - gain, most - 1.0)
@@ -162,6 +164,12 @@ class Promoter:
                     bears_wide=lambda: self._bears_wide(state, graph, required, few),
                 )
                 self._search.divide(wanted_db, _EFFORT)
+                trial = self._search.cheapest(wanted_db)
+                if self._refined is None and will_be_refined(state) and trial is not None:
+                    off = frozenset(graph.switched_off(trial.choice))
+                    both = measure([Switching(off), Switching(off | {*graph.weights})], some)
+                    self._foreseen = refinement_gain(*(noise_of(required.part(e)) for e in both))
+                    wanted_db -= self._foreseen
             return self._realized(state, graph, self._search, required, wanted_db)
 
     def _bears_wide(
@@ -217,7 +225,7 @@ class Promoter:
     def _rebuilt(self, state: Quantized, config: QuantConfig) -> Quantized:
         known = self._known if self._known is not None and self._known[0] is state else None
         source = state if known is None else extended(state, Quantized, stats=known[1])
-        built = rebuilt(self._pipeline, source, config)
+        built = self._pipeline.rebuilt(source, config)
         self._known = (state, built.stats)
         return built
 

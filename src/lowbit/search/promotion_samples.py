@@ -101,7 +101,7 @@ def _by_strength(
         return list(range(len(samples)))
     signal = np.array(
         [
-            [_power(row.part.of(sample.outputs[row.tensor])) for row in measured]
+            [_power(row.of(sample.outputs[row.tensor], sample.outputs)) for row in measured]
             for sample in samples
         ]
     )

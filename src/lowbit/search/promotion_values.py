@@ -15,6 +15,9 @@ _WANTED_DB = 0.7
 
 _LEAST_DB = 0.3
 
+_OF_ERROR = 0.5
+"""What of the standard error is taken off: samples that are spread from strong to weak vary less than any do."""
+
 Margin = Callable[[OutputErrors], float]
 
 
@@ -25,9 +28,11 @@ def usable_margin(errors: OutputErrors) -> float:
 
 
 def safe_margin(errors: OutputErrors) -> float:
-    """Return the same if every figure is worse by its standard error."""
+    """Return the same if every figure is worse by what the samples of a search vary."""
     verdict = errors.verdict(held_out=True)
-    return -math.inf if verdict is None else verdict.safe_margin_db
+    if verdict is None:
+        return -math.inf
+    return min(row.margin_db - _OF_ERROR * row.error_db for row in verdict.outputs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

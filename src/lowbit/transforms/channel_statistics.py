@@ -16,6 +16,7 @@ from lowbit.graph.session import Array, Feed, Session, session, with_outputs
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.worker_sessions import Files, content_hash, kept_session, packed
 from lowbit.numerics.formats import DoubleArray
+from lowbit.ops.traits import non_negative
 from lowbit.parallel import distributed_map, ordered_map, worker_count
 
 
@@ -40,9 +41,10 @@ def channel_sizes(
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, ChannelSizes]:
     """Return the sizes along an axis of each tensor, by name; none at all if there is no data."""
+    bounded = non_negative(model.graph)
 
     def of(name: str, array: Array) -> DoubleArray:
-        return _sizes(array, wanted[name])
+        return _sizes(array, wanted[name], signed=name not in bounded)
 
     found = reduce_channels(model, list(wanted), data, of, _join_sizes, progress)
     return {
@@ -51,13 +53,18 @@ def channel_sizes(
     }
 
 
-def _sizes(array: Array, axis: int) -> DoubleArray:
+def _sizes(array: Array, axis: int, *, signed: bool) -> DoubleArray:
     """Return rows by channel: greatest, largest without sign, that again, mean square, and one sample."""
-    rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    greatest, least = rows.max(axis=1, initial=-np.inf), rows.min(axis=1, initial=np.inf)
-    squares = np.einsum("ij,ij->i", rows, rows) / max(rows.shape[1], 1)
-    largest = np.maximum(np.maximum(greatest, -least), 0)
-    return np.asarray([greatest, largest, largest, squares, np.ones(len(rows))], np.float64)
+    channels = array.shape[axis]
+    # Channels of one sample lie as they are wanted.
+    first = array if axis == 1 and len(array) == 1 else np.moveaxis(array, axis, 0)
+    rows = first.reshape(channels, -1)
+    found = np.ones((5, channels))
+    found[0] = rows.max(axis=1, initial=-np.inf)
+    found[1] = np.maximum(found[0], -rows.min(axis=1, initial=np.inf)) if signed else found[0]
+    found[1] = found[2] = np.maximum(found[1], 0)
+    found[3] = np.einsum("ij,ij->i", rows, rows) / max(rows.shape[1], 1)
+    return found
 
 
 def _join_sizes(one: DoubleArray, other: DoubleArray) -> DoubleArray:

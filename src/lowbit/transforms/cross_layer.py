@@ -319,5 +319,5 @@ def _summary(groups: tuple[GroupResult, ...], skipped: tuple[SkippedGroup, ...])
     reasons = Counter(group.why for group in skipped)
     if reasons:
         most = ", ".join(f"{why} ({count})" for why, count in reasons.most_common(3))
-        text += f"; skipped {len(skipped)} groups: {most}"
+        text += f"; skipped {len(skipped)} {'group' if len(skipped) == 1 else 'groups'}: {most}"
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -41,21 +42,24 @@ class NoiseOfGroups:
         self._importance: dict[int, DoubleArray] = {}
         for _ in range(_SWEEPS):
             for group in reversed(groups):
-                self._update(group)
+                self._update(group, [self._effect(consumer) for consumer in group.consumers])
 
     def of(self, group: Group, total: DoubleArray) -> GroupNoise:
         """Return the noise around a group that has been scaled by ``total`` so far."""
         self._totals[id(group)] = total
-        importance = self._update(group)
+        effects = [self._effect(consumer) for consumer in group.consumers]
+        importance = self._update(group, effects)
+        if not {id(c.layer) for c in group.consumers}.isdisjoint(map(id, group.producers)):
+            effects = [self._effect(consumer) for consumer in group.consumers]
         activation, weight = (
             0.0 if level <= 0 else 1 / level**2
             for level in (self._levels.activation, self._levels.weight)
         )
         weight *= _REFINED
         tensors: dict[str, DoubleArray] = {}
-        for consumer in group.consumers:
-            name = consumer.layer.source
-            tensors[name] = tensors.get(name, 0.0) + self._columns(consumer)
+        for effect in effects:
+            name = effect.consumer.layer.source
+            tensors[name] = tensors.get(name, 0.0) + effect.columns
         activations = [
             Rounded(self._read(n)[0].reshape(group.channels, -1).max(axis=1), e * activation)
             for n, e in tensors.items()
@@ -63,7 +67,7 @@ class NoiseOfGroups:
         return GroupNoise(
             joined(activations),
             joined([self._produced(m, importance, weight) for m in group.producers]),
-            joined([self._consumed(c, weight) for c in group.consumers]),
+            joined([self._consumed(effect, weight) for effect in effects]),
         )
 
     def _read(self, name: str) -> tuple[DoubleArray, DoubleArray]:
@@ -77,9 +81,9 @@ class NoiseOfGroups:
         factors = np.repeat(self._totals[id(group)], repeat)
         return size * factors, known.power * np.square(factors)
 
-    def _update(self, group: Group) -> DoubleArray:
+    def _update(self, group: Group, effects: Sequence[_Effect]) -> DoubleArray:
         """Return how much noise in each channel matters, and keep it for the layers before it."""
-        found = np.sum([self._columns(c) for c in group.consumers], axis=0)
+        found = np.sum([effect.columns for effect in effects], axis=0)
         mean = found.mean()
         found = found / mean if mean > 0 else np.ones(group.channels)
         for layer in group.producers:
@@ -99,12 +103,13 @@ class NoiseOfGroups:
         outputs = energy.of_outputs(power.reshape(layer.shape[0], -1, 1))
         return float((gains * outputs[:, :, 0]).sum())
 
-    def _columns(self, consumer: Consumer) -> DoubleArray:
+    def _effect(self, consumer: Consumer) -> _Effect:
         """Return what noise in each channel does to a consumer's outputs."""
-        layer = consumer.layer
-        energy = _Energy(layer.kernel)
-        found = energy.of_inputs(self._gains(layer, energy)[:, None, :])
-        return np.asarray(found.reshape(-1, consumer.repeat).sum(axis=1))
+        energy = _Energy(consumer.layer.kernel)
+        gains = self._gains(consumer.layer, energy)
+        found = energy.of_inputs(gains[:, None, :])
+        columns = np.asarray(found.reshape(-1, consumer.repeat).sum(axis=1))
+        return _Effect(consumer, gains, columns)
 
     def _rows(self, layer: WeightedLayer) -> DoubleArray:
         """Return what the weights of each output are divided by: with a scale each, the largest."""
@@ -113,13 +118,13 @@ class NoiseOfGroups:
         largest = np.abs(layer.kernel).max(axis=(2, 3), initial=0).astype(np.float64)
         return np.where(largest > 0, largest, 1.0)
 
-    def _consumed(self, consumer: Consumer, level: float) -> Rounded:
+    def _consumed(self, effect: _Effect, level: float) -> Rounded:
+        consumer, gains = effect.consumer, effect.gains
         layer = consumer.layer
         if self._levels.per_channel and layer.shape[2] == 1:
             # A depthwise layer's own scale takes the factor.
             return _nothing(layer.inputs // consumer.repeat)
         rows, taps, kernel = self._rows(layer), layer.shape[3], layer.kernel
-        gains = self._gains(layer, _Energy(kernel))
         by_input = np.max(
             [self._largest(kernel[:, r], rows[:, r]) for r in _blocks(kernel)], axis=0
         )
@@ -144,6 +149,15 @@ class NoiseOfGroups:
         power = self._read(layer.source)[1].reshape(groups, -1).sum(axis=1)
         each = np.repeat(power * taps, outputs)
         return Rounded(np.asarray(largest, np.float64), each * importance * level)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Effect:
+    """How much noise in each output of a consumer matters, and what noise in each channel does to them."""
+
+    consumer: Consumer
+    gains: DoubleArray
+    columns: DoubleArray
 
 
 def _blocks(kernel: FloatArray) -> list[slice]:

@@ -10,6 +10,7 @@ Noise counts at the outputs of the consumers, as a share of what is there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -19,9 +20,8 @@ from lowbit.numerics.formats import DoubleArray
 
 _TINY = 1e-30
 # How far the largest weight may go, in octaves: of producers, and of consumers.
-_CAPS_BEFORE = np.arange(-2.0, 5.0)
-_CAPS_AFTER = np.arange(-5.0, 2.0)
-_FINER = np.array([-0.5, 0.0, 0.5])
+_CAPS = np.array(list(itertools.product(np.arange(-2.0, 5.0), np.arange(-5.0, 2.0))))
+_FINER = np.array(list(itertools.product((-0.5, 0.0, 0.5), repeat=2)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,13 +51,12 @@ class GroupNoise:
     def total(self, factors: DoubleArray) -> DoubleArray:
         """Return the noise for rows of factors."""
         squares = np.square(factors)
+        inverse = 1 / squares
         found = np.zeros(factors.shape[:-1])
         for part in (*self.activations, *self.producers):
-            reach = np.square((factors * part.largest).max(axis=-1))
-            found += reach * (part.noise / squares).sum(axis=-1)
+            found += np.square((factors * part.largest).max(axis=-1)) * (inverse @ part.noise)
         for part in self.consumers:
-            reach = np.square((part.largest / factors).max(axis=-1))
-            found += reach * (part.noise * squares).sum(axis=-1)
+            found += np.square((part.largest / factors).max(axis=-1)) * (squares @ part.noise)
         return found
 
 
@@ -72,36 +71,61 @@ def least_noise(group: GroupNoise, lowest: DoubleArray, highest: DoubleArray) ->
     least = float(group.total(best))
     if not np.isfinite(least) or least <= 0:
         return best
-    caps = np.array(list(itertools.product(_CAPS_BEFORE, _CAPS_AFTER)))
+    caps, known = _CAPS, _Channels.of(group)
     for _ in range(2):
-        found = _at_caps(group, caps, lowest, highest)
+        found = np.clip(known.at(caps), lowest, highest)
         noise = group.total(found)
         index = int(np.argmin(np.where(np.isfinite(noise), noise, np.inf)))
         if noise[index] < least:
             best, least = found[index], float(noise[index])
-        caps = caps[index] + np.array(list(itertools.product(_FINER, _FINER)))
+        caps = caps[index] + _FINER
     return best
 
 
-def _at_caps(
-    group: GroupNoise, caps: DoubleArray, lowest: DoubleArray, highest: DoubleArray
-) -> DoubleArray:
-    """Return the best factors for rows of caps: on producers' and on consumers' weights."""
-    up, down = (np.exp2(column)[:, None] for column in caps.T)
-    same = np.ones_like(up)
-    growing = [(part, same) for part in group.activations]
-    growing += [(part, up) for part in group.producers]
-    gain, loss = np.full_like(up, _TINY), np.full_like(up, _TINY)
-    for part, cap in growing:
-        gain = gain + part.noise * np.square(part.largest.max() * cap)
-    for part in group.consumers:
-        loss = loss + part.noise * np.square(part.largest.max() * down)
-    wanted = (gain / loss) ** 0.25
-    for part in group.consumers:
-        wanted = np.maximum(wanted, part.largest / (part.largest.max() * down + _TINY))
-    for part, cap in growing:
-        wanted = np.minimum(wanted, part.largest.max() * cap / (part.largest + _TINY))
-    return np.asarray(np.clip(wanted, lowest, highest))
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Channels:
+    """What each channel's best factor depends on beside the caps.
+
+    ``gain``, ``loss``: the noise that a factor takes off and adds, were all weights as large as they
+    are. ``most``, ``least``: how far it may go before a channel is the largest of its tensor.
+    """
+
+    activations_gain: DoubleArray
+    producers_gain: DoubleArray
+    loss: DoubleArray
+    activations_most: DoubleArray
+    producers_most: DoubleArray
+    least: DoubleArray
+
+    @classmethod
+    def of(cls, group: GroupNoise) -> _Channels:
+        activations, producers, consumers = group.activations, group.producers, group.consumers
+        return cls(
+            _power(activations),
+            _power(producers),
+            _power(consumers),
+            _smallest([part.largest.max() / (part.largest + _TINY) for part in activations]),
+            _smallest([part.largest.max() / (part.largest + _TINY) for part in producers]),
+            -_smallest([-part.largest / (part.largest.max() + _TINY) for part in consumers]),
+        )
+
+    def at(self, caps: DoubleArray) -> DoubleArray:
+        """Return the best factors for rows of caps: on producers' and on consumers' weights."""
+        up, down = (np.exp2(column)[:, None] for column in caps.T)
+        gain = self.activations_gain + self.producers_gain * np.square(up) + _TINY
+        wanted = np.sqrt(np.sqrt(gain / (self.loss * np.square(down) + _TINY)))
+        wanted = np.maximum(wanted, self.least / down)
+        most = np.minimum(self.activations_most, self.producers_most * up)
+        return np.asarray(np.minimum(wanted, most))
+
+
+def _power(parts: Sequence[Rounded]) -> DoubleArray:
+    """Return the noise of each channel of some parts, with their largest numbers as they are."""
+    return np.asarray(sum((p.noise * np.square(p.largest.max()) for p in parts), np.zeros(1)))
+
+
+def _smallest(bounds: Sequence[DoubleArray]) -> DoubleArray:
+    return functools.reduce(np.minimum, bounds, np.full(1, np.inf))
 
 
 def joined(parts: Sequence[Rounded]) -> tuple[Rounded, ...]:

@@ -31,9 +31,12 @@ from lowbit.graph.naming import answer_to, names_of, tensor_name
 from lowbit.normalize.fold_affine import normalization
 from lowbit.ops.families import MEAN_POOLS
 from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
-from lowbit.transforms.embedding_rewrites import embed_layer_norm_to_gather
-from lowbit.transforms.matrix_rewrites import gemm_to_matmul
-from lowbit.transforms.norm_rewrites import normalized_add_to_sum
+from lowbit.transforms.gate_rewrites import compose_hardsigmoid
+from lowbit.transforms.runtime_rewrites import (
+    embed_layer_norm_to_gather,
+    gemm_to_matmul,
+    normalized_add_to_sum,
+)
 from lowbit.transforms.swish_gain import drop_undone, freed_of_gain, swish_gain
 
 HARDSIGMOID_FACTOR = 2731 / 16384 * 6
@@ -301,6 +304,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "split_large_pool": Rewrite(split_large_pool, ("GlobalAveragePool",)),
         "split_to_slice": Rewrite(split_to_slice, ("Split",)),
         "batchnorm_to_conv": Rewrite(batchnorm_to_conv, ("BatchNormalization",)),
+        "compose_hardsigmoid": Rewrite(compose_hardsigmoid, ("Clip",)),
         "swish_gain": Rewrite(swish_gain, ("Sigmoid",)),
         "leaky_relu_slope": Rewrite(leaky_relu_slope, ("LeakyRelu",)),
         "sigmoid_to_hardsigmoid": Rewrite(sigmoid_to_hardsigmoid, ("Sigmoid",)),

@@ -8,7 +8,7 @@ const drawNetwork = (network, place, facts) => {
   const context = canvas.getContext("2d");
   const known = (value) => typeof value === "number" && Number.isFinite(value);
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  const WIDTH = 168, HEIGHT = 40, PAD = 18, HEAD = 26;
+  const WIDTH = 200, HEIGHT = 40, PAD = 18, HEAD = 26;
 
   // ---- what is drawn: blocks of blocks, and nodes at the bottom
   const consumers = nodes.map(() => []);
@@ -92,11 +92,14 @@ const drawNetwork = (network, place, facts) => {
   // ---- drawing
   let view = { scale: 1, x: 0, y: 0 }, chosen = null, waiting = 0, theme = {};
   const refresh = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(paint); };
-  const cut = (text, width) => {
-    if (context.measureText(text).width <= width) return text;
-    let keep = Math.max(3, Math.floor(text.length * width / context.measureText(text).width) - 1);
-    const half = keep >> 1;
-    return text.slice(0, half) + "…" + text.slice(text.length - (keep - half));
+  // Names are paths, whose ends tell them apart: as much of the end as fits, from a part on if it can be.
+  const cut = (text, width, lead = "") => {
+    const fits = (words) => context.measureText(lead + words).width <= width;
+    if (fits(text)) return lead + text;
+    let from = 1;
+    while (from < text.length - 1 && !fits("…" + text.slice(from))) from += 1;
+    const part = text.indexOf("/", from);
+    return lead + "…" + text.slice(part >= 0 && part < text.length - 6 ? part : from);
   };
   const paint = () => {
     const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
@@ -153,7 +156,7 @@ const drawNetwork = (network, place, facts) => {
     if (view.scale > 0.35) {
       context.fillStyle = theme.quiet;
       context.font = "600 12px system-ui, sans-serif";
-      context.fillText(cut("− " + block.title, block.width - 20), x + 10, y + 17);
+      context.fillText(cut(block.title, block.width - 20, "− "), x + 10, y + 17);
     }
     return paintBlock(block, x + PAD, y + HEAD, seen);
   };
@@ -168,9 +171,9 @@ const drawNetwork = (network, place, facts) => {
     if (view.scale < 0.35) return;
     const light = rgb ? 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] > 140 : false;
     context.fillStyle = rgb ? (light ? "#111" : "#fff") : theme.ink;
-    const [above, below] = labels(item);
+    const [above, below, lead] = labels(item);
     context.font = "600 12px system-ui, sans-serif";
-    context.fillText(cut(above, item.width - 18), x + 8, y + 16);
+    context.fillText(cut(above, item.width - 18, lead), x + 8, y + 16);
     if (view.scale < 0.55) return;
     context.font = "11px system-ui, sans-serif";
     context.fillText(cut(below, item.width - 18), x + 8, y + 31);
@@ -178,7 +181,7 @@ const drawNetwork = (network, place, facts) => {
   const figure = (fact) => (colouring === "sqnr" ? (known(fact.sqnr) ? fact.sqnr.toFixed(1) + " dB" : "") : known(fact.sensitivity) ? (100 * fact.sensitivity).toPrecision(2) + " %" : "");
   const labels = (item) => {
     const value = figure(factOf(item));
-    if (item.node === undefined) return ["+ " + item.title, (item.end - item.start) + " nodes" + (value ? ", " + (colouring === "sqnr" ? "worst " : "") + value : "") + (item.float ? ", " + item.float + " in float" : "")];
+    if (item.node === undefined) return [item.title, (item.end - item.start) + " nodes" + (value ? ", " + (colouring === "sqnr" ? "worst " : "") + value : "") + (item.float ? ", " + item.float + " float" : ""), "+ "];
     const node = nodes[item.node];
     return [node[OPERATOR] + (value ? "  " + value : "") + (node[QUANTIZED] ? "" : "  float"), node[NAME]];
   };
@@ -315,7 +318,7 @@ const drawNetwork = (network, place, facts) => {
   const MANY = 1500;
   const act = {
     closer: () => zoom(1.4), farther: () => zoom(1 / 1.4), fit: () => fit(),
-    unfold: () => { for (const block of blocks) block.open = true; for (const block of [root, ...blocks]) block.layout = null; fit(0.3); },
+    unfold: () => { for (const block of blocks) block.open = true; for (const block of [root, ...blocks]) block.layout = null; fit(0.56); },
     fold: () => { for (const block of blocks) block.open = false; for (const block of [root, ...blocks]) block.layout = null; choose(null); fit(0.75); },
     worst: () => {
       const order = nodes.map((node, index) => [index, facts.of(node[TENSOR], node[WEIGHTS])]).filter(([, fact]) => known(fact[colouring]));

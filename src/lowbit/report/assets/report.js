@@ -77,10 +77,14 @@
     "gap " + brief(row.gap) + " (" + brief(row.low) + " to " + brief(row.high) + ", 95 %)" + (known(row.fused_score) ? "; fused " + brief(row.fused_score) : ""));
   if (worst) card("SQNR" + (scores.length > 1 ? (report.slices.length ? ", worst slice of the outputs" : ", worst output") : ""), db(worst.sqnr_db) + (known(worst.sqnr_db) ? " dB" : ""), worst.tensor + ", cosine " + (worst.cosine ?? 1).toFixed(5));
   if (report.size_before) card("constants", size(report.size_after), "from " + size(report.size_before) + (report.size_after ? ", " + (report.size_before / report.size_after).toFixed(2) + " times smaller" : ""));
-  if (report.fused.length) { const f = [...report.fused].sort((a, b) => (a.sqnr_db ?? 1e9) - (b.sqnr_db ?? 1e9))[0]; card("through fused kernels", db(f.sqnr_db) + (known(f.sqnr_db) ? " dB" : ""), "on this processor"); }
+  if (report.fused.length) {
+    const f = [...report.fused].sort((a, b) => (a.sqnr_db ?? 1e9) - (b.sqnr_db ?? 1e9))[0], exact = report.outputs.find((row) => row.tensor === f.tensor);
+    card("through fused kernels", db(f.sqnr_db) + (known(f.sqnr_db) ? " dB" : ""), "here, " + f.tensor + (report.slices.length ? " as a whole" : "") + (exact && known(exact.sqnr_db) ? "; computed exactly " + db(exact.sqnr_db) + " dB" : ""));
+  }
   if (report.latency) card("time for one sample", report.latency.quantized_ms.toFixed(2) + " ms", "float " + report.latency.float_ms.toFixed(2) + " ms");
   const seconds = Object.entries(report.seconds);
-  if (seconds.length) card("this run", seconds.reduce((sum, [, s]) => sum + s, 0).toFixed(1) + " s", (page.memory ? size(page.memory) + " at its peak; " : "") + seconds.filter(([, s]) => s > 0.05).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, s]) => name + " " + s.toFixed(1) + " s").join(", "));
+  const lasting = (s) => (s < 60 ? s.toFixed(1) + " s" : Math.floor(Math.round(s) / 60) + " min " + String(Math.round(s) % 60).padStart(2, "0") + " s");
+  if (seconds.length) card("this run", lasting(seconds.reduce((sum, [, s]) => sum + s, 0)), (page.memory ? size(page.memory) + " at its peak; " : "") + seconds.filter(([, s]) => s > 0.05).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, s]) => name + " " + lasting(s)).join(", "));
   if (Object.keys(report.quantized).length) card("quantized", Object.values(report.quantized).reduce((a, b) => a + b, 0) + " tensors", Object.entries(report.quantized).map(([kind, n]) => n + " x " + kind).join(", "));
   document.querySelector(".notes").append(...report.notes.map((text) => make("p", { className: "note", textContent: text })));
 

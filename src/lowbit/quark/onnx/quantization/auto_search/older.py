@@ -28,7 +28,7 @@ from lowbit.quark.onnx.quantization.auto_search.scoring import (
 from lowbit.quark.onnx.quantization.auto_search.spaces import Choice, SearchSpace, levels
 from lowbit.quark.onnx.quantization.auto_search.studies import make_study, optimize
 from lowbit.quark.onnx.quantization.config.config import Config
-from lowbit.search.trail import Budget, Rating, Trail
+from lowbit.search.history import Budget, Rating, SearchHistory
 
 
 class AutoSearchConfig:
@@ -172,7 +172,7 @@ class AutoSearch:
         self.model_input, self.config = model_input, config
         self.auto_search_config = auto_search_config or AutoSearchConfig()
         self.candidates: list[dict[str, Any]] = []
-        self.trail = Trail()
+        self.history = SearchHistory()
         self.searched_space: dict[int, float] = {}
         self.output_dir = str(self._setting("search_output_dir"))
         Path(self.output_dir).mkdir(parents=True, exist_ok=True)
@@ -257,10 +257,10 @@ class AutoSearch:
             return 0 <= wanted <= good
 
         limit = len(choices) if most < 0 else min(len(choices), int(most))
-        self.trail.budget = Budget(None if seconds < 0 else seconds)
+        self.history.budget = Budget(None if seconds < 0 else seconds)
         algorithm = str(self._setting("search_algo"))
         numbered = list(enumerate(choices[:limit]))
-        found = self.trail.run(algorithm, trial, numbered, self._rate, is_enough=is_enough)
+        found = self.history.run(algorithm, trial, numbered, self._rate, is_enough=is_enough)
         self._remember(found, tolerance)
         return found
 
@@ -351,7 +351,9 @@ class AutoSearch:
         )
         count = int(settings.get("n_trials", 10))
         jobs = min(int(self._setting("n_jobs")), count)
-        found = optimize(study, suggested, trial.score, trials=count, jobs=jobs, trail=self.trail)
+        found = optimize(
+            study, suggested, trial.score, trials=count, jobs=jobs, history=self.history
+        )
         for number, _, score in found:
             if score is not None:
                 self.searched_space[number] = score

@@ -40,7 +40,7 @@ from lowbit.quark.onnx.quantization.config.algorithm import (
     CLEConfig,
 )
 from lowbit.quark.onnx.quantization.config.config import QConfig
-from lowbit.search.trail import Rating, Trail
+from lowbit.search.history import Rating, SearchHistory
 
 _SPECS = "XInt8Spec Int8Spec UInt8Spec Int16Spec UInt16Spec BFloat16Spec BFP16Spec".split()
 _WORDS: Mapping[str, Any] = MappingProxyType(
@@ -168,7 +168,7 @@ class AutoSearchPro:
         ):
             say(f"direction {self.direction!r} looks for the model that is worst by {self.metric}")
         self.n_trials = int(min(self.config["n_trials"], choices_of(self.search_space)))
-        self.trail = Trail()
+        self.history = SearchHistory()
         self.output_dir = Path(self.config["output_dir"])
         self.output_dir.mkdir(parents=True, exist_ok=True)
 
@@ -199,7 +199,7 @@ class AutoSearchPro:
 
     def _grid(self, trial: _Trial, choices: Sequence[Choice]) -> Choice:
         sign = -1 if self.direction == "maximize" else 1
-        scores = self.trail.run(
+        scores = self.history.run(
             "Grid",
             trial,
             list(enumerate(choices)),
@@ -251,7 +251,7 @@ class AutoSearchPro:
                 trial,
                 trials=self.n_trials,
                 jobs=self._jobs,
-                trail=self.trail,
+                history=self.history,
             )
         )
         if all(score is None for *_, score in found):

@@ -11,7 +11,7 @@ from typing import Any
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.onnx.quantization.auto_search.spaces import Choice, Space, holds, is_range
-from lowbit.search.trail import Rating, Trail
+from lowbit.search.history import Rating, SearchHistory
 
 _SAMPLERS: Mapping[str, str] = {
     "TPE": "TPESampler",
@@ -93,7 +93,7 @@ def optimize(
     *,
     trials: int,
     jobs: int,
-    trail: Trail,
+    history: SearchHistory,
 ) -> Iterator[tuple[int, Choice, float | None]]:
     """Yield trials that a study asks for, ``jobs`` at a time, run by the chosen engine."""
     optuna = import_optuna()
@@ -108,7 +108,7 @@ def optimize(
             asked = [study.ask() for _ in range(start, min(trials, start + max(jobs, 1)))]
             choices = [(trial.number, suggested(trial)) for trial in asked]
         sampler = type(study.sampler).__name__
-        scores = trail.run(sampler, task, choices, rate, threads=jobs)
+        scores = history.run(sampler, task, choices, rate, threads=jobs)
         for trial, (number, choice), score in zip(asked, choices, scores, strict=True):
             failed = optuna.trial.TrialState.FAIL if score is None else None
             study.tell(trial, score, state=failed)

@@ -1,4 +1,4 @@
-"""Evenly spaced rows that stand for a whole tensor.
+"""Subsampling: evenly spaced rows that stand for a whole tensor.
 
 Histograms and means of some ten thousand values a sample serve as well as those of a million and
 much faster. What is taken depends on the shape of a single sample only, so the result does not
@@ -31,7 +31,7 @@ def _step(shape: Sequence[int], axis: int) -> int:
     return max(1, min(size // _ENOUGH, shape[axis] // _LEAST_ROWS))
 
 
-def thinned(x: FloatArray, channel_axis: int | None = None) -> FloatArray:
+def subsampled(x: FloatArray, channel_axis: int | None = None) -> FloatArray:
     """Return ``x``, or evenly spaced rows of it when one sample has more values than needed.
 
     No channel is left out: where they lie as rows do elsewhere, as before a 1d convolution, positions are.

@@ -1,8 +1,11 @@
-"""Operators that decide by numbers, such as comparisons: they read a model's inputs as they are given.
+"""Operators whose inputs must not be rounded: those that decide by numbers, and those with a pole at zero.
 
-A number at a threshold lies on either side of it once it is rounded, a token's number that is given in
-float becomes another token. What was computed is near a threshold by chance alone; what is given is
-often exactly there.
+Comparisons and the like read a model's inputs as they are given. A number at a threshold lies on either side
+of it once it is rounded, a token's number that is given in float becomes another token. What was
+computed is near a threshold by chance alone; what is given is often exactly there.
+
+A logarithm or a reciprocal makes very large numbers of those near zero: no format may round to zero
+before it.
 """
 
 from __future__ import annotations
@@ -12,14 +15,17 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from lowbit.config.specs import FloatSpec, Spec
 from lowbit.graph.editing import is_float_tensor
 from lowbit.graph.naming import tensor_name
+from lowbit.numerics.formats import FloatFormat
 from lowbit.ops.families import READ_SHAPES
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement, traits_of
 from lowbit.planning.requests import Placement
 
 # They write floats, but steps of them.
 _STEPS = ("Floor", "Ceil", "Round", "Sign", "Mod")
+_POLE_AT_ZERO = ("Log", "Reciprocal")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,3 +94,26 @@ def _from_input(
         producer = value.producer()
     if producer is None and value.is_graph_input() and is_float_tensor(value):
         yield from way
+
+
+def drop_before_poles(graph: ir.Graph, placement: Placement, operators: Operators) -> None:
+    """Take back formats that round to zero before operators with a pole there. Changes ``placement``.
+
+    The same holds for data movement before them.
+    """
+    for node in graph:
+        pending = [node] if node.domain == "" and node.op_type in _POLE_AT_ZERO else []
+        while pending:
+            value = pending.pop().inputs[0]
+            request = None if value is None else placement.activations.get(str(value.name))
+            if value is None or request is None or not _rounds_to_zero(request.spec):
+                continue
+            del placement.activations[tensor_name(value)]
+            producer = value.producer()
+            if producer is not None and is_data_movement(producer, operators):
+                pending.append(producer)
+
+
+def _rounds_to_zero(spec: Spec) -> bool:
+    """Whether small numbers become zero; bfloat16 has the exponents of float32."""
+    return not (isinstance(spec, FloatSpec) and spec.format is FloatFormat.BFLOAT16)

@@ -16,7 +16,7 @@ from lowbit.numerics.formats import DoubleArray, FloatArray
 _MOST = 1.3
 
 
-class Slopes:
+class Attenuation:
     """Sums over columns of float outputs y and of those that the layer computes."""
 
     def __init__(self, groups: int, outputs: int) -> None:
@@ -34,7 +34,7 @@ class Slopes:
         self._squares += np.einsum("gon,gon->go", y, y)
         self._products += np.einsum("gon,gon->go", y, computed)
 
-    def restoring(self) -> FloatArray:
+    def output_gain(self) -> FloatArray:
         """Return the factor of each output, groups x outputs x 1, under which its slope is one."""
         count = max(self._count, 1)
         variance = self._squares / count - np.square(self._y / count)

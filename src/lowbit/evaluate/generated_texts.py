@@ -31,7 +31,7 @@ _SEED = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OwnTexts(Shipped):
+class GeneratedTexts(Shipped):
     """Feeds of what a model wrote."""
 
     def describe(self) -> str:
@@ -70,7 +70,7 @@ class _Writer:
         return running.run([self.logits], self.feed(tokens))[0]
 
 
-def write_texts(model: ir.Model) -> Data | None:
+def generate_texts(model: ir.Model) -> Data | None:
     """Return texts that a language model wrote; nothing of a model that writes none.
 
     One that does takes tokens of any number and gives, at each, logits of the same vocabulary that do not
@@ -87,7 +87,7 @@ def write_texts(model: ir.Model) -> Data | None:
     if tokens is None:
         return None
     pairs = tuple((f"text {i}", writer.feed(tokens[i : i + 1])) for i in range(len(tokens)))
-    return Data(OwnTexts(pairs), tuple(writer.inputs))
+    return Data(GeneratedTexts(pairs), tuple(writer.inputs))
 
 
 def _find_writer(model: ir.Model) -> _Writer | None:

@@ -6,11 +6,11 @@ import collections
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from lowbit.calibrate.channels import channel_sums
+from lowbit.calibrate.channels import ChannelSums, channel_sums
 from lowbit.calibrate.masked import Kept, kept_tokens, without_padding
 from lowbit.calibrate.observers import Observer, ObserverSpec
 from lowbit.calibrate.pooled import Pools, lowest_of, pools_of, rows_of
-from lowbit.calibrate.thinning import thinned
+from lowbit.calibrate.subsampling import subsampled
 from lowbit.graph.session import Array, Feed, Session
 from lowbit.numerics.formats import FloatArray
 
@@ -59,6 +59,7 @@ class SampleRunner:
     def observe(self, sample: _Sample) -> int:
         """Observe one sample and let go of it; return its size."""
         whole = {name: sample.arrays[name] for name in self._whole}
+        sums: dict[str, ChannelSums] = {}
         size = observe_arrays(whole, self._specs, self.observer, sample.kept)
         for name, positions in self._pooled.items():
             highest, mean = (sample.arrays[output] for output in pools_of(name))
@@ -69,7 +70,8 @@ class SampleRunner:
             if name in self._rows:
                 self.observer.add_rows(name, sample.arrays[self._rows[name]])
             if self._specs[name].channel_axis is not None:
-                self.observer.add_channels(name, pools.sums())
+                sums[name] = pools.sums()
+        self.observer.add_channels(sums)
         self._idle.append(sample.source)
         return size
 
@@ -81,13 +83,13 @@ def observe_arrays(
     kept: Kept | None = None,
 ) -> int:
     """Observe tensors of one sample, at the tokens that are ``kept``; return their size."""
-    size = 0
+    size, sums = 0, dict[str, ChannelSums]()
     for name, whole in arrays.items():
         spec, array = specs[name], without_padding(whole, kept)
         observer.add(name, array)
         size += whole.nbytes
         if spec.channel_axis is not None and array.ndim > 1:
             axis = spec.channel_axis
-            sums = channel_sums(thinned(array, axis), axis, squares=spec.variances)
-            observer.add_channels(name, sums)
+            sums[name] = channel_sums(subsampled(array, axis), axis, squares=spec.variances)
+    observer.add_channels(sums)
     return size

@@ -1,4 +1,4 @@
-"""What was solved before of the same model and statistics, for candidates that differ in a few layers."""
+"""A cache of what was solved of a model and its statistics, for candidates that differ in a few layers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lowbit.numerics.formats import FloatArray
 T = TypeVar("T")
 
 
-class Solutions:
-    """Solutions by what they depend on; several threads may use it.
+class SolverCache:
+    """Results by what they depend on; several threads may use it.
 
     ``room`` is how many bytes of stored weights may be kept.
     """
@@ -22,7 +22,7 @@ class Solutions:
         self._room = room
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return a solution, found once."""
+        """Return a result, made once."""
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]  # type: ignore[return-value]

@@ -1,21 +1,21 @@
-"""Solutions that are found once."""
+"""SolverCache that are found once."""
 
 import numpy as np
 
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.scales.solutions import Solutions, as_key
+from lowbit.scales.solver_cache import SolverCache, as_key
 
 
 def test_each_is_found_once() -> None:
-    known, calls = Solutions(), []
+    known, calls = SolverCache(), []
     for key in ("a", "b", "a"):
         assert known.get(key, lambda key=key: calls.append(key) or len(calls)) in (1, 2)
     assert calls == ["a", "b"]
 
 
 def test_stored_weights_are_kept_while_there_is_room() -> None:
-    known = Solutions(room=100)
+    known = SolverCache(room=100)
     small, large = np.zeros(80, np.int8), np.zeros(80, np.int8)
     assert known.stored("small", lambda: small) is small
     assert known.stored("small", lambda: large) is small

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.observers import Observer, ObserverSpec
-from lowbit.calibrate.sampling import SampleRunner
+from lowbit.calibrate.sample_runner import SampleRunner
 from lowbit.graph.session import session
 
 _MODEL = """

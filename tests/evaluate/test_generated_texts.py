@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 import lowbit
-from lowbit.evaluate.own_texts import write_texts
+from lowbit.evaluate.generated_texts import generate_texts
 from lowbit.graph import io
 
 _WORDS = 40
@@ -38,7 +38,7 @@ def _bigrams(body: str = _PLAIN, inputs: str = _INPUTS, classes: int = _WORDS) -
 
 
 def test_texts_are_drawn_from_the_model_itself() -> None:
-    data = write_texts(io.load(_bigrams()))
+    data = generate_texts(io.load(_bigrams()))
 
     assert data is not None
     texts = [feed["input_ids"][0] for feed in data]
@@ -60,7 +60,7 @@ def test_texts_are_drawn_from_the_model_itself() -> None:
     ids=["logits depend on later tokens", "fixed length", "a classifier of tokens", "more inputs"],
 )
 def test_other_models_write_nothing(model: onnx.ModelProto) -> None:
-    assert write_texts(io.load(model)) is None
+    assert generate_texts(io.load(model)) is None
 
 
 def test_w4_without_data_is_reconstructed_on_own_texts() -> None:

@@ -1,6 +1,6 @@
-"""The trail of a search: the time that is left, what was tried and what it gave, and why it ended.
+"""The history of a search: the time that is left, what was tried and what it gave, and why it ended.
 
-Every search goes this way: that for a goal, whose trials each start from the best so far, and searches over
+Every search keeps one: that for a goal, whose trials each start from the best so far, and searches over
 spaces of configurations, whose trials are independent and run by the chosen engine.
 """
 
@@ -40,7 +40,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the trail, begun at ``start``; see ``GoalTrial``."""
+    """A row of the history, begun at ``start``; see ``GoalTrial``."""
 
     strategy: str
     what: str
@@ -60,7 +60,7 @@ class Rating:
     note: str = ""
 
 
-class Trail:
+class SearchHistory:
     """What one search has tried so far, and whether it may go on."""
 
     def __init__(
