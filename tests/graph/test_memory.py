@@ -76,6 +76,7 @@ def test_another_c_library_keeps_its_memory(
         pytest.param([100, 90, 95, 92, 97], 1, id="steady"),
         pytest.param([100, 90, 99, 98], 2, id="grown at once"),
         pytest.param([100, 90, 95, 99, 92], 2, id="grown bit by bit"),
+        pytest.param([100, 90, 84, 91, 93, 85], 2, id="grown from the least that was held"),
         pytest.param([100, 90, 80, 79], 2, id="shrunk: something large is gone"),
     ],
 )

@@ -40,7 +40,7 @@ class _Releaser:
         if now is None or not steady or now > self._after + _WORTH_IT:
             self._trim(0)
             self._after = now = resident_bytes() or 0
-        self._seen = now
+        self._after, self._seen = min(self._after, now), now
 
 
 def resident_bytes() -> int | None:

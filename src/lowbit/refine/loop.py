@@ -361,8 +361,7 @@ class LayerLoop:
         for samples in ordered_map(take, some, self.at_once):
             # A sample of batch 0, or an empty cache, shows nothing of a layer.
             collector.add([(index, columns) for index, columns in samples if columns.count])
-        # What is left is summed up without both models in memory.
-        self._end()
+        self._end()  # before the rest is summed up, which takes memory
         collector.finish()
         return collector
 
