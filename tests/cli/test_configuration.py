@@ -162,8 +162,8 @@ def test_a_rewrite_that_the_target_does_not_have_names_those_it_has() -> None:
         ConfigError, match=r"ryzen-ai-cnn has no rewrite 'split_slice' to skip; did"
     ):
         config("--preset", "XINT8", "--skip-rewrite", "split_slice")
-    with pytest.raises(ConfigError, match=r"openvino has no rewrite .* none at all"):
-        config("--preset", "U8S8", "--target", "openvino", "--skip-rewrite", "split_to_slice")
+    with pytest.raises(ConfigError, match=r"tensorrt has no rewrite .* none at all"):
+        config("--preset", "S8S8", "--target", "tensorrt", "--skip-rewrite", "split_to_slice")
 
 
 def test_a_percentile_goes_with_its_method() -> None:
