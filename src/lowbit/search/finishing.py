@@ -79,7 +79,7 @@ class Finisher:
             else:
                 report = msgspec.structs.replace(again[1], promoted=result.regions)
                 best, note = (again[0], report, again[2]), result.describe()
-            other = self._other_requirement(promoter, required, again)
+            other = self._other_requirement(promoter, required, result.after_db, again)
             if other is None:
                 break
             required = other
@@ -87,15 +87,17 @@ class Finisher:
         return state, report, refinement.with_note(note)
 
     def _other_requirement(
-        self, promoter: Promoter, required: Requirement, found: Finished
+        self, promoter: Promoter, required: Requirement, built_db: float, found: Finished
     ) -> Requirement | None:
-        """Return what to promote for once more, if there is a reason."""
+        """Return what to promote for once more, if there is a reason; ``built_db`` is the margin before refinement."""
         verdict = found[1].verdict
         if verdict is None or not found[2].complete or required is not USABLE:
             return None
         if not verdict.is_usable:
             return required.raised(promoter.margin(found[0]) - verdict.margin_db)
-        spare_db = _BELIEVED * (verdict.safe_margin_db - required.least_db)
+        # What the model had to spare before it was refined could not be given back.
+        known_db = max(0.0, built_db - required.wanted_db)
+        spare_db = _BELIEVED * (verdict.safe_margin_db - required.least_db) - known_db
         worth_it = spare_db > 0 and promoter.saved(required, spare_db) > _SAVED
         return required.lowered(spare_db) if worth_it else None
 

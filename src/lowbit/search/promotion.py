@@ -28,13 +28,13 @@ from lowbit.report.values import PromotedRegion
 from lowbit.scales.ranges import scaled_range
 from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
-from lowbit.search.promotion_values import USABLE, Promoted, Requirement
+from lowbit.search.promotion_values import USABLE, Aim, Promoted, Requirement
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
 from lowbit.search.switched_model import Switching, open_switched
 from lowbit.state import Quantized, Transformed, extended
 
-_EFFORT, _BUILT = 30, 3
+_EFFORT, _BUILT = 30, 5
 """Parts that are measured, and models that are built."""
 
 _FITTED = 0.5
@@ -51,6 +51,22 @@ _TOO_NARROW_DB = 4.0
 
 _RESCALED_DB = 0.3
 """Other scales are kept if they bring more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Built:
+    """A model that was built, how far inside what is required it is, and what it costs."""
+
+    margin_db: float
+    cost: float
+    state: Quantized
+    rules: tuple[Rule, ...]
+
+    def worth(self, least_db: float) -> tuple[bool, float]:
+        """Return what orders models: those that are enough by their cost, after all others by their margin."""
+        is_enough = self.margin_db >= least_db
+        return is_enough, -self.cost if is_enough else self.margin_db
+
 
 _Measure: TypeAlias = Callable[[Sequence[Switching], Sequence[int]], list[OutputErrors]]
 
@@ -184,29 +200,31 @@ class Promoter:
         required: Requirement,
         wanted_db: float,
     ) -> tuple[float, Quantized, tuple[Rule, ...]] | None:
-        """Build what is chosen, and choose more of it if the model is not as good as it looked."""
-        missing, best = 0.0, None
-        for _ in range(_BUILT):
-            trial = _chosen(search, wanted_db + missing)
-            if trial is None and best is not None:
+        """Build what is chosen; choose more of it if that is worse than it looked, and less if it is better."""
+        least_db = wanted_db - (required.wanted_db - required.least_db)
+        aim: Aim | None = Aim(wanted_db)
+        found: dict[Choice, _Built] = {}
+        while aim is not None and len(found) < _BUILT:
+            trial = _chosen(search, aim.db)
+            if trial is None and found:
                 break
             if trial is None:  # all of it in float is no quantized model
                 trial = search.one_part(required.least_db)
+            if trial.choice in found:
+                break
             rules = graph.rules(trial.choice, wide_spec(state), required.why)
             try:
                 built = self._built(state, rules) if rules else state
             except PlanError:  # nothing is left to be quantized
                 break
             margin = self.margin(built, required)
-            if best is None or margin > best[0]:
-                best = (margin, built, rules)
-            if margin >= wanted_db - (required.wanted_db - required.least_db):
-                break
-            if trial.choice.wide and _is_too_narrow(margin, trial.margin_db):
+            found[trial.choice] = _Built(margin, trial.cost, built, rules)
+            if margin < least_db and trial.choice.wide and _is_too_narrow(margin, trial.margin_db):
                 search = self._search = search.without_wide()
                 continue
-            missing += max(1.0, wanted_db - margin)
-        return best
+            aim = aim.after(margin - least_db)
+        best = max(found.values(), key=lambda model: model.worth(least_db), default=None)
+        return None if best is None else (best.margin_db, best.state, best.rules)
 
     def _built(self, state: Quantized, rules: Sequence[Rule]) -> Quantized:
         """Return the model with further rules; what statistics lack is collected."""

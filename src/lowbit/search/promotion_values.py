@@ -15,6 +15,9 @@ _WANTED_DB = 0.7
 
 _LEAST_DB = 0.3
 
+_NEAR_DB = 1.5
+"""A margin that is larger by less than this is not worth another model."""
+
 Margin = Callable[[OutputErrors], float]
 
 
@@ -58,6 +61,31 @@ class Requirement:
 
 
 USABLE = Requirement()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Aim:
+    """The margin that is asked of the search, between one that was too little and one that was enough.
+
+    A model that is built may be worse or far better than the search foresees from quantizers that are
+    switched off: tensors in float share scales with no others, and weights are rounded anew.
+    """
+
+    db: float
+    too_little: float = -math.inf
+    enough: float = math.inf
+
+    def after(self, spare_db: float) -> Aim | None:
+        """Return the next, after a model with so much more margin than is needed; ``None`` if that is near."""
+        if 0 <= spare_db < _NEAR_DB:
+            return None
+        if spare_db < 0:
+            low, high, found = self.db, self.enough, self.db + max(1.0, -spare_db)
+        else:
+            low, high, found = self.too_little, self.db, self.db - spare_db
+        if high - low < _NEAR_DB / 2:
+            return None
+        return Aim(found if low < found < high else (low + high) / 2, low, high)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
