@@ -53,5 +53,5 @@ def test_without_data_there_is_nothing_to_calibrate_on() -> None:
 
 
 def test_steps_that_are_kept_only_if_better_need_samples_of_their_own() -> None:
-    assert validated_on(find_preset("A8W8"), None, 64) == 16
+    assert validated_on(find_preset("A8W8"), None, 64) == 8
     assert validated_on(find_preset("BF16"), None, 64) == 0

@@ -44,19 +44,19 @@ def test_one_sample_does_both() -> None:
     assert _values([parts.first()]) == [1]
 
 
-def test_a_quarter_validates_the_steps() -> None:
+def test_an_eighth_validates_the_steps() -> None:
     parts = split(_data(44), 40, 4)
 
     fitting, validation = _values(parts.fitting()), _values(parts.validation())
-    assert len(validation) == 10
+    assert len(validation) == 5
     assert sorted(fitting + validation) == _values(parts.calibration())
     assert not set(_values(parts.verification())) & {*fitting, *validation}
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"), [(15, 15), (16, 4), (127, 31), (128, 32), (500, 32)]
+    ("count", "expected"), [(15, 15), (16, 2), (127, 15), (128, 16), (500, 16)]
 )
-def test_few_samples_all_validate_and_of_many_thirty_two_at_most(count: int, expected: int) -> None:
+def test_few_samples_all_validate_and_of_many_sixteen_at_most(count: int, expected: int) -> None:
     assert len(split(_data(count), None, 4).validating) == expected
 
 

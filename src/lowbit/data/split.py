@@ -12,7 +12,7 @@ from lowbit.data.shards import Selection
 from lowbit.errors import DataError
 
 _ENOUGH_TO_HOLD_OUT = 16
-_MOST_VALIDATION = 32
+_MOST_VALIDATION = 16
 _MOST_CALIBRATION, _MOST_RANKING, _LEAST_CONFIRMING = 256, 64, 2
 
 
@@ -126,7 +126,7 @@ def split_for_goal(data: Data, limit: int | None, verified: int) -> Split:
 
 def validation_count(limit: int) -> int:
     """Return how many samples validate beside so many that calibrate; of few, none of their own."""
-    return min(limit // 4, _MOST_VALIDATION) if limit >= _ENOUGH_TO_HOLD_OUT else 0
+    return min(limit // 8, _MOST_VALIDATION) if limit >= _ENOUGH_TO_HOLD_OUT else 0
 
 
 def _spread(total: int, count: int) -> list[int]:
