@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lowbit.report.values import PromotedRegion
-from lowbit.search.promotion_values import USABLE, Aim, Promoted
+from lowbit.search.promotion_values import USABLE, AskedMargin, Promoted
 
 
 @pytest.mark.parametrize(("promised", "more"), [(5.0, 5.0), (0.0, USABLE.wanted_db)])
@@ -37,32 +37,32 @@ def test_other_scales_are_a_change_without_any_region() -> None:
 @pytest.mark.parametrize(
     "margin_of",
     [
-        lambda aim: aim,
-        lambda aim: aim - 5.0,
-        lambda aim: aim + 8.0,
-        lambda aim: 3.0 * aim + 9.0,
-        lambda aim: -6.0 if aim < 2.0 else 1.0,
+        lambda asked: asked,
+        lambda asked: asked - 5.0,
+        lambda asked: asked + 8.0,
+        lambda asked: 3.0 * asked + 9.0,
+        lambda asked: -6.0 if asked < 2.0 else 1.0,
     ],
     ids=["as foreseen", "worse", "far better", "steeper", "a jump"],
 )
-def test_the_aim_is_changed_until_the_model_that_is_built_has_little_to_spare(
+def test_the_margin_asked_for_is_changed_until_the_model_that_is_built_has_little_to_spare(
     margin_of: Callable[[float], float],
 ) -> None:
-    aim: Aim | None = Aim(0.7)
+    asked: AskedMargin | None = AskedMargin(0.7)
     margins = []
-    while aim is not None and len(margins) < 8:
-        margins.append(margin_of(aim.db))
-        aim = aim.after(margins[-1])
+    while asked is not None and len(margins) < 8:
+        margins.append(margin_of(asked.db))
+        asked = asked.after(margins[-1])
 
-    assert aim is None
+    assert asked is None
     assert min(margin for margin in margins if margin >= 0) < 1.5
 
 
-def test_an_aim_stays_between_what_was_too_little_and_what_was_enough() -> None:
-    enough = Aim(0.0).after(-3.0)
-    assert enough == Aim(3.0, too_little=0.0)
+def test_it_stays_between_what_was_too_little_and_what_was_enough() -> None:
+    enough = AskedMargin(0.0).after(-3.0)
+    assert enough == AskedMargin(3.0, too_little=0.0)
 
-    assert enough.after(9.0) == Aim(1.5, too_little=0.0, enough=3.0), (
+    assert enough.after(9.0) == AskedMargin(1.5, too_little=0.0, enough=3.0), (
         "not below what was too little"
     )
-    assert Aim(0.5, too_little=0.0, enough=1.2).after(5.0) is None
+    assert AskedMargin(0.5, too_little=0.0, enough=1.2).after(5.0) is None

@@ -28,7 +28,7 @@ from lowbit.report.values import PromotedRegion
 from lowbit.scales.ranges import scaled_range
 from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
-from lowbit.search.promotion_values import USABLE, Aim, Promoted, Requirement
+from lowbit.search.promotion_values import USABLE, AskedMargin, Promoted, Requirement
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
 from lowbit.search.switched_model import Switching, open_switched
@@ -202,10 +202,10 @@ class Promoter:
     ) -> tuple[float, Quantized, tuple[Rule, ...]] | None:
         """Build what is chosen; choose more of it if that is worse than it looked, and less if it is better."""
         least_db = wanted_db - (required.wanted_db - required.least_db)
-        aim: Aim | None = Aim(wanted_db)
+        asked: AskedMargin | None = AskedMargin(wanted_db)
         found: dict[Choice, _Built] = {}
-        while aim is not None and len(found) < _BUILT:
-            trial = _chosen(search, aim.db)
+        while asked is not None and len(found) < _BUILT:
+            trial = _chosen(search, asked.db)
             if trial is None and found:
                 break
             if trial is None:  # all of it in float is no quantized model
@@ -222,7 +222,7 @@ class Promoter:
             if margin < least_db and trial.choice.wide and _is_too_narrow(margin, trial.margin_db):
                 search = self._search = search.without_wide()
                 continue
-            aim = aim.after(margin - least_db)
+            asked = asked.after(margin - least_db)
         best = max(found.values(), key=lambda model: model.worth(least_db), default=None)
         return None if best is None else (best.margin_db, best.state, best.rules)
 

@@ -64,7 +64,7 @@ USABLE = Requirement()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Aim:
+class AskedMargin:
     """The margin that is asked of the search, between one that was too little and one that was enough.
 
     A model that is built may be worse or far better than the search foresees from quantizers that are
@@ -75,7 +75,7 @@ class Aim:
     too_little: float = -math.inf
     enough: float = math.inf
 
-    def after(self, spare_db: float) -> Aim | None:
+    def after(self, spare_db: float) -> AskedMargin | None:
         """Return the next, after a model with so much more margin than is needed; ``None`` if that is near."""
         if 0 <= spare_db < _NEAR_DB:
             return None
@@ -85,7 +85,7 @@ class Aim:
             low, high, found = self.too_little, self.db, self.db - spare_db
         if high - low < _NEAR_DB / 2:
             return None
-        return Aim(found if low < found < high else (low + high) / 2, low, high)
+        return AskedMargin(found if low < found < high else (low + high) / 2, low, high)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
