@@ -33,13 +33,15 @@ def write_report(
     path: str | os.PathLike[str],
     *,
     title: str = "Quantization report",
+    command: str | None = None,
     others: Mapping[str, Report] = MappingProxyType({}),
 ) -> None:
     """Write the report as a page; it appears complete or not at all.
 
-    ``others`` are reports of other models by their titles, shown beside it.
+    ``command`` is what to run to get it again, the running one if not given. ``others`` are reports of
+    other models by their titles, shown beside it.
     """
-    text = render_report(report, title=title, others=others)
+    text = render_report(report, title=title, command=command, others=others)
     with writing({os.fspath(path): lambda file: file.write_text(text, encoding="utf-8")}):
         pass
 
