@@ -87,7 +87,7 @@ ONNXRUNTIME = Target(
     fuse=(WITH_ACTIVATION, PADDED_POOLS),
     saturation=X86_PAIRS,
     fast_formats=(IntegerFormat.UINT8,),
-    transforms=("compose_hardsigmoid", "normalized_add_to_sum"),
+    transforms=("separate_shared_weights", "compose_hardsigmoid", "normalized_add_to_sum"),
 )
 
 OPENVINO = msgspec.structs.replace(
@@ -99,7 +99,7 @@ OPENVINO = msgspec.structs.replace(
     float_formats=(),
     blocks=False,
     float_outputs=tuple(OPERATORS),
-    transforms=("compose_hardsigmoid",),
+    transforms=("separate_shared_weights", "compose_hardsigmoid"),
 )
 
 ONNXRUNTIME_WEIGHTS = Target(
@@ -135,7 +135,7 @@ RYZEN_AI = Target(
     # logits cost SqueezeNet more than the rest of A8W8 gains on power-of-two scales.
     float_outputs=("GlobalAveragePool", "ReduceMean"),
     fuse=NPU_FUSED,
-    transforms=(*NPU_REWRITES, "compose_hardsigmoid"),
+    transforms=(*NPU_REWRITES, "separate_shared_weights", "compose_hardsigmoid"),
 )
 
 RYZEN_AI_FLOAT = Target(
@@ -170,7 +170,7 @@ RYZEN_AI_CNN = Target(
     ),
     fuse=NPU_FUSED,
     limits=ShiftLimits(),
-    transforms=(*NPU_REWRITES, "compose_hardsigmoid", "swish_gain"),
+    transforms=(*NPU_REWRITES, "separate_shared_weights", "compose_hardsigmoid", "swish_gain"),
     arithmetic=NPU_ARITHMETIC,
 )
 
