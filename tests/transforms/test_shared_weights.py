@@ -45,7 +45,8 @@ def test_each_layer_has_its_own(normal, run, floats, weights) -> None:
         np.testing.assert_array_equal(after[name], before[name])
 
 
-def test_copies_must_be_small(normal, weights) -> None:
+def test_copies_must_be_small(normal, weights, monkeypatch) -> None:
+    monkeypatch.setattr("lowbit.transforms.shared_weights._SMALL", 0)
     model = normal(NETWORK, {**weights, "v": weights["v"][:, :, :1, :1]})
 
     made = rewrite(model, ["separate_shared_weights"])

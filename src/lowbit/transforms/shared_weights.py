@@ -10,8 +10,8 @@ from lowbit.graph.editing import KEPT, add_constant, constant
 from lowbit.graph.naming import tensor_name
 from lowbit.ops.linear import has_constant_weight
 
-_ROOM = 1 / 16
-"""The share of a model's constants that all copies may add."""
+_ROOM, _SMALL = 1 / 16, 1 << 20
+"""All copies together may add this share of a model's constants, and so many bytes in float in any case."""
 
 
 def separate_shared_weights(graph: ir.Graph) -> None:
@@ -21,7 +21,7 @@ def separate_shared_weights(graph: ir.Graph) -> None:
     be neither equalized nor reconstructed. And onnxruntime (1.31) does not load integer weights that two layers
     share if it is asked for exact arithmetic (``session.x64quantprecision``).
     """
-    room = _ROOM * sum(_size(value) for value in graph.initializers.values())
+    room = max(_SMALL, _ROOM * sum(_size(value) for value in graph.initializers.values()))
     for weight, layers in _shared(graph).items():
         room -= _size(weight) * (len(layers) - 1)
         data = constant(weight)
