@@ -11,8 +11,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-import dask
-import distributed
 import joblib
 import msgspec
 import numpy as np
@@ -128,6 +126,9 @@ def test_large_samples_have_the_same_bits(tmp_path, monkeypatch) -> None:
 @pytest.fixture(scope="module")
 def dask_workers():
     """Seven processes of Dask, which have imported all they need before they are forked."""
+    import dask
+    import distributed
+
     settings = {f"distributed.comm.timeouts.{what}": "300s" for what in ("connect", "tcp")}
     settings["distributed.worker.multiprocessing-method"] = "forkserver"
     with dask.config.set(settings):
