@@ -37,6 +37,9 @@ agraph (float[1,3,6,6] x) => (float[1,4,6,6] y)
 }
 """
 _SAMPLES = 70
+# Engines differ in how they carry shards and results, not in how many: all pairs are tried where
+# workers start fastest (Dask's fork server), here each number and each size once.
+_PAIRS = ((1, 64), (2, 1), (3, 5))
 
 # One process has the cluster, the executor and what is compared with.
 pytestmark = [pytest.mark.xdist_group("workers"), pytest.mark.usefixtures("worker_processes")]
@@ -85,11 +88,11 @@ def alone(folder: Path) -> tuple[str, list[object]]:
 @pytest.mark.slow
 def test_processes_give_the_same_bits(folder, alone, once, monkeypatch) -> None:
     want = _quantized(folder, **once)
-    for workers, size in itertools.product((1, 2, 3, 7), (1, 5, 64)):
+    for workers, size in _PAIRS:
         monkeypatch.setattr(sharded, "SHARD_SIZE", size)
         with parallel.engine("loky", workers):
             assert _quantized(folder, **once) == want, (workers, size)
-            if (workers, size) in ((3, 5), (7, 1)):
+            if (workers, size) == (3, 5):
                 assert _quantized(folder) == alone, (workers, size)
 
 
@@ -199,14 +202,13 @@ def test_ray_gives_the_same_bits(folder, once, monkeypatch) -> None:
     import ray
 
     want = _quantized(folder, **once)
-    ray.init(address="local", num_cpus=7, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     try:
-        for workers in (1, 2, 3, 7):
+        for workers, size in _PAIRS:
+            monkeypatch.setattr(sharded, "SHARD_SIZE", size)
             with parallel.engine("ray=local", workers):
                 assert parallel.worker_count() == workers
-                for size in (1, 5, 64):
-                    monkeypatch.setattr(sharded, "SHARD_SIZE", size)
-                    assert _quantized(folder, **once) == want, (workers, size)
+                assert _quantized(folder, **once) == want, (workers, size)
     finally:
         ray.shutdown()
 
