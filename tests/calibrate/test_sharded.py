@@ -202,8 +202,8 @@ def test_ray_gives_the_same_bits(folder, once, monkeypatch) -> None:
     import ray
 
     want = _quantized(folder, **once)
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
     try:
+        ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
         for workers, size in _PAIRS:
             monkeypatch.setattr(sharded, "SHARD_SIZE", size)
             with parallel.engine("ray=local", workers):
@@ -214,7 +214,7 @@ def test_ray_gives_the_same_bits(folder, once, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["list", "npz", "random", "reader", "tar", "made"])
-def test_every_kind_of_data_can_be_shared_out(folder, monkeypatch, tmp_path, kind) -> None:
+def test_every_kind_of_data_can_be_shared_out(folder, once, monkeypatch, tmp_path, kind) -> None:
     monkeypatch.setattr(sharded, "SHARD_SIZE", 7)
     samples = [np.load(path) for path in sorted((folder / "data").iterdir())][:20]
     if kind == "npz":
@@ -229,9 +229,9 @@ def test_every_kind_of_data_can_be_shared_out(folder, monkeypatch, tmp_path, kin
         makers = {"list": list, "reader": iter, "made": lambda made: lambda: iter(made)}
         return makers[kind](samples) if kind in makers else paths[kind]
 
-    want = _quantized(folder, data=data(), limit=16)
+    want = _quantized(folder, data=data(), limit=16, **once)
     with parallel.engine("loky", 2):
-        assert _quantized(folder, data=data(), limit=16) == want
+        assert _quantized(folder, data=data(), limit=16, **once) == want
 
 
 def test_presets_that_depend_on_the_order_of_samples_are_the_same(folder) -> None:
