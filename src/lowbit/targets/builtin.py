@@ -16,6 +16,7 @@ from lowbit.ops.activations import FUSED_ACTIVATIONS
 from lowbit.ops.linear import LINEAR
 from lowbit.ops.traits import DATA_MOVEMENT, OPERATORS
 from lowbit.targets.common import (
+    BLOCK_KINDS,
     COMPUTING,
     FLOATS,
     INTEGERS,
@@ -79,7 +80,7 @@ ONNXRUNTIME = Target(
     activation_formats=INTEGERS,
     weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
     float_formats=FLOATS,
-    blocks=True,
+    format_kinds=BLOCK_KINDS,
     dequantizes=True,
     shares=DATA_MOVEMENT,
     # A convolution without a quantizer after it would run in float.
@@ -97,7 +98,7 @@ OPENVINO = msgspec.structs.replace(
     activation_formats=INTEGERS8,
     weight_formats=INTEGERS8,
     float_formats=(),
-    blocks=False,
+    format_kinds=(),
     float_outputs=tuple(OPERATORS),
     transforms=("separate_shared_weights", "compose_hardsigmoid"),
 )
@@ -146,7 +147,7 @@ RYZEN_AI_FLOAT = Target(
     activation_formats=INTEGERS,
     weight_formats=INTEGERS,
     float_formats=FLOATS,
-    blocks=True,
+    format_kinds=BLOCK_KINDS,
     shares=DATA_MOVEMENT,
     data_movement="always",
     float_parts=("masks",),
