@@ -212,3 +212,23 @@ def test_unknown_fields_are_refused(kind: type, fields: dict[str, object]) -> No
     assert isinstance(decode_json(msgspec.json.encode(fields), kind), kind)
     with pytest.raises(msgspec.ValidationError, match="unknown field `bogus`"):
         decode_json(msgspec.json.encode({**fields, "bogus": 1}), kind)
+
+
+def test_each_kind_takes_the_methods_that_find_its_scale() -> None:
+    integer = IntegerSpec(format=IntegerFormat.INT8)
+    scaled = FloatSpec(format=FloatFormat.FLOAT16, scaled=True)
+
+    assert integer.with_method(Entropy()).calibration == Entropy()
+    assert scaled.with_method(Percentile()).calibration == Percentile()
+    for spec, method in ((scaled, Entropy()), (BLOCKS["BFP16"], MinMax())):
+        with pytest.raises(ConfigError, match="cannot be calibrated by"):
+            spec.with_method(method)
+
+
+def test_each_kind_says_what_becomes_of_zero() -> None:
+    skewed = IntegerSpec(format=IntegerFormat.UINT8, symmetric=False)
+    wide = FloatSpec(format=FloatFormat.BFLOAT16)
+
+    assert not skewed.is_symmetric
+    assert wide.is_symmetric
+    assert [spec.rounds_to_zero for spec in (skewed, wide, BLOCKS["MX9"])] == [True, False, True]

@@ -6,12 +6,11 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from lowbit.config.methods import Method, MinMax, MinMse, OutputMse, Percentile
+from lowbit.config.methods import Method, MinMse, OutputMse
 from lowbit.config.mixed_precision import PrecisionSearch
 from lowbit.config.refinement import Refinement
 from lowbit.config.specs import (
     BiasSpec,
-    FloatSpec,
     IntegerSpec,
     Requantization,
     Rule,
@@ -124,17 +123,16 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         weight = self.weight
         fine = isinstance(weight, IntegerSpec) and not weight.power_of_two
-        if isinstance(weight, IntegerSpec) and fine and weight.method == MinMse():
-            weight = msgspec.structs.replace(weight, method=OutputMse())
+        if weight is not None and fine and weight.calibration == MinMse():
+            weight = weight.with_method(OutputMse())
         return msgspec.structs.replace(self, bias_correction=False, weight=weight)
 
     def with_group_size(self, group_size: int) -> QuantConfig:
         """Return the same configuration with so many weights of an output to a scale."""
         weight = self.weight
-        if not isinstance(weight, IntegerSpec) or (self.activation and self.activation.is_dynamic):
-            what = (
-                "not in integers" if not isinstance(weight, IntegerSpec) else "multiplied as int8"
-            )
+        is_dynamic = self.activation is not None and self.activation.is_dynamic
+        if not isinstance(weight, IntegerSpec) or is_dynamic:
+            what = "multiplied as int8" if weight and weight.is_integer else "not in integers"
             raise ConfigError(
                 f"a group size of {group_size} is given, but the weights of {self.name} are {what}; "
                 "take W8 or W4"
@@ -144,18 +142,6 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def with_method(self, method: Method) -> QuantConfig:
         """Return the same configuration with activations calibrated by ``method``."""
-        spec: Spec
-        match self.activation, method:
-            case None, _:
-                return self
-            case IntegerSpec() as integer, _:
-                spec = msgspec.structs.replace(integer, method=method)
-            case FloatSpec(scaled=True) as scaled, MinMax() | Percentile():
-                spec = msgspec.structs.replace(scaled, method=method)
-            case other, _:
-                raise ConfigError(
-                    f"activations in {other.describe()} cannot be calibrated by "
-                    f"{type(method).__name__}; 16-bit floats that are scaled take minmax and "
-                    "percentile, other formats without integers take nothing"
-                )
-        return msgspec.structs.replace(self, activation=spec)
+        if self.activation is None:
+            return self
+        return msgspec.structs.replace(self, activation=self.activation.with_method(method))

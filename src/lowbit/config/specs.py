@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,9 @@ from lowbit.errors import ConfigError
 from lowbit.numerics.blocks import Element, Rounding
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
 
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
+
 
 class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is asked of every kind of spec; a new number format answers it in its own class."""
@@ -21,6 +24,7 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is_integer: ClassVar[bool] = False
     is_block: ClassVar[bool] = False
     is_dynamic: ClassVar[bool] = False
+    is_accumulator: ClassVar[bool] = False
 
     @property
     def format_name(self) -> str:
@@ -38,6 +42,16 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return 127
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether what stands for zero lies in the middle."""
+        return True
+
+    @property
+    def rounds_to_zero(self) -> bool:
+        """Whether small numbers become zero."""
+        return True
+
+    @property
     def overflows_at(self) -> float | None:
         """The largest magnitude that an activation may have, where it is not scaled to fit."""
         return None
@@ -46,6 +60,18 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def lowest_opset(self) -> int:
         """The operator set from which on ONNX can store it."""
         return 0
+
+    def with_method(self, method: Method) -> Self:
+        """Return the spec with its scale found by another method; ``ConfigError`` if it cannot be."""
+        raise ConfigError(
+            f"activations in {self.describe()} cannot be calibrated by {type(method).__name__}; "
+            "16-bit floats that are scaled take minmax and percentile, other formats without "
+            "integers take nothing"
+        )
+
+    def with_scales_per_channel(self) -> Self:
+        """Return the spec with a scale for each channel, where the format has scales of weights."""
+        return self
 
     def describe(self) -> str:
         """Return a few words for tables."""
@@ -87,6 +113,19 @@ class IntegerSpec(_Spec, frozen=True, kw_only=True, tag="integer"):
     def largest_integer(self) -> int:
         """The largest integer of the symmetric format."""
         return int((1 << (self.format.bits - 1)) - 1)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the zero point is zero."""
+        return self.symmetric
+
+    def with_method(self, method: Method) -> Self:
+        """Return the spec with another method: integers take any."""
+        return msgspec.structs.replace(self, method=method)
+
+    def with_scales_per_channel(self) -> Self:
+        """Return the spec with a scale for each channel."""
+        return msgspec.structs.replace(self, per_channel=True)
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -145,6 +184,17 @@ class FloatSpec(_Spec, frozen=True, kw_only=True, tag="float"):
     def calibration(self) -> Method | None:
         """The method, if there is a scale."""
         return self.method if self.scaled else None
+
+    @property
+    def rounds_to_zero(self) -> bool:
+        """Whether small numbers become zero; bfloat16 has the exponents of float32."""
+        return self.format is not FloatFormat.BFLOAT16
+
+    def with_method(self, method: Method) -> Self:
+        """Return the spec with another method, if it is scaled and the method gives a range."""
+        if not self.scaled or not isinstance(method, (MinMax, Percentile)):
+            return super().with_method(method)
+        return msgspec.structs.replace(self, method=method)
 
     @property
     def overflows_at(self) -> float | None:
@@ -222,6 +272,7 @@ class AccumulatorBias(_Spec, frozen=True, kw_only=True, tag="accumulator"):
     """
 
     is_integer: ClassVar[bool] = True
+    is_accumulator: ClassVar[bool] = True
 
     format: IntegerFormat = IntegerFormat.INT32
     repair: bool = True

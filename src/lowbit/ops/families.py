@@ -15,6 +15,17 @@ SOFTMAXES = frozenset(("Softmax", "LogSoftmax"))
 SUMS = frozenset(("Add", "Sub", "Sum"))
 MEAN_POOLS = ("AveragePool", "GlobalAveragePool")
 
+MASK_INPUTS: Mapping[str, int] = MappingProxyType(
+    {
+        "Attention": 3,
+        "com.microsoft::Attention": 5,
+        "com.microsoft::MultiHeadAttention": 5,
+        "com.microsoft::DecoderMaskedMultiHeadAttention": 4,
+        "com.microsoft::GroupQueryAttention": 10,
+    }
+)
+"""Attention in one operator: which input is its mask or bias."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerNorm:

@@ -15,10 +15,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from lowbit.config.specs import FloatSpec, Spec
 from lowbit.graph.editing import is_float_tensor
 from lowbit.graph.naming import tensor_name
-from lowbit.numerics.formats import FloatFormat
 from lowbit.ops.families import READ_SHAPES
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement, traits_of
 from lowbit.planning.requests import Placement
@@ -106,14 +104,9 @@ def drop_before_poles(graph: ir.Graph, placement: Placement, operators: Operator
         while pending:
             value = pending.pop().inputs[0]
             request = None if value is None else placement.activations.get(str(value.name))
-            if value is None or request is None or not _rounds_to_zero(request.spec):
+            if value is None or request is None or not request.spec.rounds_to_zero:
                 continue
             del placement.activations[tensor_name(value)]
             producer = value.producer()
             if producer is not None and is_data_movement(producer, operators):
                 pending.append(producer)
-
-
-def _rounds_to_zero(spec: Spec) -> bool:
-    """Whether small numbers become zero; bfloat16 has the exponents of float32."""
-    return not (isinstance(spec, FloatSpec) and spec.format is FloatFormat.BFLOAT16)

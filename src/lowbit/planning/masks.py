@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import constant, constant_shape, is_constant
 from lowbit.graph.naming import operator_name
-from lowbit.ops.families import READ_SHAPES, SOFTMAXES
+from lowbit.ops.families import MASK_INPUTS, READ_SHAPES, SOFTMAXES
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import Kind, traits_of
 
@@ -33,17 +33,6 @@ _MEETS: Mapping[str, tuple[int, ...]] = MappingProxyType(
 
 _OFFSETS = ("Add", "Sub", "Where")
 _PASSES = frozenset((*_MEETS, "Max", "Neg", "Cast", "Identity", "Clip", "Trilu", "Dropout"))
-
-MASK_INPUTS: Mapping[str, int] = MappingProxyType(
-    {
-        "Attention": 3,
-        "com.microsoft::Attention": 5,
-        "com.microsoft::MultiHeadAttention": 5,
-        "com.microsoft::DecoderMaskedMultiHeadAttention": 4,
-        "com.microsoft::GroupQueryAttention": 10,
-    }
-)
-"""Attention in one operator: which input is its mask or bias."""
 
 
 def find_masks(graph: ir.Graph) -> set[ir.Value]:

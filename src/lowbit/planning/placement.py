@@ -209,8 +209,8 @@ def _place_constants(
             spec = _beside_activations(scheme, spec)
         if is_lone(value, spec):
             continue
-        if value is weight and free and isinstance(spec, IntegerSpec) and scheme.priority == 0:
-            spec = msgspec.structs.replace(spec, per_channel=True)
+        if value is weight and free and scheme.priority == 0:
+            spec = spec.with_scales_per_channel()
         spec, axis = _granularity(node, traits, value, spec)
         role = "weight" if value is weight else "constant"
         placement.weights[name] = Request(

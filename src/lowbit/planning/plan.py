@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from lowbit.config.extensible import decode_json
 from lowbit.config.specs import (
-    AccumulatorBias,
     IntegerBias,
     IntegerSpec,
     Spec,
@@ -234,7 +233,7 @@ def _check_biases(plan: Plan, model: ir.Model) -> None:
                 f"{did_you_mean(row.node, [n for n in nodes if n])}"
             )
         _check_facts(row, nodes[row.node], model)
-        if not isinstance(row.spec, AccumulatorBias):
+        if not row.spec.is_accumulator:
             continue
         for name in (row.input, row.weight):
             if name not in planned:

@@ -256,7 +256,7 @@ def _biases(placement: Placement, schemes: Mapping[ir.Node, Scheme]) -> tuple[Bi
         weight = node.inputs[traits.weight or 0]
         if source is None or weight is None or bias is None or not is_constant(bias):
             continue
-        if isinstance(spec, AccumulatorBias) and not (
+        if spec.is_accumulator and not (
             _is_integer(placement.activations, source) and _is_integer(placement.weights, weight)
         ):
             continue

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import onnx_ir as ir
 
-from lowbit.config.specs import DynamicSpec, IntegerSpec, Spec
+from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.traits import OpTraits, traits_of
@@ -64,10 +64,10 @@ def place_dequantized(placement: Placement, node: ir.Node, scheme: Scheme, targe
     spec = scheme.weight
     if operator_name(node) not in IN_FLOAT or not target.dequantizes or scheme.excluded is not None:
         return False
-    if not isinstance(spec, IntegerSpec):
+    if spec is None or not spec.is_integer:
         return False
     if target.per_channel and scheme.priority == 0:
-        spec = msgspec.structs.replace(spec, per_channel=True)
+        spec = spec.with_scales_per_channel()
     weights = weight_inputs(node)
     for weight in weights:
         _place_weight(placement, node, weight, dataclasses.replace(scheme, weight=spec))
@@ -87,7 +87,8 @@ def _size(node: ir.Node, weight: WeightInput) -> int:
 
 def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target) -> bool:
     """Whether the target computes the node in integers with a scale found at run time."""
-    if not isinstance(scheme.activation, DynamicSpec) or operator_name(node) not in target.dynamic:
+    is_dynamic = scheme.activation is not None and scheme.activation.is_dynamic
+    if not is_dynamic or operator_name(node) not in target.dynamic:
         return False
     if operator_name(node) in RECURRENT:
         first = node.attributes.get_int("layout", 0) == 0

@@ -6,7 +6,6 @@ from collections.abc import Container, Sequence
 
 import onnx_ir as ir
 
-from lowbit.config.specs import IntegerSpec
 from lowbit.graph.editing import ARITHMETIC, only_consumer
 from lowbit.planning.placement import effective_output
 from lowbit.planning.plan import Plan
@@ -20,7 +19,7 @@ _GATES = ("Sigmoid", "HardSigmoid")
 def find_limited(model: ir.Model, plan: Plan, limits: ShiftLimits) -> list[Limited]:
     """Return the limited nodes whose tensors are all planned, in graph order."""
     planned = {t.name for t in plan.tensors}
-    biases = {row.node for row in plan.biases if isinstance(row.spec, IntegerSpec)}
+    biases = {row.node for row in plan.biases if not row.spec.is_accumulator}
     limited = (*limits.accumulating, *_ELEMENTWISE)
     found = []
     for node in model.graph:

@@ -150,7 +150,6 @@ def power_of_two_of_range(limits: Range, spec: IntegerSpec, *, nearest: bool) ->
 def range_of(stats: TensorStats, spec: Spec, name: str) -> Range:
     """Return the range that the spec's method chooses for these statistics."""
     method = spec.calibration
-    symmetric = not isinstance(spec, IntegerSpec) or spec.symmetric
     match method:
         case None:
             raise TypeError(f"{spec.describe()} has no range")
@@ -159,7 +158,7 @@ def range_of(stats: TensorStats, spec: Spec, name: str) -> Range:
         case MinMax():
             return stats.average or (stats.low, stats.high)
         case Percentile(percentile=percent):
-            return percentile_range(stats, percent, symmetric=symmetric, name=name)
+            return percentile_range(stats, percent, symmetric=spec.is_symmetric, name=name)
         case Entropy(bins=bins, levels=levels):
             return _entropy(stats, bins, levels, name)
         case Distribution(deviations=deviations):

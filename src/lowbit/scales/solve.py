@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
-from lowbit.config.specs import AccumulatorBias
 from lowbit.graph.memory import garbage_collection_paused
 from lowbit.numerics.affine import QParams, power_of_two_qparams
 from lowbit.numerics.formats import FloatArray
@@ -67,7 +66,7 @@ def solve(
     before = {
         row.node: bias_params(bias_values(model, row), row, unaligned)
         for row in plan.biases
-        if isinstance(row.spec, AccumulatorBias)
+        if row.spec.is_accumulator
     }
     params = Params(tensors, {}, tuple(adjustments), biases_before=before, scales=scales)
     return settle_biases(model, plan, params, target, {})
@@ -169,7 +168,7 @@ def _repair(
     specs = plan.by_name()
     adjustments = []
     for row in plan.biases:
-        if not isinstance(row.spec, AccumulatorBias):
+        if not row.spec.is_accumulator:
             continue
         source, weight = leaders[leader[row.input]], weights[row.weight]
         grown = repaired_weight(

@@ -69,22 +69,22 @@ def try_calibration(search: GoalSearch) -> None:
 
 def _ranges(config: QuantConfig) -> Iterator[tuple[str, QuantConfig]]:
     activation, weight = config.activation, config.weight
-    if isinstance(activation, IntegerSpec) and activation.calibration is not None:
+    if activation is not None and activation.is_integer:
         for what, method in _METHODS:
             if method != activation.calibration:
                 yield f"activations by {what}", config.with_method(method)
-    if isinstance(weight, IntegerSpec):
+    if weight is not None and weight.is_integer:
         methods = _WEIGHT_METHODS if activation is not None else (("hqq", Hqq()), *_WEIGHT_METHODS)
         for what, method in methods:
-            if method != weight.method:
-                spec = msgspec.structs.replace(weight, method=method)
+            if method != weight.calibration:
+                spec = weight.with_method(method)
                 yield f"weights by {what}", msgspec.structs.replace(config, weight=spec)
 
 
 def try_reconstruction(search: GoalSearch) -> None:
     """Reconstruct layers, where the preset rounds to the nearest."""
     config = search.best.built.config
-    if config.refinement is None and isinstance(config.weight, IntegerSpec):
+    if config.refinement is None and config.weight is not None and config.weight.is_integer:
         _attempt_refinement(search, "reconstruction", LayerReconstruction(), _whole_run(search))
 
 
@@ -95,7 +95,7 @@ def try_accurate(search: GoalSearch) -> None:
     if isinstance(known, LayerReconstruction) and known.positions < MORE_POSITIONS.positions:
         expected = _ACCURATE_COST * _refinement_seconds(search)
         _attempt_refinement(search, "accurate", MORE_POSITIONS, expected)
-    elif known is None and config.weight is not None and not isinstance(config.weight, IntegerSpec):
+    elif known is None and config.weight is not None and not config.weight.is_integer:
         _attempt_refinement(search, "accurate", AdaQuant(), _TUNING_COST * _whole_run(search))
 
 
@@ -199,7 +199,7 @@ def _wider(state: Quantized) -> LayerOption | None:
 
 def _named(option: LayerOption) -> str:
     specs = (option.inputs, option.weight)
-    return " and ".join(spec.format_name for spec in specs if isinstance(spec, IntegerSpec))
+    return " and ".join(spec.format_name for spec in specs if spec is not None and spec.is_integer)
 
 
 def _mixed(
