@@ -178,6 +178,7 @@ def show_result(console: Console, report: Report, output: str) -> None:
     _show_scores(console, report)
     _show_notes(console, report.notes)
     show_verdict(console, report)
+    _show_notes(console, report.doubts)
 
 
 def show_verdict(console: Console, report: Report) -> None:
@@ -258,6 +259,7 @@ def show_comparison(console: Console, report: Report) -> None:
     facts.add_row("constants", _sizes(report))
     facts.add_row("time", _times(report.seconds))
     show_verdict(console, report)
+    _show_notes(console, report.doubts)
     console.print()
     show(console, facts)
     show(console, _accuracy(report))
@@ -318,9 +320,14 @@ def _needed(report: Report) -> Text:
     )
 
 
+def describe_note(note: str) -> Text:
+    """Return a note as it is printed."""
+    return Text(f"note: {note}", style="yellow")
+
+
 def _show_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
-        console.print(Text(f"note: {note}", style="yellow"))
+        console.print(describe_note(note))
 
 
 def _scores(title: str, scores: Iterable[Score]) -> Table:

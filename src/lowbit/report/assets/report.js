@@ -86,7 +86,7 @@
   const lasting = (s) => (s < 60 ? s.toFixed(1) + " s" : Math.floor(Math.round(s) / 60) + " min " + String(Math.round(s) % 60).padStart(2, "0") + " s");
   if (seconds.length) card("this run", lasting(seconds.reduce((sum, [, s]) => sum + s, 0)), (page.memory ? size(page.memory) + " at its peak; " : "") + seconds.filter(([, s]) => s > 0.05).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, s]) => name + " " + lasting(s)).join(", "));
   if (Object.keys(report.quantized).length) card("quantized", Object.values(report.quantized).reduce((a, b) => a + b, 0) + " tensors", Object.entries(report.quantized).map(([kind, n]) => n + " x " + kind).join(", "));
-  document.querySelector(".notes").append(...report.notes.map((text) => make("p", { className: "note", textContent: text })));
+  document.querySelector(".notes").append(...[...report.doubts, ...report.notes].map((text) => make("p", { className: "note", textContent: text })));
 
   // ---- plots
   const axis = (more) => Object.assign({ stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line"), width: 1 }, font: "12px system-ui, sans-serif" }, more);
