@@ -77,7 +77,8 @@ def _rows(budget: Budget) -> Table:
     for row in budget.rows[:_SHOWN]:
         lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
         lines += [below(f"{c.name}: {c.detail}") for c in row.causes]
-        change = "" if row.recovered is None else f"{-row.recovered:+.1%}"
+        # Not "-0.0%": rounded first, and no negative zero.
+        change = "" if row.recovered is None else f"{0.0 + round(-row.recovered, 3):+.1%}"
         sensitivity = f"{row.sensitivity:.1%}" if row.samples else f"~{row.sensitivity:.1%}"
         table.add_row(Group(*lines), decibels(row.own_sqnr_db), sensitivity, change)
     return table

@@ -276,7 +276,7 @@
     if (!lines.length) return;
     by(id).hidden = false;
     const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text })))),
-      make("tbody", {}, ...lines.map((cells) => make("tr", {}, ...cells.map((text, index) => make("td", { className: index ? "" : "name", textContent: text }))))));
+      make("tbody", {}, ...lines.map((cells) => make("tr", {}, ...cells.map((text, index) => make("td", { className: index ? (index === cells.length - 1 ? "words" : "") : "name", textContent: text }))))));
     by(id).querySelector(".scroll").replaceChildren(table);
   };
   const errorDb = (value) => (value > 0 ? (-10 * Math.log10(value)).toFixed(2) + " dB" : "-");
@@ -359,7 +359,7 @@
       budget.measured + " tensors are measured, " + budget.estimated + " estimated (~).";
     const place = by("budget").querySelector(".rows");
     budget.rows.slice(0, 12).forEach((row, index) => {
-      const inFloat = known(row.recovered) ? "if in float: noise " + (row.recovered >= 0 ? "-" : "+") + percent(Math.abs(row.recovered)) : "";
+      const inFloat = known(row.recovered) ? "if in float: noise " + (Math.abs(row.recovered) < 0.0005 ? "" : row.recovered > 0 ? "-" : "+") + percent(Math.abs(row.recovered)) : "";
       const name = make("span", { className: "name", textContent: (index + 1) + ". " + row.tensor });
       place.append(make("details", { open: index < 2 }, make("summary", {}, name, make("span", { className: "number", textContent: (row.samples ? "" : "~") + percent(row.sensitivity) }), make("span", { className: "quiet", textContent: row.causes.map((c) => c.name).join(", ") })),
         ...row.causes.map((c) => make("div", {}, make("b", { textContent: c.name }), ": " + c.detail)),
