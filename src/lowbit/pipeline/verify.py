@@ -132,7 +132,7 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
         verdict=verdict,
         doubts=_doubts(verdict, samples, calibrated=bool(plan.observed())),
         saturation=find_saturating(state),
-        speed=slow_kernels(plan),
+        speed=slow_kernels(plan, state.adapted.graph),
         layers=scores(layers),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
