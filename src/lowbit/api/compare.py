@@ -220,7 +220,14 @@ def _open(
     if labels == BATCHES:
         labels = []
         data = without_labels(data, labels)
-    samples = open_data(data, model_inputs(model), preprocessing=preprocessing, limit=limit)
+    samples = open_data(
+        data,
+        model_inputs(model),
+        preprocessing=preprocessing,
+        limit=limit,
+        # Ranges are not made for padding, so its errors say nothing; labels are those of whole batches.
+        padding=labels is not None,
+    )
     return samples, _labels(labels, samples)
 
 

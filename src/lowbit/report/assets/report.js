@@ -32,6 +32,13 @@
     const plain = text.replace(/^\//, "").replace(/_output_0$/, "") || text;
     return plain.length <= most ? plain : "…" + plain.slice(1 - most);
   };
+  // Names beside each other are told apart by what they do not all end in.
+  const cutNames = (texts, most) => {
+    const [first, ...others] = texts;
+    let ending = others.length ? first : "";
+    while (ending && !(/^[/_.]/.test(ending) && texts.every((text) => text.length > ending.length && text.endsWith(ending)))) ending = ending.slice(1);
+    return texts.map((text) => cutName(text.slice(0, text.length - ending.length), most));
+  };
 
   // ---- rows: what is known of each tensor, from layers, budget and distributions
   const views = new Map(report.tensors.map((view) => [view.tensor, view]));
@@ -139,8 +146,10 @@
   };
   const pick = (rowsOf) => (plot) => plot.over.addEventListener("click", () => { const at = plot.cursor.idx; if (at !== null && at !== undefined && rowsOf[at]) select(rowsOf[at].tensor); });
 
+  // Beyond this a tensor is exact but for rounding, and would hide the others (masks of -1e38 have 800 dB).
+  const MOST_DB = 99;
   const drawLayers = () => {
-    const plotted = rows.filter((row) => layers.has(row.tensor));
+    const plotted = rows.filter((row) => layers.has(row.tensor)).map((row) => ({ ...row, sqnr: known(row.sqnr) ? Math.min(row.sqnr, MOST_DB) : null }));
     const place = document.querySelector("#layers .plot");
     if (!plotted.length) { place.hidden = true; return; }
     draw(place, "SQNR of " + plotted.length + " layers in graph order; the table below has the numbers", 260, {
@@ -156,7 +165,7 @@
     draw(document.querySelector("#budget .plot"), "Sensitivity of the " + top.length + " worst tensors: share of the outputs' noise with only that tensor quantized; the list below has the numbers", 300, {
       padding: [null, 84, null, null], // for the last name, which goes beyond its bar
       scales: { x: { time: false, range: [0.4, top.length + 0.6] }, y: { range: (_, low, high) => [0, (high || 1) * 1.1] } },
-      axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => top.map((row) => cutName(row.tensor, 20)), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
+      axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => cutNames(top.map((row) => row.tensor), 20), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
       series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : top[Math.round(v) - 1]?.tensor ?? v) },
         { label: "sensitivity", stroke: () => colour("warm"), fill: () => colour("warm-soft"), width: 1, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false }, value: (_, v) => (v === null ? "-" : v.toFixed(2) + " %") }],
       hooks: { ready: [pick(top)] },
