@@ -1,4 +1,5 @@
-# docker build -t lowbit . && docker run --rm -v "$PWD:/work" lowbit quantize model.onnx int8.onnx --data images
+# docker build -t lowbit .
+# docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" lowbit quantize model.onnx int8.onnx --data images
 FROM python:3.12-slim AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./

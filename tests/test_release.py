@@ -108,7 +108,12 @@ def test_the_sdist_has_what_is_needed_to_test_it(built) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
 
-    for name in ("pyproject.toml", "LICENSE", "README.md", "tests/test_release.py", "docs/cli.md"):
+    # Of what tests import and read, and of what a reader looks for, one of each.
+    for name in (
+        *("pyproject.toml", "LICENSE", "README.md", "CONTRIBUTING.md", "Makefile", "docs/cli.md"),
+        *("tests/test_release.py", "bench/presets.py", "drop-in/pyproject.toml"),
+        "examples/cifar10/demo.py",
+    ):
         assert name in names
 
 

@@ -92,6 +92,16 @@ def test_a_block_over_several_parts_is_called_after_the_first_and_the_last() -> 
     ]
 
 
+def test_blocks_of_one_name_are_told_apart_by_their_first_node() -> None:
+    # As tf2onnx joins the names of what it fused.
+    names = [f"net/pitch/conv_{i};net/pitch/reshape_{i}" for i in range(80)]
+    nodes = [node(i, (i - 1,) if i else (), name) for i, name in enumerate(names)]
+
+    blocks = fold(nodes).blocks
+
+    assert [block.title for block in blocks] == [f"net/pitch/conv_{b.start}" for b in blocks]
+
+
 @pytest.fixture(scope="module")
 def result() -> lowbit.Result:
     return lowbit.quantize(small_cnn(), data=small_feeds(6))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import pytest
 from helpers.small_models import small_cnn, small_feeds
 
@@ -56,3 +58,28 @@ def test_a_report_names_preset_target_and_samples() -> None:
     assert (report.preset, report.target) == ("A8W8", "ryzen-ai")
     assert report.verification_samples == 4
     assert report.size_after < report.size_before
+
+
+def _sees_class_seven() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(4, 12)).astype(np.float32)
+    bias = 10 * np.eye(12, dtype=np.float32)[7]
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4] x) => (float[1,12] y) {'
+        "  z = Gemm(x, w, b)  y = Softmax(z) }"
+    )
+    tensors = (onnx.numpy_helper.from_array(a, n) for a, n in ((weight, "w"), (bias, "b")))
+    model.graph.initializer.extend(tensors)
+    return model
+
+
+@pytest.mark.parametrize("data", ["feeds", "random"])
+def test_inputs_of_which_the_float_model_makes_one_class_are_doubted(data) -> None:
+    model, rng = _sees_class_seven(), np.random.default_rng(1)
+    feeds = [{"x": rng.normal(size=(1, 4)).astype(np.float32)} for _ in range(20)]
+    result = lowbit.quantize(model, data=feeds, preset="A8W8", allow_ruined=True, promote=False)
+
+    report = lowbit.compare(model, result.model, feeds if data == "feeds" else data, budget="none")
+
+    doubted = [doubt for doubt in report.doubts if "itself gives class 7 for nearly" in doubt]
+    assert len(doubted) == (data == "feeds")

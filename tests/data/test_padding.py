@@ -91,8 +91,8 @@ def _tagger() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-@pytest.mark.parametrize("preset", ["A8W8", "U8S8_PERCHANNEL"])
-def test_padding_decides_no_range(preset: str) -> None:
+def _sentences() -> tuple[list[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Return sequences one by one, and the same in one padded batch."""
     random = np.random.default_rng(1)
     alone = [
         {"input_ids": random.integers(1, 16, (1, n)), "attention_mask": np.ones((1, n), np.int64)}
@@ -102,9 +102,28 @@ def test_padding_decides_no_range(preset: str) -> None:
         name: np.concatenate([np.pad(f[name], ((0, 0), (0, 8 - f[name].shape[1]))) for f in alone])
         for name in alone[0]
     }
+    return alone, together
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "U8S8_PERCHANNEL"])
+def test_padding_decides_no_range(preset: str) -> None:
+    alone, together = _sentences()
 
     one_by_one, padded = (
         lowbit.quantize(_tagger(), data=data, preset=preset) for data in (alone, [together])
     )
 
     assert padded.state.params.tensors["e"].scale == one_by_one.state.params.tensors["e"].scale
+
+
+def test_padding_decides_no_figure_of_a_comparison() -> None:
+    alone, together = _sentences()
+    quantized = lowbit.quantize(_tagger(), data=alone, preset="A8W8").model
+
+    one_by_one, padded = (
+        lowbit.compare(_tagger(), quantized, data) for data in (alone, [together])
+    )
+
+    # Clipped at the padding, whose values no range was made for.
+    assert padded.layers == one_by_one.layers
+    assert padded.sqnr_db == one_by_one.sqnr_db

@@ -289,6 +289,16 @@ def test_labels_that_the_float_model_meets_by_chance_are_doubted(
         assert "right on 0 of 40 samples, and chance on 4.0" in note
 
 
+@pytest.mark.parametrize(("hits", "doubted"), [(1, True), (20, False)])
+def test_a_hit_or_two_in_many_classes_may_be_chance(hits: int, *, doubted: bool) -> None:
+    scorer = TopScorer()
+    for index in range(200):
+        scores = {"y": np.eye(1000, dtype=np.float32)[[index if index < hits else 999]]}
+        scorer.add([scores, scores, None], index)
+
+    assert bool(scorer.doubts()) is doubted
+
+
 def test_few_labels_and_two_classes_are_not_doubted() -> None:
     few, two = TopScorer(), TopScorer()
     for _ in range(15):

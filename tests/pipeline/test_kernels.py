@@ -2,6 +2,8 @@
 
 import msgspec
 import numpy as np
+import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from helpers.saturating_models import saturating_network
@@ -89,7 +91,23 @@ def test_the_verdict_counts_what_fused_kernels_make_of_a_model() -> None:
     [("A8W8", True), ("XINT8", True), ("U16S8", True), ("U8S8", False), ("W8", False)],
 )
 def test_a_slow_preset_says_so_and_names_the_fast_one(preset: str, *, slow: bool) -> None:
-    said = slow_kernels(lowbit.plan(saturating_network(), preset=preset))
+    model = saturating_network()
+
+    said = slow_kernels(lowbit.plan(model, preset=preset), ir.from_proto(model).graph)
 
     assert said.startswith("slow on x86 CPUs") is slow
     assert ("U8S8_PERCHANNEL is fast" in said) is slow
+
+
+@pytest.mark.parametrize(("preset", "slow"), [("A8W8", False), ("A16W8", True)])
+def test_products_with_a_matrix_are_fast_in_either_8_bit_format(preset: str, *, slow: bool) -> None:
+    graph = "g (float[2,8] x) => (float[2,8] y) { a = MatMul(x, v)  b = Erf(a)  y = MatMul(b, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {graph}')
+    weight = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(weight, name) for name in "vw")
+
+    report = lowbit.quantize(
+        model, data=random_feeds(model, 4), preset=preset, allow_ruined=True, promote=False
+    ).report
+
+    assert bool(report.speed) is slow

@@ -51,7 +51,8 @@ REPORT = Report(
         )
         for i, cost in enumerate([None, 0.5, 1.5, 6.02, 0.25, 0.125])
     ),
-    notes=("calibrated on random data",),
+    doubts=("calibrated on random data",),
+    notes=("one layer was refined",),
     size_before=4000,
     size_after=1000,
     seconds={"load": 1.0, "verify": 2.0},
@@ -79,6 +80,7 @@ def test_everything_is_told_within_the_width(console, width) -> None:
         "6 scales moved by the target's constraints, the 5 costliest",
         "exact",
         "note: calibrated on random data",
+        "note: one layer was refined",
     ):
         assert words in text
 
@@ -111,7 +113,14 @@ def test_the_costliest_adjustment_comes_first(console) -> None:
 def test_a_bare_report_has_no_empty_tables(console) -> None:
     screen = console(80)
     bare = msgspec.structs.replace(
-        REPORT, layers=(), float_nodes=(), adjustments=(), notes=(), quantized={}, size_after=0
+        REPORT,
+        layers=(),
+        float_nodes=(),
+        adjustments=(),
+        doubts=(),
+        notes=(),
+        quantized={},
+        size_after=0,
     )
 
     show_result(screen, bare, "int8.onnx")

@@ -88,6 +88,15 @@ def test_notes_that_find_no_room_are_counted(console) -> None:
     assert "notes more with --verbose" in text
 
 
+def test_a_doubt_of_the_figures_is_shown_whatever_room_is_left(console) -> None:
+    crowded = report(notes=("word " * 60,) * 9, doubts=("inputs look wrong",))
+
+    text = shown(crowded, console(80), next_step="look at it")
+
+    assert text.startswith("note: inputs look wrong")
+    assert len(text.splitlines()) <= MOST_LINES
+
+
 @pytest.mark.parametrize("level", ["good", "ruined"])
 def test_a_verdict_comes_on_top(console, level) -> None:
     figures = {"value": 20.0, "standard_error": 0.5, "sqnr_db": 20.0, "margin_db": 5.0}

@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import onnx_ir as ir
 
 from lowbit.analyze.quantizers import CONVERTERS, Quantizer
@@ -88,7 +89,9 @@ class _Folding:
     """Where a run of nodes is best cut."""
 
     def __init__(self, nodes: Sequence[NetworkNode]) -> None:
-        self._scopes = [_scope(node.name) or _scope(node.tensor) for node in nodes]
+        paths = [_path(node.name) for node in nodes]
+        self._scopes = [p[:-1] or _path(n.tensor)[:-1] for p, n in zip(paths, nodes, strict=True)]
+        self._names = [path[-1:] for path in paths]
         self._operators = [node.op_type for node in nodes]
         self._crossing = _crossing(nodes)
 
@@ -97,8 +100,20 @@ class _Folding:
         blocks: tuple[NetworkBlock, ...] = ()
         if end - start > MOST_NODES:
             ends = [*self._cuts(start, end), end]
-            blocks = tuple(self.block(a, b) for a, b in zip([start, *ends], ends, strict=False))
+            blocks = self._told_apart(
+                [self.block(a, b) for a, b in zip([start, *ends], ends, strict=False)]
+            )
         return NetworkBlock(title=self._title(start, end), start=start, end=end, blocks=blocks)
+
+    def _told_apart(self, blocks: Sequence[NetworkBlock]) -> tuple[NetworkBlock, ...]:
+        """Add the name of its first node to a title that several blocks have."""
+        counts = Counter(block.title for block in blocks)
+        return tuple(
+            msgspec.structs.replace(b, title="/".join((b.title, *self._names[b.start])))
+            if counts[b.title] > 1
+            else b
+            for b in blocks
+        )
 
     def _cuts(self, start: int, end: int) -> Iterator[int]:
         size = max(_FEWEST, math.ceil((end - start) / _BLOCKS))
@@ -127,9 +142,9 @@ class _Folding:
         return ", ".join(f"{count} {operator}" for operator, count in counts)
 
 
-def _scope(name: str) -> tuple[str, ...]:
-    """Return the parts of a node's name before the last."""
-    return tuple(part for part in re.split(r"[/]|::", name) if part)[:-1]
+def _path(name: str) -> tuple[str, ...]:
+    """Return the parts of a node's name; of several that a converter has joined, those of the first."""
+    return tuple(part for part in re.split(r"[/]|::", name.partition(";")[0]) if part)
 
 
 def _shared(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:

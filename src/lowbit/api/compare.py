@@ -119,8 +119,8 @@ def compare(
     latency = _latency(float_model, other, found, clock) if timed else None
     report = comparison_report(float_model, other, samples, found, analysis, latency, runtime)
     if scorer is not None:
-        notes = (*scorer.doubts(), *report.notes)
-        report = msgspec.structs.replace(report, accuracy=scorer.figures(tolerance), notes=notes)
+        doubts = (*scorer.doubts(), *report.doubts)
+        report = msgspec.structs.replace(report, accuracy=scorer.figures(tolerance), doubts=doubts)
     return msgspec.structs.replace(report, seconds=clock.seconds)
 
 
@@ -220,7 +220,14 @@ def _open(
     if labels == BATCHES:
         labels = []
         data = without_labels(data, labels)
-    samples = open_data(data, model_inputs(model), preprocessing=preprocessing, limit=limit)
+    samples = open_data(
+        data,
+        model_inputs(model),
+        preprocessing=preprocessing,
+        limit=limit,
+        # Ranges are not made for padding, so its errors say nothing; labels are those of whole batches.
+        padding=labels is not None,
+    )
     return samples, _labels(labels, samples)
 
 

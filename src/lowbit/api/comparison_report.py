@@ -43,6 +43,7 @@ def comparison_report(
         held_out=True,
         outputs=scores(found.outputs),
         verdict=found.verdict,
+        doubts=found.verdict.doubts_of_inputs() if found.verdict and not samples.is_random else (),
         slices=scores(found.sliced),
         fused=scores(found.fused),
         runtime=runtime,

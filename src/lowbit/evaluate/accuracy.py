@@ -186,11 +186,12 @@ class TopScorer:
         """Doubt the labels where the float model is no better than chance."""
         ranks = self._ranks["float"]
         count, hits = len(ranks), ranks.count(0)
-        chance = count / max(1, self._classes)
-        if count < _FEWEST_DOUBTED or hits > chance + math.sqrt(chance):
+        chance = 1 / max(1, self._classes)
+        sure = interval_of_share([float(rank == 0) for rank in ranks]).low
+        if count < _FEWEST_DOUBTED or sure > chance:
             return ()
         note = (
-            f"the float model itself is right on {hits} of {count} samples, and chance on {chance:.1f}: are the "
+            f"the float model itself is right on {hits} of {count} samples, and chance on {chance * count:.1f}: are the "
             "labels in the order of the data and counted from 0, and inputs preprocessed as in training?"
         )
         return (note,)

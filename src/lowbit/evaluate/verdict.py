@@ -135,6 +135,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         return f"; so few leave open whether it is {best} or {worst} (--verify more)"
 
+    def doubts_of_inputs(self) -> tuple[str, ...]:
+        """Doubt the inputs where the float model itself sees one class in nearly all of them."""
+        return tuple(
+            f"the float model itself gives class {row.one_class} for nearly every sample ({row.output}): are "
+            "inputs preprocessed as in its training (--preprocess, --mean, --std, --scale, --channel-order)?"
+            for row in self.outputs
+            if row.one_class is not None
+        )
+
     def describe(self) -> str:
         """Return it in words, with the number it rests on."""
         where = "sample" if self.samples == 1 else "samples"

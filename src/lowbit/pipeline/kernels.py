@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from lowbit.config.specs import IntegerSpec
+from lowbit.ops.linear import linear_operator
 from lowbit.planning.plan import Plan
 from lowbit.planning.saturation import summed_in_pairs
 from lowbit.report.values import Saturation
@@ -34,10 +37,22 @@ def find_saturating(state: Quantized) -> Saturation | None:
     return Saturation(layers=sum(map(len, layers.values())), saturating=tuple(found))
 
 
-def slow_kernels(plan: Plan) -> str:
+def slow_kernels(plan: Plan, graph: ir.Graph) -> str:
     """Return what is slow about most activations in onnxruntime on x86 CPUs; nothing if they are fast."""
-    formats = [t.spec.format for t in plan.activations() if isinstance(t.spec, IntegerSpec)]
-    slow = sum(each not in ONNXRUNTIME.fast_formats for each in formats)
+    formats = {t.name: t.spec.format for t in plan.activations() if isinstance(t.spec, IntegerSpec)}
+    others = _read_by_others(graph)
+    fast, fast_in_products = ONNXRUNTIME.fast_formats, ONNXRUNTIME.fast_product_formats
+    slow = sum(
+        each not in (fast if name in others else (*fast, *fast_in_products))
+        for name, each in formats.items()
+    )
     if 2 * slow <= len(formats):
         return ""
     return f"slow on x86 CPUs: {_FAST} is fast"
+
+
+def _read_by_others(graph: ir.Graph) -> frozenset[str]:
+    """Return the tensors that are read by anything else than a product with a matrix."""
+    rows = ((node, linear_operator(node)) for node in graph)
+    others = (node for node, row in rows if row is None or not row.is_matrix)
+    return frozenset(str(value.name) for node in others for value in node.inputs if value)

@@ -130,8 +130,9 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
         held_out=samples is not None and samples.is_verified_on_held_out,
         outputs=scores(outputs),
         verdict=verdict,
+        doubts=_doubts(verdict, samples, calibrated=bool(plan.observed())),
         saturation=find_saturating(state),
-        speed=slow_kernels(plan),
+        speed=slow_kernels(plan, state.adapted.graph),
         layers=scores(layers),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
@@ -142,8 +143,6 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
             *state.transform_notes,
             *overflows,
             *_model_notes(state, invalid),
-            *_notes(samples, calibrated=bool(plan.observed())),
-            *_preprocessing_notes(verdict, samples),
         ),
         size_before=tensors_size(state.loaded),
         size_after=tensors_size(quantized),
@@ -198,29 +197,20 @@ def _layer_reference(state: Quantized) -> Reference:
     return Reference(state.calibrated_model, {a: b for a, b in pairs.items() if a != b})
 
 
-def _notes(samples: Split | None, *, calibrated: bool) -> tuple[str, ...]:
+def _doubts(verdict: Verdict | None, samples: Split | None, *, calibrated: bool) -> tuple[str, ...]:
+    """Say why the figures may say little: too little data, or inputs that it was not trained on."""
     if samples is None:
         return ("accuracy was not measured, for want of data: give some, or run `lowbit compare`",)
-    notes = []
+    doubts = []
     if samples.data.is_random and calibrated:
-        notes.append("calibrated on random data, as asked for: accuracy will be poor")
+        doubts.append("calibrated on random data, as asked for: accuracy will be poor")
     if samples.data.is_random and not calibrated:
-        notes.append("verified on random data, as asked for: figures say little")
+        doubts.append("verified on random data, as asked for: figures say little")
     if not samples.is_verified_on_held_out and calibrated:
-        notes.append("verified on calibration samples: the data has no others")
-    return tuple(notes)
-
-
-def _preprocessing_notes(verdict: Verdict | None, samples: Split | None) -> tuple[str, ...]:
-    """Doubt the inputs where the float model itself sees one class in all of them."""
-    if verdict is None or samples is None or samples.data.is_random:
-        return ()
-    return tuple(
-        f"the float model itself gives class {row.one_class} for nearly every sample ({row.output}): are "
-        "inputs preprocessed as in its training (--preprocess, --mean, --std, --scale, --channel-order)?"
-        for row in verdict.outputs
-        if row.one_class is not None
-    )
+        doubts.append("verified on calibration samples: the data has no others")
+    if verdict is not None and not samples.data.is_random:
+        doubts += verdict.doubts_of_inputs()
+    return tuple(doubts)
 
 
 def with_reused(report: Report, stats: Stats, *, transformed: bool) -> Report:
@@ -231,7 +221,8 @@ def with_reused(report: Report, stats: Stats, *, transformed: bool) -> Report:
     return msgspec.structs.replace(
         report,
         calibration_samples=stats.samples,
-        notes=(note, *(n for n in report.notes if not n.startswith("verified on calibration"))),
+        doubts=tuple(d for d in report.doubts if not d.startswith("verified on calibration")),
+        notes=(note, *report.notes),
     )
 
 

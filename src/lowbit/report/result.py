@@ -77,7 +77,8 @@ def _rows(budget: Budget) -> Table:
     for row in budget.rows[:_SHOWN]:
         lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
         lines += [below(f"{c.name}: {c.detail}") for c in row.causes]
-        change = "" if row.recovered is None else f"{-row.recovered:+.1%}"
+        # Not "-0.0%": rounded first, and no negative zero.
+        change = "" if row.recovered is None else f"{0.0 + round(-row.recovered, 3):+.1%}"
         sensitivity = f"{row.sensitivity:.1%}" if row.samples else f"~{row.sensitivity:.1%}"
         table.add_row(Group(*lines), decibels(row.own_sqnr_db), sensitivity, change)
     return table
@@ -178,6 +179,7 @@ def show_result(console: Console, report: Report, output: str) -> None:
     _show_scores(console, report)
     _show_notes(console, report.notes)
     show_verdict(console, report)
+    _show_notes(console, report.doubts)
 
 
 def show_verdict(console: Console, report: Report) -> None:
@@ -258,6 +260,7 @@ def show_comparison(console: Console, report: Report) -> None:
     facts.add_row("constants", _sizes(report))
     facts.add_row("time", _times(report.seconds))
     show_verdict(console, report)
+    _show_notes(console, report.doubts)
     console.print()
     show(console, facts)
     show(console, _accuracy(report))
@@ -318,9 +321,14 @@ def _needed(report: Report) -> Text:
     )
 
 
+def describe_note(note: str) -> Text:
+    """Return a note as it is printed."""
+    return Text(f"note: {note}", style="yellow")
+
+
 def _show_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes:
-        console.print(Text(f"note: {note}", style="yellow"))
+        console.print(describe_note(note))
 
 
 def _scores(title: str, scores: Iterable[Score]) -> Table:

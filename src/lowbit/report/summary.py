@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from lowbit.report.result import describe_goal, describe_verdict
+from lowbit.report.result import describe_goal, describe_note, describe_verdict
 from lowbit.report.tables import (
     Name,
     counted,
@@ -53,7 +53,8 @@ def _verdict(report: Report) -> Iterator[RenderableType]:
         yield describe_verdict(report.verdict)
     if report.goal is not None:
         yield describe_goal(report.goal)
-    if report.verdict is not None or report.goal is not None:
+    yield from map(describe_note, report.doubts)
+    if report.verdict is not None or report.goal is not None or report.doubts:
         yield Text("")
 
 
@@ -140,7 +141,7 @@ def _drops(report: Report) -> RenderableType | None:
 
 def _notes(console: Console, notes: Sequence[str], room: int) -> Iterator[RenderableType]:
     """Yield the notes that there is room for, and how many there are besides."""
-    shown = [Text(f"note: {note}", style="yellow") for note in notes]
+    shown = [describe_note(note) for note in notes]
     for index, note in enumerate(shown):
         left = len(shown) - index
         # The line that counts the rest needs room as well.

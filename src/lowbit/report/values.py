@@ -280,7 +280,8 @@ class GoalOutcome(_Value, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a run; ``outputs`` are against the model as it was loaded.
 
-    ``speed`` says where the model is slow, if that is known beforehand.
+    ``speed`` says where the model is slow, if that is known beforehand; ``doubts`` why its figures may
+    say little, which is shown with the verdict.
     ``slices`` are runs of channels of outputs that hold values of different magnitudes; ``fused`` are the
     outputs through the int8 kernels of ``runtime``, where all else is exact.
     """
@@ -294,6 +295,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     held_out: bool
     outputs: tuple[Score, ...]
     verdict: Verdict | None = None
+    doubts: tuple[str, ...] = ()
     saturation: Saturation | None = None
     speed: str = ""
     layers: tuple[Score, ...] = ()

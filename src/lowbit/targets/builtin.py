@@ -88,6 +88,7 @@ ONNXRUNTIME = Target(
     fuse=(WITH_ACTIVATION, PADDED_POOLS),
     saturation=X86_PAIRS,
     fast_formats=(IntegerFormat.UINT8,),
+    fast_product_formats=(IntegerFormat.INT8,),
     transforms=("separate_shared_weights", "compose_hardsigmoid", "normalized_add_to_sum"),
 )
 

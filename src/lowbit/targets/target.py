@@ -135,6 +135,7 @@ class Target(_Data, frozen=True, kw_only=True):
         calibrate_padding: Whether what is computed at the padding of sequences counts in calibration.
         softmax_range: Range given to Softmax outputs whatever the data says.
         fast_formats: Formats of activations that its fast kernels read; none: it does not matter.
+        fast_product_formats: Formats that its products with a matrix read as fast besides.
         fallback: Where a node it cannot run goes, for the report.
     """
 
@@ -170,6 +171,7 @@ class Target(_Data, frozen=True, kw_only=True):
     calibrate_padding: bool = False
     softmax_range: tuple[float, float] | None = None
     fast_formats: tuple[IntegerFormat, ...] = ()
+    fast_product_formats: tuple[IntegerFormat, ...] = ()
     fallback: str = "the CPU"
 
     def formats_of(

@@ -181,7 +181,7 @@ const drawNetwork = (network, place, facts) => {
   const figure = (fact) => (colouring === "sqnr" ? (known(fact.sqnr) ? fact.sqnr.toFixed(1) + " dB" : "") : known(fact.sensitivity) ? (100 * fact.sensitivity).toPrecision(2) + " %" : "");
   const labels = (item) => {
     const value = figure(factOf(item));
-    if (item.node === undefined) return [item.title, (item.end - item.start) + " nodes" + (value ? ", " + (colouring === "sqnr" ? "worst " : "") + value : "") + (item.float ? ", " + item.float + " float" : ""), "+ "];
+    if (item.node === undefined) return [item.title, (item.end - item.start) + " nodes" + (value ? ", " + (colouring === "sqnr" ? "worst " : "") + value : "") + (isFloat(item) ? ", float" : item.float ? ", " + item.float + " float" : ""), "+ "];
     const node = nodes[item.node];
     return [node[OPERATOR] + (value ? "  " + value : "") + (node[QUANTIZED] ? "" : "  float"), node[NAME]];
   };

@@ -32,6 +32,13 @@
     const plain = text.replace(/^\//, "").replace(/_output_0$/, "") || text;
     return plain.length <= most ? plain : "…" + plain.slice(1 - most);
   };
+  // Names beside each other are told apart by what they do not all end in.
+  const cutNames = (texts, most) => {
+    const [first, ...others] = texts;
+    let ending = others.length ? first : "";
+    while (ending && !(/^[/_.]/.test(ending) && texts.every((text) => text.length > ending.length && text.endsWith(ending)))) ending = ending.slice(1);
+    return texts.map((text) => cutName(text.slice(0, text.length - ending.length), most));
+  };
 
   // ---- rows: what is known of each tensor, from layers, budget and distributions
   const views = new Map(report.tensors.map((view) => [view.tensor, view]));
@@ -86,7 +93,7 @@
   const lasting = (s) => (s < 60 ? s.toFixed(1) + " s" : Math.floor(Math.round(s) / 60) + " min " + String(Math.round(s) % 60).padStart(2, "0") + " s");
   if (seconds.length) card("this run", lasting(seconds.reduce((sum, [, s]) => sum + s, 0)), (page.memory ? size(page.memory) + " at its peak; " : "") + seconds.filter(([, s]) => s > 0.05).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([name, s]) => name + " " + lasting(s)).join(", "));
   if (Object.keys(report.quantized).length) card("quantized", Object.values(report.quantized).reduce((a, b) => a + b, 0) + " tensors", Object.entries(report.quantized).map(([kind, n]) => n + " x " + kind).join(", "));
-  document.querySelector(".notes").append(...report.notes.map((text) => make("p", { className: "note", textContent: text })));
+  document.querySelector(".notes").append(...[...report.doubts, ...report.notes].map((text) => make("p", { className: "note", textContent: text })));
 
   // ---- plots
   const axis = (more) => Object.assign({ stroke: () => colour("quiet"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line"), width: 1 }, font: "12px system-ui, sans-serif" }, more);
@@ -139,8 +146,10 @@
   };
   const pick = (rowsOf) => (plot) => plot.over.addEventListener("click", () => { const at = plot.cursor.idx; if (at !== null && at !== undefined && rowsOf[at]) select(rowsOf[at].tensor); });
 
+  // Beyond this a tensor is exact but for rounding, and would hide the others (masks of -1e38 have 800 dB).
+  const MOST_DB = 99;
   const drawLayers = () => {
-    const plotted = rows.filter((row) => layers.has(row.tensor));
+    const plotted = rows.filter((row) => layers.has(row.tensor)).map((row) => ({ ...row, sqnr: known(row.sqnr) ? Math.min(row.sqnr, MOST_DB) : null }));
     const place = document.querySelector("#layers .plot");
     if (!plotted.length) { place.hidden = true; return; }
     draw(place, "SQNR of " + plotted.length + " layers in graph order; the table below has the numbers", 260, {
@@ -156,7 +165,7 @@
     draw(document.querySelector("#budget .plot"), "Sensitivity of the " + top.length + " worst tensors: share of the outputs' noise with only that tensor quantized; the list below has the numbers", 300, {
       padding: [null, 84, null, null], // for the last name, which goes beyond its bar
       scales: { x: { time: false, range: [0.4, top.length + 0.6] }, y: { range: (_, low, high) => [0, (high || 1) * 1.1] } },
-      axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => top.map((row) => cutName(row.tensor, 20)), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
+      axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => cutNames(top.map((row) => row.tensor), 20), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
       series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : top[Math.round(v) - 1]?.tensor ?? v) },
         { label: "sensitivity", stroke: () => colour("warm"), fill: () => colour("warm-soft"), width: 1, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false }, value: (_, v) => (v === null ? "-" : v.toFixed(2) + " %") }],
       hooks: { ready: [pick(top)] },
@@ -276,7 +285,7 @@
     if (!lines.length) return;
     by(id).hidden = false;
     const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text })))),
-      make("tbody", {}, ...lines.map((cells) => make("tr", {}, ...cells.map((text, index) => make("td", { className: index ? "" : "name", textContent: text }))))));
+      make("tbody", {}, ...lines.map((cells) => make("tr", {}, ...cells.map((text, index) => make("td", { className: index ? (index === cells.length - 1 ? "words" : "") : "name", textContent: text }))))));
     by(id).querySelector(".scroll").replaceChildren(table);
   };
   const errorDb = (value) => (value > 0 ? (-10 * Math.log10(value)).toFixed(2) + " dB" : "-");
@@ -359,7 +368,7 @@
       budget.measured + " tensors are measured, " + budget.estimated + " estimated (~).";
     const place = by("budget").querySelector(".rows");
     budget.rows.slice(0, 12).forEach((row, index) => {
-      const inFloat = known(row.recovered) ? "if in float: noise " + (row.recovered >= 0 ? "-" : "+") + percent(Math.abs(row.recovered)) : "";
+      const inFloat = known(row.recovered) ? "if in float: noise " + (Math.abs(row.recovered) < 0.0005 ? "" : row.recovered > 0 ? "-" : "+") + percent(Math.abs(row.recovered)) : "";
       const name = make("span", { className: "name", textContent: (index + 1) + ". " + row.tensor });
       place.append(make("details", { open: index < 2 }, make("summary", {}, name, make("span", { className: "number", textContent: (row.samples ? "" : "~") + percent(row.sensitivity) }), make("span", { className: "quiet", textContent: row.causes.map((c) => c.name).join(", ") })),
         ...row.causes.map((c) => make("div", {}, make("b", { textContent: c.name }), ": " + c.detail)),
