@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lowbit.report.values import PromotedRegion
-from lowbit.search.promotion_values import USABLE, AskedMargin, Promoted
+from lowbit.search.promotion_values import USABLE, AskedMargin, Built, Promoted
 
 
 @pytest.mark.parametrize(("promised", "more"), [(5.0, 5.0), (0.0, USABLE.wanted_db)])
@@ -66,3 +66,19 @@ def test_it_stays_between_what_was_too_little_and_what_was_enough() -> None:
         "not below what was too little"
     )
     assert AskedMargin(0.5, too_little=0.0, enough=1.2).after(5.0) is None
+
+
+@pytest.mark.parametrize(
+    ("models", "best"),
+    [
+        ([(-1.0, 0.1), (0.5, 0.9)], 1),  # usable at any cost, before one that is not
+        ([(-1.0, 0.1), (-0.5, 0.9)], 1),  # the nearer of two that are not
+        ([(1.0, 0.3), (9.0, 0.35)], 1),  # eight decibels for five hundredths of the cost
+        ([(1.0, 0.3), (9.0, 0.5)], 0),
+        ([(12.0, 0.3), (30.0, 0.35)], 0),  # more than ten beyond what is enough bring nothing
+    ],
+)
+def test_margin_counts_as_far_as_it_is_cheap(models, best: int) -> None:
+    built = [Built(margin, cost, None, ()) for margin, cost in models]  # type: ignore[arg-type]
+
+    assert max(built, key=lambda model: model.worth(0.0)) is built[best]

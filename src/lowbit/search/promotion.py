@@ -28,7 +28,15 @@ from lowbit.report.values import PromotedRegion
 from lowbit.scales.ranges import scaled_range
 from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
-from lowbit.search.promotion_values import USABLE, AskedMargin, Promoted, Requirement
+from lowbit.search.promotion_values import (
+    MORE_DB,
+    USABLE,
+    WORTH,
+    AskedMargin,
+    Built,
+    Promoted,
+    Requirement,
+)
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
 from lowbit.search.switched_model import Switching, open_switched
@@ -40,32 +48,13 @@ _EFFORT, _BUILT = 30, 5
 _FITTED = 0.5
 """What is believed of refinement's gain on the samples that it was fitted to."""
 
-_MORE_DB, _WORTH = 10, 0.01
-"""So many decibels beyond what is enough are taken, as far as each is worth this share of the cost."""
-
 _SPARE_DB = 4.0
 """An approximation that leaves so much more than is wanted is left as it is."""
 
 _TOO_NARROW_DB = 4.0
 
-
 _RESCALED_DB = 0.3
 """Other scales are kept if they bring more."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Built:
-    """A model that was built, how far inside what is required it is, and what it costs."""
-
-    margin_db: float
-    cost: float
-    state: Quantized
-    rules: tuple[Rule, ...]
-
-    def worth(self, least_db: float) -> tuple[bool, float]:
-        """Return what orders models: those that are enough by their cost, after all others by their margin."""
-        is_enough = self.margin_db >= least_db
-        return is_enough, -self.cost if is_enough else self.margin_db
 
 
 _Measure: TypeAlias = Callable[[Sequence[Switching], Sequence[int]], list[OutputErrors]]
@@ -203,7 +192,7 @@ class Promoter:
         """Build what is chosen; choose more of it if that is worse than it looked, and less if it is better."""
         least_db = wanted_db - (required.wanted_db - required.least_db)
         asked: AskedMargin | None = AskedMargin(wanted_db)
-        found: dict[Choice, _Built] = {}
+        found: dict[Choice, Built] = {}
         while asked is not None and len(found) < _BUILT:
             trial = _chosen(search, asked.db)
             if trial is None and found:
@@ -218,10 +207,13 @@ class Promoter:
             except PlanError:  # nothing is left to be quantized
                 break
             margin = self.margin(built, required)
-            found[trial.choice] = _Built(margin, trial.cost, built, rules)
+            model = found[trial.choice] = Built(margin, trial.cost, built, rules)
             if margin < least_db and trial.choice.wide and _is_too_narrow(margin, trial.margin_db):
                 search = self._search = search.without_wide()
                 continue
+            # To give all of it back would save less than the margin is worth.
+            if model.cost <= model.bonus(least_db):
+                break
             asked = asked.after(margin - least_db)
         best = max(found.values(), key=lambda model: model.worth(least_db), default=None)
         return None if best is None else (best.margin_db, best.state, best.rules)
@@ -384,11 +376,11 @@ def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:
         return None
     enough = search.expected_cost(wanted_db)
     worth = {
-        db: db * _WORTH - (search.expected_cost(wanted_db + db) - enough)
-        for db in range(_MORE_DB + 1)
+        db: db * WORTH - (search.expected_cost(wanted_db + db) - enough)
+        for db in range(MORE_DB + 1)
     }
     more = max(worth, key=lambda db: (worth[db], db))
     if more:
-        search.cheapest(wanted_db + more, enough + more * _WORTH)
-    most_db = wanted_db + _MORE_DB
-    return search.best(wanted_db, lambda t: min(t.margin_db, most_db) * _WORTH - t.cost)
+        search.cheapest(wanted_db + more, enough + more * WORTH)
+    most_db = wanted_db + MORE_DB
+    return search.best(wanted_db, lambda t: min(t.margin_db, most_db) * WORTH - t.cost)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from lowbit.config.specs import Rule
 from lowbit.evaluate.verdict import OutputErrors
 from lowbit.report.values import PromotedRegion
 from lowbit.state import Quantized
@@ -86,6 +87,29 @@ class AskedMargin:
         if high - low < _NEAR_DB / 2:
             return None
         return AskedMargin(found if low < found < high else (low + high) / 2, low, high)
+
+
+MORE_DB, WORTH = 10, 0.01
+"""So many decibels beyond what is enough are taken, as far as each is worth this share of the cost."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Built:
+    """A model that was built, how far inside what is required it is, and what it costs."""
+
+    margin_db: float
+    cost: float
+    state: Quantized
+    rules: tuple[Rule, ...]
+
+    def worth(self, least_db: float) -> tuple[bool, float]:
+        """Return what orders models: those that are enough by their cost and margin, after all others."""
+        is_enough = self.margin_db >= least_db
+        return is_enough, self.bonus(least_db) - self.cost if is_enough else self.margin_db
+
+    def bonus(self, least_db: float) -> float:
+        """Return the cost that its margin beyond what is enough is worth."""
+        return WORTH * min(self.margin_db - least_db, MORE_DB)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
