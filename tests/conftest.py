@@ -3,9 +3,11 @@
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from helpers.small_models import small_cnn
 from PIL import Image
@@ -15,6 +17,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files with slow tests first, so that no process is left with one when others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def idle_threads() -> Iterator[None]:
+    """Let threads of onnxruntime that wait for work sleep: another process has tests to run."""
+    start = onnxruntime.InferenceSession.__init__
+
+    def sleeping(self: Any, model: Any, options: Any = None, *more: Any, **named: Any) -> None:
+        options = named.pop("sess_options", options) or onnxruntime.SessionOptions()
+        if not options.intra_op_num_threads:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        start(self, model, options, *more, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime.InferenceSession, "__init__", sleeping)
+        yield
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from lowbit.cli.commands import COMMANDS
+from lowbit.cli.commands import find_command
 from lowbit.cli.options import make_parser
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert
@@ -24,7 +25,14 @@ from lowbit.targets.target import Target
 
 
 def test_every_command_of_the_parser_does_something() -> None:
-    assert set(COMMANDS) == set(make_parser().commands)
+    for name in make_parser().commands:
+        assert find_command(name).__name__ == name
+
+
+def test_a_list_of_presets_takes_no_pipeline() -> None:
+    code = "import sys; from lowbit.cli import main; main(['presets']); print('lowbit.pipeline' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "False"
 
 
 # Plan

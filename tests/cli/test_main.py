@@ -11,7 +11,7 @@ import pytest
 
 import lowbit
 from lowbit.cli import main
-from lowbit.cli.commands import COMMANDS
+from lowbit.cli.options import make_parser
 
 HEAVY = ("numpy", "onnx", "onnx_ir", "onnxruntime", "rich", "PIL", "lowbit.api")
 
@@ -49,7 +49,7 @@ def test_help_and_parser_stay_light() -> None:
     assert "--preset" in ran.stdout
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", sorted(make_parser().commands))
 def test_every_command_has_help(name, capsys) -> None:
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])

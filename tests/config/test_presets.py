@@ -34,7 +34,7 @@ def test_every_preset_suits_its_target(name: str) -> None:
         if isinstance(spec, FloatSpec):
             assert spec.format in target.float_formats
         elif spec.is_block:
-            assert target.blocks
+            assert spec.__struct_config__.tag in target.format_kinds
         elif spec.is_dynamic:
             assert target.dynamic
         else:

@@ -8,12 +8,10 @@ import sys
 import numpy as np
 import onnxruntime as ort
 import pytest
+import scipy
+import skimage
 from helpers.small_models import small_cnn, small_feeds
-
-# Intervals
 from helpers.staged import quantized
-from scipy import stats  # comes with scikit-image
-from skimage.metrics import mean_squared_error
 
 import lowbit
 from lowbit.config.presets import find_preset
@@ -31,6 +29,9 @@ from lowbit.evaluate.accuracy import (
 )
 from lowbit.graph import io
 
+# One process imports SciPy's and scikit-image's modules: two seconds.
+pytestmark = pytest.mark.xdist_group("scipy")
+
 
 def test_paired_scores_are_scipys_paired_interval() -> None:
     rng = np.random.default_rng(0)
@@ -39,7 +40,7 @@ def test_paired_scores_are_scipys_paired_interval() -> None:
 
     gap = gap_of_scores(a.tolist(), b.tolist())
 
-    want = stats.ttest_rel(a, b).confidence_interval(0.95)
+    want = scipy.stats.ttest_rel(a, b).confidence_interval(0.95)
     assert gap.value == pytest.approx(np.mean(a - b))
     assert (gap.low, gap.high) == (
         pytest.approx(want.low, rel=1e-3),
@@ -155,7 +156,7 @@ def test_labels_the_float_model_gives_are_all_right_in_float(case) -> None:
 
 
 def error_of(outputs, label):
-    return mean_squared_error(outputs["logits"], np.full((1, 5), label, np.float32))
+    return skimage.metrics.mean_squared_error(outputs["logits"], np.full((1, 5), label, np.float32))
 
 
 def spread(outputs, _):

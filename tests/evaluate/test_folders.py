@@ -9,14 +9,17 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import skimage
 from helpers.small_models import small_cnn, small_feeds
 from onnx import TensorProto, helper
 from PIL import Image
-from skimage.metrics import peak_signal_noise_ratio
 
 import lowbit
 from lowbit.errors import DataError, OutputError
 from lowbit.evaluate import evaluate, infer
+
+# One process imports SciPy's and scikit-image's modules: two seconds.
+pytestmark = pytest.mark.xdist_group("scipy")
 
 
 @pytest.fixture
@@ -71,7 +74,9 @@ def test_images_have_a_peak_of_255(folders, suffix) -> None:
     (row,) = evaluate(*folders).files
 
     want, got = (np.asarray(Image.open(folder / f"a.{suffix}")) for folder in folders)
-    assert row.psnr == pytest.approx(peak_signal_noise_ratio(want, got, data_range=255))
+    assert row.psnr == pytest.approx(
+        skimage.metrics.peak_signal_noise_ratio(want, got, data_range=255)
+    )
     assert row.shape == (16, 20, 3)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 import pytest
-import scipy.special
-import scipy.stats
+import scipy
 
 from lowbit.evaluate.output_evaluation import evaluate_outputs
 from lowbit.graph import io
+
+# One process imports SciPy's and scikit-image's modules: two seconds.
+pytestmark = pytest.mark.xdist_group("scipy")
 
 
 def _rows(count: int, *shape: int) -> list[np.ndarray]:

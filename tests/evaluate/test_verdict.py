@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import pytest
-import scipy.special
-import scipy.stats
+import scipy
 
 from lowbit.evaluate.output_kinds import MeasuredOutput
 from lowbit.evaluate.outputs import OutputSlice
 from lowbit.evaluate.verdict import OutputErrors
+
+# One process imports SciPy's and scikit-image's modules: two seconds.
+pytestmark = pytest.mark.xdist_group("scipy")
 
 
 def _verdict(kind: str, want: list[np.ndarray], got: list[np.ndarray], **fields):

@@ -1,7 +1,8 @@
 """Kill a process right before its n-th change to a folder, for every n until it gets through.
 
 Run as a program: ``python killing.py FOLDER CHECK WORDS...`` runs ``lowbit WORDS`` once for each n, in
-a copy of FOLDER, and then the shell command CHECK in it.
+a copy of FOLDER, and then the program CHECK, which gets the copy as ``folder``, FOLDER as ``before``, and
+as ``after`` a copy where the command got through.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
-_EVENTS = frozenset({"os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.truncate"})
+# With the argument that is the open folder a path is relative to, if there is one.
+_EVENTS = {"os.mkdir": 2, "os.rmdir": 1, "os.remove": 1, "os.rename": 2, "os.truncate": None}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -27,12 +29,23 @@ def kill_at(count: int, folder: Path) -> None:
         changes = event in _EVENTS or (event == "open" and bool((arguments[2] or 0) & _WRITES))
         if not changes or not isinstance(arguments[0], (str, bytes, os.PathLike)):
             return
-        if Path(os.fsdecode(arguments[0])).absolute().is_relative_to(folder):
+        if _place(event, arguments).is_relative_to(folder):
             seen += 1
             if seen == count:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
+
+
+def _place(event: str, arguments: tuple) -> Path:
+    """Return the path of a change; whole folders are removed by names relative to open ones."""
+    path, opened = Path(os.fsdecode(arguments[0])), _EVENTS.get(event)
+    if opened is None or arguments[opened] < 0:
+        return path.absolute()
+    try:
+        return Path(f"/proc/self/fd/{arguments[opened]}").readlink() / path
+    except OSError:  # not Linux: a change more than there is
+        return path.absolute()
 
 
 def run_forked(words: list[str], folder: Path, count: int | None) -> int:
@@ -67,6 +80,10 @@ def main() -> None:
     """Try every moment; print how many there are."""
     source, check, *words = sys.argv[1:]
     _import_everything()
+    before, after = Path(source), Path(f"{source}-whole").absolute()
+    shutil.copytree(before, after)
+    if status := run_forked(words, after, None):
+        sys.exit(f"ended with {status}")
 
     count = 0
     while True:
@@ -77,7 +94,7 @@ def main() -> None:
         if status not in (0, -signal.SIGKILL):
             sys.exit(f"moment {count}: ended with {status}")
         namespace: dict = {"folder": folder, "run": lambda w, f=folder: run_forked(w, f, None)}
-        namespace["moment"], namespace["words"] = count, words
+        namespace |= {"moment": count, "words": words, "before": before, "after": after}
         exec(Path(check).read_text(), namespace)  # noqa: S102  # the test's own file
         shutil.rmtree(folder)
         if status == 0:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 
 from lowbit.numerics.intervals import (
     interval_of_mean,
@@ -16,13 +16,18 @@ from lowbit.numerics.intervals import (
 )
 from lowbit.numerics.metrics import SignalNoise
 
+# One process imports SciPy's and scikit-image's modules: two seconds.
+pytestmark = pytest.mark.xdist_group("scipy")
+
 
 @pytest.mark.parametrize("tail", [0.025, 0.05, 0.004])
 @pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30, 200])
 def test_students_point_is_that_of_scipy(freedom, tail) -> None:
     # The series is 1 % off at three degrees, and more further out.
     rel = 0.012 if tail >= 0.025 else 0.07
-    assert student_quantile(freedom, tail) == pytest.approx(stats.t.ppf(1 - tail, freedom), rel=rel)
+    assert student_quantile(freedom, tail) == pytest.approx(
+        scipy.stats.t.ppf(1 - tail, freedom), rel=rel
+    )
 
 
 def test_a_mean_has_scipys_interval() -> None:
@@ -30,7 +35,7 @@ def test_a_mean_has_scipys_interval() -> None:
 
     found = interval_of_mean(values.tolist(), 0.05)
 
-    want = stats.t.interval(0.9, 39, loc=values.mean(), scale=stats.sem(values))
+    want = scipy.stats.t.interval(0.9, 39, loc=values.mean(), scale=scipy.stats.sem(values))
     assert (found.low, found.high) == pytest.approx(want, rel=1e-4)
     assert interval_of_mean([1.0]).high == math.inf
 
@@ -39,7 +44,7 @@ def test_a_mean_has_scipys_interval() -> None:
 def test_a_share_has_scipys_wilson_interval(hits) -> None:
     found = interval_of_share([1.0] * hits + [0.0] * (40 - hits), 0.025)
 
-    want = stats.binomtest(hits, 40).proportion_ci(0.95, method="wilson")
+    want = scipy.stats.binomtest(hits, 40).proportion_ci(0.95, method="wilson")
     assert (found.low, found.high) == pytest.approx((want.low, want.high), abs=1e-9)
 
 

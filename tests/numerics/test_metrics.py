@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+import skimage
 
 from lowbit.numerics import metrics
 from lowbit.numerics.metrics import (
@@ -16,6 +16,9 @@ from lowbit.numerics.metrics import (
     decibels,
     similarity,
 )
+
+# One process imports SciPy's and scikit-image's modules: two seconds.
+pytestmark = pytest.mark.xdist_group("scipy")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_as_many_samples_are_wanted():
 
 
 def standard_ssim(a, b, peak):
-    return structural_similarity(
+    return skimage.metrics.structural_similarity(
         a, b, data_range=peak, gaussian_weights=True, sigma=1.5, use_sample_covariance=False
     )
 
@@ -196,7 +199,9 @@ def test_psnr_is_that_of_scikit_image(shape) -> None:
     a, b = pair(*shape)
     peak = a.max() - a.min()
 
-    assert similarity(a, b).psnr == pytest.approx(peak_signal_noise_ratio(a, b, data_range=peak))
+    assert similarity(a, b).psnr == pytest.approx(
+        skimage.metrics.peak_signal_noise_ratio(a, b, data_range=peak)
+    )
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.3, 5.0])
@@ -220,7 +225,7 @@ def test_ssim_of_a_colour_image_is_that_of_scikit_image() -> None:
     a = rng.integers(0, 256, (40, 30, 3), dtype=np.uint8)
     b = np.clip(a + rng.normal(0, 9, a.shape), 0, 255).astype(np.uint8)
 
-    want = structural_similarity(
+    want = skimage.metrics.structural_similarity(
         a,
         b,
         channel_axis=2,

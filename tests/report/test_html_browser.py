@@ -1,14 +1,17 @@
 """The report in a real browser: sorted, filtered, plotted, with nothing fetched and no error."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 
 import msgspec
 import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
+from bench.process import descendants
 from lowbit.analyze.network import _Folding
 from lowbit.api.compare import compare
 from lowbit.evaluate.boxes import Box
@@ -49,7 +52,12 @@ def browser(tmp_path_factory):
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(_DRIVER, env=dict(os.environ)))
     yield driver
-    driver.quit()
+    # quit() waits without a limit until Chromium has left, and now and then one never does.
+    for process in descendants(driver.service.process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    driver.service.process.wait()
+    driver.command_executor.close()
 
 
 @pytest.fixture(scope="module")

@@ -120,6 +120,13 @@ def test_specs_are_taken_in_the_formats_of_a_target(
     assert target.takes(spec, target.activation_formats) is expected
 
 
+def test_kinds_of_formats_are_taken_by_their_tag() -> None:
+    target = msgspec.structs.replace(BUILTIN["ryzen-ai"], format_kinds=("mx",))
+
+    assert target.takes(BLOCKS["MXINT8"], target.activation_formats)
+    assert not target.takes(BLOCKS["BFP16"], target.activation_formats)
+
+
 def test_formats_are_those_of_the_role() -> None:
     spec = IntegerSpec(format=IntegerFormat.INT4)
     target = BUILTIN["onnxruntime"]

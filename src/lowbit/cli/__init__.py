@@ -76,5 +76,5 @@ def _command(argv: Sequence[str]) -> int:
         parser.print_help(sys.stderr)
         return WRONG
     # Heavy, so imported only when a command runs.
-    importlib.import_module("lowbit.cli.commands").COMMANDS[args.command](args)
+    importlib.import_module("lowbit.cli.commands").find_command(args.command)(args)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import pathlib
 import sys
@@ -11,17 +12,12 @@ from types import MappingProxyType
 
 import msgspec
 
-from lowbit.cli.compare import compare
 from lowbit.cli.completion import completion
-from lowbit.cli.configuration import make_config, make_preprocessing
-from lowbit.cli.models import bench, inspect, print_json
 from lowbit.cli.options import make_parser
-from lowbit.cli.quantize import quantize
-from lowbit.cli.sweep import sweep
+from lowbit.cli.process import print_json
 from lowbit.config.presets import PRESETS
 from lowbit.errors import ConfigError, visible
 from lowbit.files import check_outputs, writing
-from lowbit.planning.plan import save_plan
 from lowbit.report.listings import show_evaluation, show_plan, show_presets, show_targets
 from lowbit.report.progress import show_stages
 from lowbit.report.tables import counted, stdout
@@ -31,6 +27,8 @@ from lowbit.targets.builtin import BUILTIN, find_target
 def plan(args: argparse.Namespace) -> None:
     """Plan, write the plan where asked to, and show it."""
     from lowbit.api.quantize import planned_state
+    from lowbit.cli.configuration import make_config
+    from lowbit.planning.plan import save_plan
 
     check_outputs({"--output": args.output}, [args.model])
     state = planned_state(args.model, config=make_config(args))
@@ -46,6 +44,7 @@ def plan(args: argparse.Namespace) -> None:
 
 def infer(args: argparse.Namespace) -> None:
     """Run the model and write its outputs."""
+    from lowbit.cli.configuration import make_preprocessing
     from lowbit.evaluate.folders import infer as run
 
     preprocessing = make_preprocessing(args)
@@ -129,21 +128,22 @@ def targets(args: argparse.Namespace) -> None:
         show_targets(stdout(), list(BUILTIN.values()))
 
 
-COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = MappingProxyType(
+_MODULES: Mapping[str, str] = MappingProxyType(
     {
-        "quantize": quantize,
-        "plan": plan,
-        "compare": compare,
-        "inspect": inspect,
-        "bench": bench,
-        "sweep": sweep,
-        "infer": infer,
-        "evaluate": evaluate,
-        "convert": convert,
-        "presets": presets,
-        "targets": targets,
+        "quantize": "quantize",
+        "compare": "compare",
+        "sweep": "sweep",
+        "inspect": "models",
+        "bench": "models",
     }
 )
+"""Commands that are not in this module; each is imported when it is asked for, since most are heavy."""
+
+
+def find_command(name: str) -> Callable[[argparse.Namespace], None]:
+    """Return what runs a command."""
+    module = importlib.import_module(f"lowbit.cli.{_MODULES.get(name, 'commands')}")
+    return getattr(module, name)  # type: ignore[no-any-return]
 
 
 def print_completion(shell: str) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-import msgspec
-
+from lowbit.cli.process import print_json
 from lowbit.data import open_data
 from lowbit.errors import ConfigError
 from lowbit.evaluate.benchmark import benchmark
@@ -53,8 +51,3 @@ def bench(args: argparse.Namespace) -> None:
             "CPUExecutionProvider" if args.runtime == "onnxruntime" else args.runtime
         )
         show_timings(stdout(), timings, threads=args.threads, where=where)
-
-
-def print_json(value: object) -> None:
-    """Print a value as JSON, indented and never wrapped."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")

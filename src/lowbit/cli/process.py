@@ -121,3 +121,10 @@ def say(message: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"lowbit: {message}\n")
         sys.stderr.flush()
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, indented and never wrapped."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")

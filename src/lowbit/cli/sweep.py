@@ -8,7 +8,7 @@ import pathlib
 from lowbit.api.sweep import sweep as run
 from lowbit.api.sweep import sweep_csv
 from lowbit.cli.configuration import make_preprocessing
-from lowbit.cli.models import print_json
+from lowbit.cli.process import print_json
 from lowbit.files import Write, writing
 from lowbit.parallel import engine
 from lowbit.report.progress import show_stages

@@ -129,8 +129,7 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
         if role == "weight" and spec.is_dynamic:
             raise ConfigError("the scales of weights are known before: dynamic is for activations")
         if not target.takes(spec, formats):
-            known = [f.value for f in (*formats, *target.float_formats)]
-            known += ["blocks"] if target.blocks else []
+            known = [f.value for f in (*formats, *target.float_formats)] + [*target.format_kinds]
             raise ConfigError(
                 f"target {target.name} takes {role}s as {', '.join(known)}, not {spec.format_name}"
             )

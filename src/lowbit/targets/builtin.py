@@ -16,6 +16,7 @@ from lowbit.ops.activations import FUSED_ACTIVATIONS
 from lowbit.ops.linear import LINEAR
 from lowbit.ops.traits import DATA_MOVEMENT, OPERATORS
 from lowbit.targets.common import (
+    BLOCK_KINDS,
     COMPUTING,
     FLOATS,
     INTEGERS,
@@ -79,7 +80,7 @@ ONNXRUNTIME = Target(
     activation_formats=INTEGERS,
     weight_formats=(*INTEGERS, IntegerFormat.INT4, IntegerFormat.UINT4),
     float_formats=FLOATS,
-    blocks=True,
+    format_kinds=BLOCK_KINDS,
     dequantizes=True,
     shares=DATA_MOVEMENT,
     # A convolution without a quantizer after it would run in float.
@@ -88,7 +89,7 @@ ONNXRUNTIME = Target(
     saturation=X86_PAIRS,
     fast_formats=(IntegerFormat.UINT8,),
     fast_product_formats=(IntegerFormat.INT8,),
-    transforms=("compose_hardsigmoid", "normalized_add_to_sum"),
+    transforms=("separate_shared_weights", "compose_hardsigmoid", "normalized_add_to_sum"),
 )
 
 OPENVINO = msgspec.structs.replace(
@@ -98,9 +99,9 @@ OPENVINO = msgspec.structs.replace(
     activation_formats=INTEGERS8,
     weight_formats=INTEGERS8,
     float_formats=(),
-    blocks=False,
+    format_kinds=(),
     float_outputs=tuple(OPERATORS),
-    transforms=("compose_hardsigmoid",),
+    transforms=("separate_shared_weights", "compose_hardsigmoid"),
 )
 
 ONNXRUNTIME_WEIGHTS = Target(
@@ -136,7 +137,7 @@ RYZEN_AI = Target(
     # logits cost SqueezeNet more than the rest of A8W8 gains on power-of-two scales.
     float_outputs=("GlobalAveragePool", "ReduceMean"),
     fuse=NPU_FUSED,
-    transforms=(*NPU_REWRITES, "compose_hardsigmoid"),
+    transforms=(*NPU_REWRITES, "separate_shared_weights", "compose_hardsigmoid"),
 )
 
 RYZEN_AI_FLOAT = Target(
@@ -147,7 +148,7 @@ RYZEN_AI_FLOAT = Target(
     activation_formats=INTEGERS,
     weight_formats=INTEGERS,
     float_formats=FLOATS,
-    blocks=True,
+    format_kinds=BLOCK_KINDS,
     shares=DATA_MOVEMENT,
     data_movement="always",
     float_parts=("masks",),
@@ -171,7 +172,7 @@ RYZEN_AI_CNN = Target(
     ),
     fuse=NPU_FUSED,
     limits=ShiftLimits(),
-    transforms=(*NPU_REWRITES, "compose_hardsigmoid", "swish_gain"),
+    transforms=(*NPU_REWRITES, "separate_shared_weights", "compose_hardsigmoid", "swish_gain"),
     arithmetic=NPU_ARITHMETIC,
 )
 

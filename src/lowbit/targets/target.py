@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lowbit.config.extensible import decode_json
+from lowbit.config.extensible import decode_json, tag_of
 from lowbit.config.specs import Spec
 from lowbit.errors import ConfigError
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
@@ -106,7 +106,8 @@ class Target(_Data, frozen=True, kw_only=True):
         every_operator: Whether it also runs operators that no rule is known for, on the numbers of
             all their float inputs and outputs.
         activation_formats: Formats of activations; ``weight_formats`` likewise for weights.
-        float_formats: Float formats of 16 or 8 bits of both; ``blocks``: whether it has block formats.
+        float_formats: Float formats of 16 or 8 bits of both.
+        format_kinds: Other kinds of formats of both, by their word in a configuration: ``bfp`` and ``mx``.
         dynamic: Operators it computes in integers with a scale that is found when the model runs.
         dequantizes: Whether LSTM, GRU, RNN and Attention, which compute in float, may have integer weights.
         packed: Operators of com.microsoft that read packed weights instead of a DequantizeLinear.
@@ -145,7 +146,7 @@ class Target(_Data, frozen=True, kw_only=True):
     activation_formats: tuple[IntegerFormat, ...]
     weight_formats: tuple[IntegerFormat, ...]
     float_formats: tuple[FloatFormat, ...] = ()
-    blocks: bool = False
+    format_kinds: tuple[str, ...] = ()
     dynamic: tuple[str, ...] = ()
     dequantizes: bool = False
     packed: tuple[PackedOperator, ...] = ()
@@ -186,11 +187,10 @@ class Target(_Data, frozen=True, kw_only=True):
 
     def takes(self, spec: Spec, formats: tuple[IntegerFormat, ...]) -> bool:
         """Whether a tensor may have a spec, ``formats`` being the integers of its role."""
-        if spec.is_block:
-            return self.blocks
         if spec.is_dynamic:
             return bool(self.dynamic)
-        return spec.format_name in {f.value for f in (*formats, *self.float_formats)}
+        names = {f.value for f in (*formats, *self.float_formats)}
+        return spec.format_name in names or tag_of(type(spec)) in self.format_kinds
 
 
 def read_target(path: pathlib.Path) -> Target:

@@ -30,6 +30,7 @@ from lowbit.graph.memory import garbage_collection_paused
 from lowbit.graph.naming import answer_to, names_of, tensor_name
 from lowbit.normalize.fold_affine import normalization
 from lowbit.ops.families import MEAN_POOLS
+from lowbit.ops.linear import LINEAR
 from lowbit.ops.traits import clip_bounds, constant_integers, reduced_axes, spatial_size, traits_of
 from lowbit.transforms.gate_rewrites import compose_hardsigmoid
 from lowbit.transforms.runtime_rewrites import (
@@ -37,6 +38,7 @@ from lowbit.transforms.runtime_rewrites import (
     gemm_to_matmul,
     normalized_add_to_sum,
 )
+from lowbit.transforms.shared_weights import has_shared_weights, separate_shared_weights
 from lowbit.transforms.swish_gain import drop_undone, freed_of_gain, swish_gain
 
 HARDSIGMOID_FACTOR = 2731 / 16384 * 6
@@ -292,10 +294,16 @@ def _split_sizes(node: ir.Node, source: ir.Value) -> list[int] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A change of a graph that concerns nodes of some operators alone."""
+    """A change of a graph that concerns nodes of some operators alone, and of some graphs with them."""
 
     apply: Callable[[ir.Graph], None]
     operators: tuple[str, ...]
+    applies: Callable[[ir.Graph], bool] = lambda _: True
+
+    def concerns(self, graph: ir.Graph, keep: Container[str]) -> bool:
+        """Whether there is something to change."""
+        own = any(n.op_type in self.operators and n.name not in keep for n in graph)
+        return own and self.applies(graph)
 
 
 REWRITES: Mapping[str, Rewrite] = MappingProxyType(
@@ -314,6 +322,7 @@ REWRITES: Mapping[str, Rewrite] = MappingProxyType(
         "clip_to_relu": Rewrite(clip_to_relu, ("Clip",)),
         "round_clip_bounds": Rewrite(round_clip_bounds, ("Clip",)),
         "gemm_to_matmul": Rewrite(gemm_to_matmul, ("Gemm",)),
+        "separate_shared_weights": Rewrite(separate_shared_weights, LINEAR, has_shared_weights),
         "embed_layer_norm_to_gather": Rewrite(
             embed_layer_norm_to_gather, ("EmbedLayerNormalization",)
         ),
@@ -348,8 +357,7 @@ def rewrite(
                 f"(known: {', '.join(REWRITES)})"
             )
     wanted = [REWRITES[n] for n in names if not {n, _PREPARES_FOR.get(n)} & {*skip}]
-    concerned = {operator for each in wanted for operator in each.operators}
-    if not any(n.op_type in concerned and n.name not in keep for n in model.graph):
+    if not any(each.concerns(model.graph, keep) for each in wanted):
         return model
     model = model.clone()
     for node in model.graph:

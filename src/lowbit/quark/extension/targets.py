@@ -12,7 +12,15 @@ from lowbit.targets.builtin import (
     NPU_OPERATORS,
     NPU_REWRITES,
 )
-from lowbit.targets.common import COMPUTING, FLOATS, INTEGERS, INTEGERS8, PADDED_POOLS, POOLS
+from lowbit.targets.common import (
+    BLOCK_KINDS,
+    COMPUTING,
+    FLOATS,
+    INTEGERS,
+    INTEGERS8,
+    PADDED_POOLS,
+    POOLS,
+)
 from lowbit.targets.target import Alignment, FusedPair, ShiftLimits, Target
 
 _NPU_ONLY = frozenset(
@@ -57,7 +65,7 @@ QUARK_EXTENDED = Target(
     activation_formats=_ANY_INTEGERS,
     weight_formats=_ANY_INTEGERS,
     float_formats=FLOATS,
-    blocks=True,
+    format_kinds=BLOCK_KINDS,
     block_axes="channels",
     shares=_SHARES,
     data_movement="always",
