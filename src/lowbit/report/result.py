@@ -275,8 +275,8 @@ def show_comparison(console: Console, report: Report) -> None:
     _show_notes(console, report.notes)
 
 
-def show_models(console: Console, reports: Mapping[str, Report]) -> None:
-    """Print how close several models are to one float model, a row each."""
+def show_models(console: Console, reports: Mapping[str, Report], page: str = "") -> None:
+    """Print how close several models are to one float model, a row each, and where there is more."""
     first = next(iter(reports.values()))
     title = f"compared on {counted(first.verification_samples, 'sample')}"
     table = make_table(
@@ -288,7 +288,8 @@ def show_models(console: Console, reports: Mapping[str, Report]) -> None:
         figures = (size(report.size_after), decibels(report.worst_slice_db))
         table.add_row(Name(name), report.preset, _level(level), accuracy, *figures)
     show(console, table)
-    console.print("--report page.html shows them side by side, tensor by tensor.")
+    where = page or "--report page.html"
+    console.print(Text(f"{where} shows them side by side, tensor by tensor."))
 
 
 def _show_scores(console: Console, report: Report) -> None:
