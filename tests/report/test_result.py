@@ -11,7 +11,7 @@ import pytest
 from lowbit.evaluate.accuracy import Accuracy
 from lowbit.evaluate.latency import Latency
 from lowbit.planning.plan import FloatNode
-from lowbit.report.result import show_budget, show_comparison, show_result
+from lowbit.report.result import show_budget, show_comparison, show_models, show_result
 from lowbit.report.values import (
     Budget,
     BudgetRow,
@@ -312,3 +312,14 @@ def test_a_new_run_with_promoted_tensors_is_told(console) -> None:
     show_budget(screen, budget(promotion=promotion(requantized_sqnr_db=14.0)))
 
     assert "quantized again with them at 16 bits: 14.00 dB" in screen.file.getvalue()
+
+
+@pytest.mark.parametrize(("page", "said"), [("", "--report page.html"), ("both.html", "both.html")])
+def test_several_models_have_a_row_each_and_a_page(console, page: str, said: str) -> None:
+    screen = console(100)
+
+    show_models(screen, {"a.onnx": REPORT, "b.onnx": REPORT}, page)
+
+    lines = screen.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines if ".onnx" in line] == ["a.onnx", "b.onnx"]
+    assert f"{said} shows them side by side, tensor by tensor." in lines

@@ -42,7 +42,7 @@ def compare(args: argparse.Namespace) -> None:
     if args.json:
         sys.stdout.write(document)
     elif len(reports) > 1:
-        show_models(stdout(), reports)
+        show_models(stdout(), reports, args.report or "")
     else:
         show_comparison(stdout(), first)
     refuse_failed(outcomes)

@@ -23,6 +23,7 @@ from lowbit.report.tables import (
     reasons_table,
     seconds,
     show,
+    show_notes,
     size,
 )
 from lowbit.report.values import (
@@ -177,9 +178,9 @@ def show_result(console: Console, report: Report, output: str) -> None:
     if report.goal is not None:
         show_goal(console, report.goal)
     _show_scores(console, report)
-    _show_notes(console, report.notes)
+    show_notes(console, report.notes)
     show_verdict(console, report)
-    _show_notes(console, report.doubts)
+    show_notes(console, report.doubts)
 
 
 def show_verdict(console: Console, report: Report) -> None:
@@ -260,7 +261,7 @@ def show_comparison(console: Console, report: Report) -> None:
     facts.add_row("constants", _sizes(report))
     facts.add_row("time", _times(report.seconds))
     show_verdict(console, report)
-    _show_notes(console, report.doubts)
+    show_notes(console, report.doubts)
     console.print()
     show(console, facts)
     show(console, _accuracy(report))
@@ -272,11 +273,11 @@ def show_comparison(console: Console, report: Report) -> None:
         console.print()
     if report.budget is not None:
         show_budget(console, report.budget)
-    _show_notes(console, report.notes)
+    show_notes(console, report.notes)
 
 
-def show_models(console: Console, reports: Mapping[str, Report]) -> None:
-    """Print how close several models are to one float model, a row each."""
+def show_models(console: Console, reports: Mapping[str, Report], page: str = "") -> None:
+    """Print how close several models are to one float model, a row each, and where there is more."""
     first = next(iter(reports.values()))
     title = f"compared on {counted(first.verification_samples, 'sample')}"
     table = make_table(
@@ -288,7 +289,8 @@ def show_models(console: Console, reports: Mapping[str, Report]) -> None:
         figures = (size(report.size_after), decibels(report.worst_slice_db))
         table.add_row(Name(name), report.preset, _level(level), accuracy, *figures)
     show(console, table)
-    console.print("--report page.html shows them side by side, tensor by tensor.")
+    where = page or "--report page.html"
+    console.print(Text(f"{where} shows them side by side, tensor by tensor."))
 
 
 def _show_scores(console: Console, report: Report) -> None:
@@ -319,16 +321,6 @@ def _needed(report: Report) -> Text:
     return Text(
         f"to know the gap better than on {report.verification_samples}: {', '.join(parts)}\n"
     )
-
-
-def describe_note(note: str) -> Text:
-    """Return a note as it is printed."""
-    return Text(f"note: {note}", style="yellow")
-
-
-def _show_notes(console: Console, notes: Sequence[str]) -> None:
-    for note in notes:
-        console.print(describe_note(note))
 
 
 def _scores(title: str, scores: Iterable[Score]) -> Table:

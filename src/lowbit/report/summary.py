@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from lowbit.report.result import describe_goal, describe_note, describe_verdict
+from lowbit.report.result import describe_goal, describe_verdict
 from lowbit.report.tables import (
     Name,
     counted,
     decibels,
+    describe_note,
     make_facts,
     make_table,
     seconds,

@@ -110,6 +110,17 @@ class Name:
         return Measurement(min(most, _NARROWEST), most)
 
 
+def describe_note(note: str) -> Text:
+    """Return a note as it is printed."""
+    return Text(f"note: {note}", style="yellow")
+
+
+def show_notes(console: Console, notes: Iterable[str]) -> None:
+    """Print notes, a paragraph each."""
+    for note in notes:
+        console.print(describe_note(note))
+
+
 def shorten(text: str, width: int) -> str:
     """Return the text in at most ``width`` characters, without its middle where it is longer."""
     if len(text) <= width:

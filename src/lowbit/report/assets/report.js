@@ -63,6 +63,8 @@
     };
   });
 
+  const countBoxes = (boxes) => boxes.length + (boxes.length === 1 ? " box" : " boxes");
+
   // ---- header and summary
   by("version").textContent = report.version;
   by("title").textContent = entry.title;
@@ -345,8 +347,8 @@
   report.samples.forEach((sample, index) => {
     const card = make("div", { className: "sample" });
     if (sample.float_boxes) {
-      card.append(column("float, " + sample.float_boxes.length + " boxes", pictured(sample.image, sample.float_boxes, "sample " + (index + 1) + " with the boxes of the float model")),
-        column("quantized, " + sample.quantized_boxes.length + " boxes", pictured(sample.image, sample.quantized_boxes, "the same with the boxes of the quantized model")));
+      card.append(column("float, " + countBoxes(sample.float_boxes), pictured(sample.image, sample.float_boxes, "sample " + (index + 1) + " with the boxes of the float model")),
+        column("quantized, " + countBoxes(sample.quantized_boxes), pictured(sample.image, sample.quantized_boxes, "the same with the boxes of the quantized model")));
     } else {
       if (sample.image) card.append(column("sample " + (index + 1), pictured(sample.image, null, "sample " + (index + 1))));
       for (const one of sample.outputs) card.append(
