@@ -53,6 +53,13 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
     return folder
 
 
+@pytest.fixture
+def shared_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let layers of small models share weights too, as those of large ones do."""
+    for room in ("_ROOM", "_SMALL"):
+        monkeypatch.setattr(f"lowbit.transforms.shared_weights.{room}", 0)
+
+
 @pytest.fixture(scope="session")
 def worker_processes() -> Iterator[None]:
     """Let tests share loky's processes, which take a second each to start; end them with the session."""

@@ -142,6 +142,7 @@ def test_only_small_floats_are_written_here() -> None:
         FloatNodes(emission).activation(row)
 
 
+@pytest.mark.usefixtures("shared_weights")
 @pytest.mark.parametrize("fmt", [FloatFormat.FLOAT8E4M3FN, FloatFormat.FLOAT8E5M2])
 def test_8_bit_floats_are_standard_pairs_with_weights_stored(fmt) -> None:
     spec = FloatSpec(format=fmt, scaled=True)

@@ -90,6 +90,7 @@ def test_four_bit_weights_are_packed_and_run(fmt: IntegerFormat, per_channel: bo
     assert_close(model, emitted, 5)
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_shared_weights_are_stored_once_and_shared_biases_once_a_node() -> None:
     model = build(
         [conv("c1", "x", "w", "b", "h"), conv("c2", "h", "w", "b", "y")],

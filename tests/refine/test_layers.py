@@ -82,6 +82,7 @@ def _layers(state: Quantized, *op_types: str, integers: bool = True) -> dict[str
     return {layer.node: layer for layer in layers}
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_linear_layers_are_found_in_the_order_of_the_graph_and_others_are_named() -> None:
     layers, skipped = find_layers(_state(), ())
 
@@ -93,6 +94,7 @@ def test_linear_layers_are_found_in_the_order_of_the_graph_and_others_are_named(
     ]
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_normalizations_are_refined_where_they_are_asked_for() -> None:
     assert list(_layers(_state(), *LAYERS)) == ["plain", "norm", "dense"]
     assert list(_layers(_state(), "Gemm")) == ["dense"]
@@ -113,12 +115,14 @@ def test_layers_the_float_model_does_not_compute_are_named() -> None:
     assert ("dense", "the float model does not compute its output") in skipped
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_excluded_layers_are_not_refined() -> None:
     state = _state(msgspec.structs.replace(_CONFIG, exclude=("plain",)))
 
     assert list(_layers(state)) == ["dense"]
 
 
+@pytest.mark.usefixtures("shared_weights")
 @pytest.mark.parametrize("spec", [FloatSpec(format=FloatFormat.BFLOAT16), BLOCKS["MX9"]])
 def test_weights_in_other_formats_are_refined_only_by_what_can(spec) -> None:
     state = _state(msgspec.structs.replace(_CONFIG, rules=(Rule(name="plain", weight=spec),)))

@@ -357,6 +357,7 @@ def test_importance_is_what_errors_in_weights_do_to_the_output(case: str) -> Non
         assert found.error(move.astype(np.float32)).sum() == pytest.approx(total, rel=1e-3)
 
 
+@pytest.mark.usefixtures("shared_weights")
 def test_a_weight_of_two_layers_counts_every_error_by_itself() -> None:
     """One layer reads x, the other 2 x: errors count by the second moments of both, added."""
     rng = np.random.default_rng(1)

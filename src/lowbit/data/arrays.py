@@ -7,6 +7,7 @@ the model can be fed with.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -25,6 +26,8 @@ from lowbit.data.inputs import InputInfo, transposition
 from lowbit.data.remote import local_path
 from lowbit.errors import DataError, OutputError, did_you_mean
 from lowbit.files import DAMAGED, TemporaryFolder
+
+_ATTEMPTS = 5
 
 # Of several images: without an axis of channels, and with one.
 _IMAGE_RANKS = (3, 4)
@@ -303,6 +306,18 @@ class RowSource(IndexedSource):
                 f"{self._batch}: give at least as many samples as the model fixes for the batch"
             )
         return min(feeds.values())
+
+
+def load_npy(file: IO[bytes]) -> NDArray[Any]:
+    """Read a ``.npy`` from the start of a file.
+
+    NumPy has Python parse the header, and up to 3.11 that may fail while another thread parses too: tried again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(SystemError):
+            return np.lib.format.read_array(file, allow_pickle=False)
+        file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _map(path: Path, what: str) -> NDArray[Any]:

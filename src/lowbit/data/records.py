@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.data.arrays import load_npy
 from lowbit.data.dataset import IndexedSource, Source
 from lowbit.data.inputs import InputInfo
 from lowbit.data.remote import absolute, open_file
@@ -197,7 +198,7 @@ class RecordSource(IndexedSource):
         value = record.load(field)
         if isinstance(value, bytes):
             try:
-                return np.lib.format.read_array(io.BytesIO(value), allow_pickle=False)
+                return load_npy(io.BytesIO(value))
             except DAMAGED as error:
                 raise DataError(
                     f"{label}: {field!r} is no .npy that can be read: {error}"

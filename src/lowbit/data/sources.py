@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.data.arrays import load_npy
 from lowbit.data.dataset import IndexedSource, Source
 from lowbit.data.inputs import InputInfo, Sample, conform, separated
 from lowbit.errors import DataError, OutputError, did_you_mean
@@ -57,7 +58,8 @@ class FeedSpool:
         }
 
     def _array(self, index: int, position: int, info: InputInfo) -> NDArray[Any]:
-        array: NDArray[Any] = np.load(self._path(index, position))
+        with self._path(index, position).open("rb") as file:
+            array = load_npy(file)
         # The .npy format forgets the types of ml_dtypes, so the type is put back.
         return array if info.is_text else array.view(info.dtype)
 
@@ -334,7 +336,7 @@ def _bytes(path: Path) -> bytes:
 def _load(path: Path) -> NDArray[Any]:
     try:
         with path.open("rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+            return load_npy(file)
     except DAMAGED as error:
         raise DataError(
             f"file {path} cannot be read ({error}): write it with numpy.save, as a plain array"
