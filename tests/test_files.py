@@ -93,6 +93,28 @@ def test_folders_in_use_of_other_machines_and_of_others_are_left_alone(tmp_path)
     used.remove()
 
 
+def test_a_folder_that_is_being_removed_is_waited_for(tmp_path, monkeypatch) -> None:
+    whole, tries = files._lock, []
+
+    def lock(folder, locks):
+        tries.append(folder)
+        if len(tries) == 1:
+            return False  # the process that removes it has the lock
+        if len(tries) == 2:
+            folder.rmdir()
+        return whole(folder, locks)
+
+    monkeypatch.setattr(files, "_lock", lock)
+    # It is gone between what mkdir finds and what pathlib looks at next.
+    monkeypatch.setattr(pathlib.Path, "is_dir", lambda _: False)
+
+    folder = TemporaryFolder(tmp_path)
+
+    assert names(tmp_path) == [folder.path.name]
+    assert len(tries) == 3
+    folder.remove()
+
+
 def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch) -> None:
     whole, taken = files._lock, []
 

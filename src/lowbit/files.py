@@ -60,7 +60,8 @@ class TemporaryFolder:
             self._finalizer = weakref.finalize(self, _remove, self.path, locks)
             self.path.mkdir(0o700)
             while not _lock(self.path, locks):  # another process took it for abandoned
-                self.path.mkdir(0o700, exist_ok=True)
+                with contextlib.suppress(FileExistsError):  # and perhaps removes it only now
+                    self.path.mkdir(0o700)
         except OSError as error:
             where = "the system's temporary folder" if parent is None else str(parent)
             way_out = "; set TMPDIR to a folder with room" if parent is None else ""
