@@ -14,9 +14,10 @@ _RANDOM = np.random.default_rng(0)
 
 
 def _columns(groups: int = 2, outputs: int = 3, depth: int = 5, count: int = 90):
-    patches = _RANDOM.normal(2, 1, size=(groups, depth, count)).astype(np.float32)
-    weight = _RANDOM.normal(size=(groups, outputs, depth)).astype(np.float32)
-    noise = _RANDOM.normal(0, 0.1, size=(groups, outputs, count))
+    random = np.random.default_rng(0)
+    patches = random.normal(2, 1, size=(groups, depth, count)).astype(np.float32)
+    weight = random.normal(size=(groups, outputs, depth)).astype(np.float32)
+    noise = random.normal(0, 0.1, size=(groups, outputs, count))
     return weight, patches, (weight @ patches + noise).astype(np.float32)
 
 
