@@ -24,8 +24,9 @@ def separate_shared_weights(graph: ir.Graph) -> None:
     room = max(_SMALL, _ROOM * sum(_size(value) for value in graph.initializers.values()))
     for weight, layers in _shared(graph).items():
         room -= _size(weight) * (len(layers) - 1)
-        data = constant(weight)
-        if room < 0 or data is None:
+        # A weight that is too large is not read, which may be outside the file.
+        data = constant(weight) if room >= 0 else None
+        if data is None:
             return
         for layer in layers[1:]:
             copy = add_constant(graph, f"{tensor_name(weight)}_{layer.name}", data)
