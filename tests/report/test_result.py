@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -40,7 +41,10 @@ REPORT = Report(
     verification_samples=4,
     held_out=True,
     outputs=(score("y", 20.0), score(LONG, math.inf)),
-    layers=tuple(score(f"t{i}", ratio) for i, ratio in enumerate([40, 30, 35, 10, 9, 50])),
+    layers=tuple(
+        msgspec.structs.replace(score(f"t{i}", ratio), upstream_db=before)
+        for i, (before, ratio) in enumerate(itertools.pairwise([math.inf, 40, 30, 35, 10, 9, 50]))
+    ),
     quantized={"activation int8": 10, "weight int8": 7},
     float_nodes=tuple(
         FloatNode(node=f"n{i}", op_type="Softmax", why=f"reason {i % 7}") for i in range(30)
@@ -85,18 +89,19 @@ def test_everything_is_told_within_the_width(console, width) -> None:
         assert words in text
 
 
-def test_the_steepest_falls_come_first_and_rises_not_at_all(console) -> None:
+def test_where_the_error_arises_is_told_with_the_ratio_before_and_after(console) -> None:
     screen = console(80)
 
     show_result(screen, REPORT, "int8.onnx")
 
-    lines = screen.file.getvalue().split("SQNR falls most at")[1].split("worst layers")[0]
+    lines = screen.file.getvalue().split("the error arises at")[1].split("worst layers")[0]
     assert [
         line.split() for line in lines.splitlines() if line.startswith("t") and "d" not in line
     ] == [
-        ["t3", "35.00", "10.00", "25.00"],
-        ["t1", "40.00", "30.00", "10.00"],
-        ["t4", "10.00", "9.00", "1.00"],
+        ["t3", "35.00", "10.00"],
+        ["t4", "10.00", "9.00"],
+        ["t1", "40.00", "30.00"],
+        ["t0", "exact", "40.00"],
     ]
 
 
@@ -126,7 +131,7 @@ def test_a_bare_report_has_no_empty_tables(console) -> None:
     show_result(screen, bare, "int8.onnx")
 
     text = screen.file.getvalue()
-    for words in ("in float\n", "moved", "falls", "worst", "note", "smaller"):
+    for words in ("in float\n", "moved", "arises", "worst", "note", "smaller"):
         assert words not in text
     assert "quantized   nothing" in text
 

@@ -14,10 +14,11 @@ from lowbit.evaluate.compare_models import Comparison
 from lowbit.evaluate.latency import Latency
 from lowbit.evaluate.output_kinds import find_measured
 from lowbit.evaluate.shown_samples import show_samples
+from lowbit.evaluate.upstream import ratios_upstream, wiring
 from lowbit.graph.openvino import Runtime
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.tensors import tensors_size
-from lowbit.report.values import Report, scores
+from lowbit.report.values import Report, Score, scores
 from lowbit.version import __version__
 
 _GAP_DB = 1.0
@@ -47,7 +48,7 @@ def comparison_report(
         slices=scores(found.sliced),
         fused=scores(found.fused),
         runtime=runtime,
-        layers=scores(analysis.layers) if analysis else (),
+        layers=_layers(other, analysis) if analysis else (),
         budget=analysis.budget if analysis else None,
         tensors=analysis.views if analysis else (),
         network=draw_network(other, find_quantizers(other)),
@@ -62,6 +63,12 @@ def comparison_report(
         latency=latency,
         samples=show_samples(found.shown, _class_outputs(float_model, found)),
     )
+
+
+def _layers(other: ir.Model, analysis: TensorAnalysis) -> tuple[Score, ...]:
+    names = {n: q.tensor for q in find_quantizers(other) for n in (q.source, *q.results)}
+    ratios = {name: found.sqnr_db for name, found in analysis.layers.items()}
+    return scores(analysis.layers, ratios_upstream(wiring(other.graph, names), ratios))
 
 
 def _unquantized(other: ir.Model) -> tuple[str, ...]:

@@ -297,7 +297,7 @@ def _show_scores(console: Console, report: Report) -> None:
     show(console, _scores("outputs, against the float model", report.outputs))
     show(console, _scores("slices of outputs", report.slices))
     show(console, _scores(f"outputs through fused kernels of {report.runtime}", report.fused))
-    show(console, _drops(report))
+    show(console, sources_table(report, _FEW))
     show(console, _scores("worst layers", report.worst_layers(_FEW)))
 
 
@@ -335,17 +335,12 @@ def _scores(title: str, scores: Iterable[Score]) -> Table:
     return table
 
 
-def _drops(report: Report) -> Table:
-    """Return the layers at which the ratio falls most, with what it was before and after."""
-    table = make_table("SQNR falls most at", "tensor", "from dB", "to dB", "fall", figures=3)
-    before = dict(zip((s.tensor for s in report.layers[1:]), report.layers, strict=False))
-    for score in report.steepest_drops(_FEW):
-        last = before[score.tensor].sqnr_db
-        if score.sqnr_db < last:
-            fall = last - score.sqnr_db
-            table.add_row(
-                Name(score.tensor), decibels(last), decibels(score.sqnr_db), f"{fall:.2f}"
-            )
+def sources_table(report: Report, most: int) -> Table:
+    """Return the layers that add most error, with the SQNR before and after each."""
+    table = make_table("the error arises at", "tensor", "SQNR from", "to dB", figures=2)
+    for score in report.error_sources(most):
+        before = math.nan if score.upstream_db is None else score.upstream_db
+        table.add_row(Name(score.tensor), decibels(before), decibels(score.sqnr_db))
     return table
 
 
