@@ -206,6 +206,9 @@ def test_what_few_samples_leave_open_is_said(
 
     assert verdict.level == level
     assert (doubt in verdict.describe()) if doubt else not verdict.doubt
+    # A comparison has no --verify.
+    compared = msgspec.structs.replace(verdict, held_out=None).doubt
+    assert compared == verdict.doubt.replace("--verify more", "give more")
 
 
 def _decided(same: int, count: int, *, near: float = 0.02) -> tuple[list[np.ndarray], ...]:

@@ -99,7 +99,7 @@ def test_the_budget_is_shown(page) -> None:
     assert len(shares) > 5
     assert all(text.endswith(" %") for text in shares)
     text = page.find_element("id", "budget").text
-    assert "worst tensors promoted to 16 bits, measured together" in text
+    assert "worst activations promoted to 16 bits, measured together" in text
     assert "of the noise recovered" in text
 
 

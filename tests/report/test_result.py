@@ -221,7 +221,8 @@ def budget(rows=(), **changes) -> Budget:
 
 def promotion(**changes) -> Promotion:
     plain = {
-        "tensors": ("a",),
+        "words": "the 2 worst activations kept in float",
+        "tensors": ("a", "b"),
         "sqnr_db": 12.2185,
         "gain_db": 2.2185,
         "noise_recovered": 0.4,
@@ -304,11 +305,35 @@ def test_what_is_recovered_is_told_of_what_can_be_told_apart(console, rest, expe
     show_budget(screen, budget(float_sqnr_db=rest, promotion=promotion()))
 
     printed = screen.file.getvalue()
-    assert "the 1 worst tensor promoted to 16 bits, measured together: 10.00 -> 12.22 dB" in printed
+    assert "the 2 worst activations kept in float, measured together: 10.00 -> 12.22 dB" in printed
     assert "40% of the noise recovered" in printed
     assert ("listed here add" in printed) == (expected is not None)
     assert (expected or "") in printed
     assert "quantized again" not in printed
+
+
+def test_promotion_that_makes_it_worse_is_no_help_and_not_to_be_copied(console) -> None:
+    screen = console(100)
+    worse = promotion(sqnr_db=9.0, gain_db=-1.0, noise_recovered=-0.26, config='{"tensors":[]}')
+
+    show_budget(screen, budget(promotion=worse))
+
+    printed = screen.file.getvalue()
+    assert "measured together: 10.00 -> 9.00 dB, no help" in printed
+    assert "tensors" not in printed.partition("no help")[2]
+
+
+def test_a_weight_is_told_by_the_node_that_reads_it(console) -> None:
+    screen = console(100)
+
+    rows = [row("onnx::Conv_553", 0.4, kind="weight", node="/features.1/Conv"), row("r1", 0.2)]
+    show_budget(screen, budget(rows))
+
+    lines = [line.strip() for line in screen.file.getvalue().splitlines()]
+    assert lines[lines.index(next(x for x in lines if x.startswith("onnx::"))) + 1] == (
+        "weight of /features.1/Conv"
+    )
+    assert sum("weight of" in line for line in lines) == 1
 
 
 def test_a_new_run_with_promoted_tensors_is_told(console) -> None:
@@ -316,7 +341,7 @@ def test_a_new_run_with_promoted_tensors_is_told(console) -> None:
 
     show_budget(screen, budget(promotion=promotion(requantized_sqnr_db=14.0)))
 
-    assert "quantized again with them at 16 bits: 14.00 dB" in screen.file.getvalue()
+    assert "quantized again so: 14.00 dB" in screen.file.getvalue()
 
 
 @pytest.mark.parametrize(("page", "said"), [("", "--report page.html"), ("both.html", "both.html")])

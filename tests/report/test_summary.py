@@ -152,6 +152,18 @@ def test_all_that_was_promoted_is_added_up_and_its_largest_part_named(console) -
     assert "2% to int16 of the multiply-adds: 1 node, e" in alone
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (4000, 1000, "4.0 times smaller"),
+        (1000, 2500, "2.5 times larger"),
+        (0, 100, "of constants)"),
+    ],
+)
+def test_constants_that_become_larger_are_said_to(console, before, after, words) -> None:
+    assert words in shown(report(size_before=before, size_after=after), console(80))
+
+
 def test_a_reason_is_not_cut_in_its_middle(console) -> None:
     node = FloatNode(
         node="n", op_type="Reshape", why="between matrix layers of an attention network"

@@ -138,7 +138,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         matters = (worst in _USABLE) != (best in _USABLE) or "ruined" in (worst, best)
         if worst == best or not matters:
             return ""
-        return f"; so few leave open whether it is {best} or {worst} (--verify more)"
+        more = "give more" if self.held_out is None else "--verify more"
+        return f"; so few leave open whether it is {best} or {worst} ({more})"
 
     def doubts_of_inputs(self) -> tuple[str, ...]:
         """Doubt the inputs where the float model itself sees one class in nearly all of them."""

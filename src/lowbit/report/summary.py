@@ -17,12 +17,13 @@ from lowbit.report.tables import (
     describe_note,
     make_facts,
     seconds,
+    shorten,
     size,
 )
 from lowbit.report.values import GoalOutcome, PromotedRegion, Report, Score, Step
 
 MOST_LINES = 25
-_OUTPUTS, _SOURCES = 2, 3
+_OUTPUTS, _SOURCES, _WIDEST_NAME = 2, 3, 30
 
 
 def show_summary(console: Console, report: Report, output: str, next_step: str = "") -> None:
@@ -61,9 +62,9 @@ def _verdict(report: Report) -> Iterator[RenderableType]:
 
 def _facts(report: Report, output: str) -> RenderableType:
     facts = make_facts()
-    smaller = report.size_before / report.size_after if report.size_after else 0.0
-    ratio = f", {smaller:.1f} times smaller" if smaller > 1 else ""
-    facts.add_row("wrote", Name(f"{output} ({size(report.size_after)} of constants{ratio})"))
+    facts.add_row(
+        "wrote", Name(f"{output} ({size(report.size_after)} of constants{_ratio(report)})")
+    )
     slow = f" ({report.speed})" if report.speed else ""
     facts.add_row("preset", Name(f"{report.preset} for {report.target}{slow}"))
     for label, score in _worst_outputs(report):
@@ -83,6 +84,15 @@ def _facts(report: Report, output: str) -> RenderableType:
         facts.add_row("steps", Sentence(_steps(report.steps)))
     facts.add_row("time", Name(_time(report.seconds)))
     return facts
+
+
+def _ratio(report: Report) -> str:
+    """Return how much smaller the constants are; of a small model with many scales also how much larger."""
+    if not report.size_before or not report.size_after:
+        return ""
+    smaller = report.size_before / report.size_after
+    word = "smaller" if smaller >= 1 else "larger"
+    return f", {max(smaller, 1 / smaller):.1f} times {word}"
 
 
 def _worst_outputs(report: Report) -> Iterator[tuple[str, Score]]:
@@ -111,9 +121,11 @@ def _promoted(regions: Sequence[PromotedRegion]) -> str:
         formats[region.format] = formats.get(region.format, 0.0) + region.multiply_adds
     shares = ", ".join(f"{share:.0%} to {name}" for name, share in formats.items())
     largest = max(regions, key=lambda region: region.multiply_adds)
+    ends = dict.fromkeys((largest.first, largest.last))
+    where = " .. ".join(shorten(name, _WIDEST_NAME) for name in ends)
+    many = f" in {len(regions)} regions, the largest" if len(regions) > 1 else ","
     nodes = counted(sum(region.nodes for region in regions), "node")
-    where = f" in {len(regions)} regions, the largest {largest.where}" if len(regions) > 1 else ""
-    return f"{shares} of the multiply-adds: {nodes}{where or f', {largest.where}'}"
+    return f"{shares} of the multiply-adds: {nodes}{many} {where}"
 
 
 def _score(score: Score) -> str:

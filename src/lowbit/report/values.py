@@ -18,7 +18,7 @@ from lowbit.scales.parameters import Adjustment
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Common settings of the value types below."""
+    """Common settings."""
 
 
 class SuggestedFix(_Value, frozen=True, kw_only=True):
@@ -44,6 +44,7 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
     """What one quantized tensor adds to the error of the outputs.
 
     Attributes:
+        node: The node that reads it, of a weight: exporters call weights by numbers.
         own_sqnr_db: Signal to noise of the tensor itself, quantized from exact values.
         sensitivity: Noise of the outputs if only this tensor is quantized, as a share of all there is.
         recovered: Share of the noise that goes if only this tensor is in float. Below zero where
@@ -54,6 +55,7 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
     tensor: str
     kind: Literal["activation", "weight"]
     op_type: str
+    node: str = ""
     format: str
     own_sqnr_db: float
     sensitivity: float
@@ -64,11 +66,12 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
 
 
 class Promotion(_Value, frozen=True, kw_only=True):
-    """The worst tensors promoted to 16 bits at once: measured, not added up.
+    """The worst tensors promoted at once: measured, not added up.
 
-    ``requantized_sqnr_db`` is what a whole new run with them at 16 bits gives, where one was asked for.
+    ``words`` say which, and to what; ``requantized_sqnr_db`` is what a whole new run gives, if asked for.
     """
 
+    words: str
     tensors: tuple[str, ...]
     sqnr_db: float
     gain_db: float
@@ -167,14 +170,9 @@ class PromotedRegion(_Value, frozen=True, kw_only=True):
     elements: float
     why: str
 
-    @property
-    def where(self) -> str:
-        """Which nodes they are."""
-        return self.first if self.nodes == 1 else f"{self.first} .. {self.last}"
-
     def describe(self) -> str:
         """Return it in words."""
-        where = self.where if self.nodes == 1 else f"{self.nodes} nodes {self.where}"
+        where = self.first if self.nodes == 1 else f"{self.nodes} nodes {self.first} .. {self.last}"
         return f"{where} to {self.format} ({self.multiply_adds:.0%} of the multiply-adds)"
 
 
@@ -344,7 +342,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         figures = f"{self.sqnr_db:.2f} dB on {self.verification_samples} {held}"
         if self.verdict is not None:
             figures = f"{self.verdict.level} ({self.verdict.describe()}), {self.sqnr_db:.2f} dB"
-        sizes = f"{self.size_before / 1e6:.1f} -> {self.size_after / 1e6:.1f} MB of constants"
+        sizes = f"{self.size_before / 1e6:.1f} -> {self.size_after / 1e6:.1f} MB"
         return f"Report({self.preset} for {self.target}: {figures}, {sizes})"
 
     @property
