@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import tokenizers
-from helpers.token_models import VOCABULARY, token_model
+from helpers.token_models import text_model, write_texts
 from PIL import Image
 
 from lowbit import QuantConfig
@@ -542,18 +541,8 @@ def test_resuming_where_nothing_was_killed_starts_anew(run, model, data) -> None
 
 
 def test_texts_are_data_and_the_group_size_an_option(tmp_path: Path) -> None:
-    words = {f"w{number}": number for number in range(VOCABULARY)}
-    model = tokenizers.models.WordLevel(words, unk_token="w0")  # noqa: S106
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4 w5 w6 w7\nw8 w9\n")
-    float_model = token_model()
-    for value, name in zip(float_model.graph.input, ("input_ids", "token_type_ids"), strict=True):
-        for node in float_model.graph.node:
-            node.input[:] = [name if read == value.name else read for read in node.input]
-        value.name = name
-    onnx.save(float_model, tmp_path / "model.onnx")
+    write_texts(tmp_path)
+    onnx.save(text_model(), tmp_path / "model.onnx")
 
     code = main(
         [

@@ -88,7 +88,8 @@
   for (const row of report.accuracy) card(row.name + ", float to quantized", brief(row.float_score) + " → " + brief(row.quantized_score) + " " + row.unit,
     "gap " + brief(row.gap) + " (" + brief(row.low) + " to " + brief(row.high) + ", 95 %)" + (known(row.fused_score) ? "; fused " + brief(row.fused_score) : ""));
   if (worst) card("SQNR" + (scores.length > 1 ? (report.slices.length ? ", worst slice of the outputs" : ", worst output") : ""), db(worst.sqnr_db) + (known(worst.sqnr_db) ? " dB" : ""), worst.tensor + ", cosine " + (worst.cosine ?? 1).toFixed(5));
-  if (report.size_before) card("constants", size(report.size_after), "from " + size(report.size_before) + (report.size_after ? ", " + (report.size_before / report.size_after).toFixed(2) + " times smaller" : ""));
+  const [less, more] = [report.size_after, report.size_before].sort((a, b) => a - b);
+  if (report.size_before) card("constants", size(report.size_after), "from " + size(report.size_before) + (less ? ", " + (more / less).toFixed(2) + " times " + (less === report.size_after ? "smaller" : "larger") : ""));
   if (report.promoted.length) {
     const share = report.promoted.reduce((sum, region) => sum + region.multiply_adds, 0), formats = [...new Set(report.promoted.map((region) => region.format))];
     card("promoted to " + formats.join(", "), percent(share, 0), "of the multiply-adds, in " + report.promoted.length + (report.promoted.length === 1 ? " region" : " regions"));
