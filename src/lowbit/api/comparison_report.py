@@ -53,7 +53,7 @@ def comparison_report(
         tensors=analysis.views if analysis else (),
         network=draw_network(other, find_quantizers(other)),
         notes=(
-            *_unquantized(other),
+            *_unquantized(float_model, other),
             *_notes(found, runtime),
             *(analysis.notes if analysis else ()),
             *_refined(other, analysis),
@@ -71,11 +71,17 @@ def _layers(other: ir.Model, analysis: TensorAnalysis) -> tuple[Score, ...]:
     return scores(analysis.layers, ratios_upstream(wiring(other.graph, names), ratios))
 
 
-def _unquantized(other: ir.Model) -> tuple[str, ...]:
+def _unquantized(float_model: ir.Model, other: ir.Model) -> tuple[str, ...]:
     """Doubt that the second model is the quantized one where nothing says that it is."""
-    if "lowbit.preset" in other.metadata_props or find_quantizers(other):
+    if _is_quantized(other):
         return ()
+    if _is_quantized(float_model):
+        return ("the first model is quantized and the second is not: the float model comes first",)
     return ("nothing in the second model is quantized: is it the float model again?",)
+
+
+def _is_quantized(model: ir.Model) -> bool:
+    return "lowbit.preset" in model.metadata_props or bool(find_quantizers(model))
 
 
 def _class_outputs(float_model: ir.Model, found: Comparison) -> frozenset[str]:
