@@ -42,17 +42,21 @@ def show_sweep(console: Console, rows: Sequence[SweepRow]) -> None:
     """Print each model and preset, and below it what its verdict rests on."""
     table = make_table(
         "models and presets (ms: a run of the float and of the quantized model)",
-        "model, preset, and what the verdict rests on",
+        "preset, and what the verdict rests on",
         "verdict",
         *_FIGURES[1:-1],
         "ms",
         figures=len(_FIGURES) - 1,
     )
+    model = ""
     for row in rows:
+        if row.model != model:
+            table.add_row(Name(row.model, style="bold"))
+            model = row.model
         level = Text(row.level or "refused", style=LEVEL_COLOURS.get(row.level, "bold red"))
         accuracy, *cells = _cells(row)
         words = [word for word in (row.figure or row.refused, accuracy) if word]
-        table.add_row(Group(Name(f"{row.model} {row.preset}"), *map(below, words)), level, *cells)
+        table.add_row(Group(Name(row.preset), *map(below, words)), level, *cells)
     show(console, table)
 
 
@@ -160,14 +164,23 @@ def _drawing(model: str, rows: Sequence[SweepRow]) -> str:
 
 
 def _ticks(right: float, low: float, high: float) -> str:
-    """Return four numbers along each axis, with lines across for those of SQNR."""
+    """Return round numbers along each axis, with lines across for those of SQNR."""
     words, bottom = [], _HEIGHT - _MARGIN
-    for part in (0.0, 1 / 3, 2 / 3, 1.0):
-        x = _MARGIN + part * (_WIDTH - 2 * _MARGIN)
-        y = bottom - part * (_HEIGHT - 2 * _MARGIN)
+    for value in _round_numbers(low, high):
+        y = bottom - (value - low) / (high - low) * (_HEIGHT - 2 * _MARGIN)
         words.append(
             f"<line class=grid x1={_MARGIN} y1={y:.0f} x2={_WIDTH - _MARGIN} y2={y:.0f}></line>"
-            f"<text x={_MARGIN - 8} y={y + 4:.0f} text-anchor=end>{low + part * (high - low):.0f}</text>"
-            f"<text x={x:.0f} y={bottom + 20} text-anchor=middle>{part * right:.3g}</text>"
+            f"<text x={_MARGIN - 8} y={y + 4:.0f} text-anchor=end>{value:g}</text>"
         )
+    for value in _round_numbers(0.0, right):
+        x = _MARGIN + value / right * (_WIDTH - 2 * _MARGIN)
+        words.append(f"<text x={x:.0f} y={bottom + 20} text-anchor=middle>{value:g}</text>")
     return "".join(words)
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Return three to six multiples of 1, 2 or 5 times a power of ten between two ends."""
+    power = 10.0 ** math.floor(math.log10(high - low))
+    step = next(s for s in (power / 5, power / 2, power, 2 * power) if (high - low) / s < 6)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{k * step:.6g}") for k in range(first, last + 1)]
