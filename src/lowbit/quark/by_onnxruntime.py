@@ -22,7 +22,7 @@ from lowbit.graph import io
 from lowbit.graph.editing import add_constant, constant
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
 from lowbit.quark.translate.selection import Nodes
 from lowbit.targets.builtin import find_target
 

@@ -21,9 +21,13 @@ from lowbit.quark.extension.targets import (
     QUARK_STANDARD,
     QUARK_STANDARD_SYMMETRIC,
 )
-from lowbit.quark.onnx.calibration.methods import Int16Method, PowerOfTwoMethod
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
-from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat, VitisQuantFormat
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
+from lowbit.quark.onnx.quantization.quant_utils import (
+    ExtendedQuantFormat,
+    Int16Method,
+    PowerOfTwoMethod,
+    VitisQuantFormat,
+)
 from lowbit.quark.translate.options import ExtraOptions
 from lowbit.quark.translate.specs import fixed_neuron, is_block
 from lowbit.targets.target import Alignment, AlignRule, FusedPair, ShiftLimits, Target

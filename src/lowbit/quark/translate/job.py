@@ -18,8 +18,8 @@ from lowbit.numerics.formats import IntegerFormat
 from lowbit.numerics.metrics import Metric
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.extension import QuarkCle, QuarkSmoothQuant
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.translate.algorithms import (
     GptqParams,
     gptq_refinement,

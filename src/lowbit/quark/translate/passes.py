@@ -12,7 +12,7 @@ import msgspec
 
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
 
 _KEY, _OLDER_KEY = "ShapeShifterYaml", "PreprocessYAML"
 _BEFORE, _AFTER, _FLAT = "preprocess_passes", "postprocess_passes", "passes"

@@ -21,24 +21,22 @@ from lowbit.quark.extension import (
     QuarkMinMse,
     QuarkPercentile,
 )
-from lowbit.quark.onnx.calibration.methods import (
-    ExtendedCalibrationMethod,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-)
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.custom_config import (
     DEFAULT_BFP_PARAMS,
     DEFAULT_MICROEXPONENTS_PARAMS,
     DEFAULT_MICROSCALING_PARAMS,
 )
 from lowbit.quark.onnx.quantization.config.data_type import DataType
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.spec import QTensorConfig, QuantGranularity
 from lowbit.quark.onnx.quantization.quant_utils import (
     AnyQuantFormat,
     AnyQuantType,
+    ExtendedCalibrationMethod,
     ExtendedQuantType,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
     VitisQuantFormat,
 )
 from lowbit.quark.translate.options import ExtraOptions

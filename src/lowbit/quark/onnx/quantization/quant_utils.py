@@ -1,4 +1,4 @@
-"""Quark's names of quantized types and formats."""
+"""Quark's names of quantized types, formats and calibration methods beyond onnxruntime's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
 
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
-from lowbit.quark.onnx.calibration.methods import (
-    ExtendedCalibrationMethod,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-)
-from lowbit.quark.onnx.operators.custom_ops import (
+from lowbit.quark.onnx.operators import (
     _COP_BFP_OP_NAME,
     _COP_DEQUANT_OP_NAME,
     _COP_DOMAIN,
@@ -46,6 +40,31 @@ def is_version_below(lib: Any, target: str) -> bool:
         for text in (lib.__version__, target)
     )
     return here < wanted
+
+
+class PowerOfTwoMethod(enum.Enum):
+    """Methods that give power-of-two scales."""
+
+    NonOverflow = 0
+    MinMSE = 1
+
+
+class Int16Method(enum.Enum):
+    """Methods whose scales are 16-bit integers over a power of two."""
+
+    MinMax = 0
+
+
+class LayerWiseMethod(enum.Enum):
+    """Methods that choose among percentiles for each tensor."""
+
+    LayerWisePercentile = 0
+
+
+class ExtendedCalibrationMethod(enum.Enum):
+    """Methods for weights with float scales."""
+
+    MinMSE = 0
 
 
 class ExtendedQuantType(enum.Enum):

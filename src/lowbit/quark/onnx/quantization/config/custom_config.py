@@ -16,10 +16,12 @@ from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
 
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import QuarkConfigError
-from lowbit.quark.onnx.calibration.methods import PowerOfTwoMethod
 from lowbit.quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig
-from lowbit.quark.onnx.quantization.config.config import QConfig
-from lowbit.quark.onnx.quantization.config.legacy import AnyCalibrationMethod, QuantizationConfig
+from lowbit.quark.onnx.quantization.config.config import (
+    AnyCalibrationMethod,
+    QConfig,
+    QuantizationConfig,
+)
 from lowbit.quark.onnx.quantization.config.spec import (
     BFloat16Spec,
     BFP16Spec,
@@ -34,7 +36,9 @@ from lowbit.quark.onnx.quantization.quant_utils import (
     AnyQuantType,
     ExtendedQuantFormat,
     ExtendedQuantType,
+    PowerOfTwoMethod,
 )
+from lowbit.quark.translate.options import OPTIONS
 
 DEFAULT_ADAROUND_PARAMS: dict[str, Any] = {
     "DataSize": 1000,
@@ -347,3 +351,6 @@ A16W8_ADAROUND_QCONFIG = _qconfig(Int16Spec(), Int8Spec(), _QALIGNED16, _adaroun
 A16W8_ADAQUANT_QCONFIG = _qconfig(Int16Spec(), Int8Spec(), _QALIGNED16, _adaquant())
 BF16_QCONFIG = _qconfig(BFloat16Spec(), BFloat16Spec(), _FORCE)
 BFP16_QCONFIG = _qconfig(BFP16Spec(), BFP16Spec(), {})
+
+QCONFIG_ALL_PARAMS = {*(field.name for field in dataclasses.fields(QConfig)), *OPTIONS}
+"""The words that ``QConfig`` takes."""
