@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
 from lowbit.emit.functions import (
-    DOMAIN,
     PAIR,
     Functions,
     block_body,
@@ -25,18 +24,8 @@ from lowbit.emit.functions import (
 from lowbit.errors import ModelError
 from lowbit.graph.editing import GraphEditor, constant
 from lowbit.numerics.blocks import Element, Rounding
+from lowbit.ops.quantizing import AMD_DOMAIN, OLDER_AMD_DOMAIN, OLDER_NAMES
 
-OLDER_DOMAIN = "com.vai.quantize"
-_OLDER_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "VitisQuantizeLinear": "ExtendedQuantizeLinear",
-        "VitisDequantizeLinear": "ExtendedDequantizeLinear",
-        "VitisInstanceNormalization": "ExtendedInstanceNormalization",
-        "VitisLSTM": "ExtendedLSTM",
-        "BFPFixNeuron": "BFPQuantizeDequantize",
-        "MXFixNeuron": "MXQuantizeDequantize",
-    }
-)
 _ROUNDINGS = (Rounding.AWAY, Rounding.UP, Rounding.EVEN)
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FLOAT = int(ir.DataType.FLOAT)
@@ -48,15 +37,18 @@ Body = Callable[[ir.Node, int], tuple[str, str]]
 def with_bodies(model: ir.Model) -> ir.Model:
     """Return the model with a body for each named operator of AMD's that has none."""
     known = {(key[0], key[1]) for key in model.functions}
-    named = [n for n in model.graph.all_nodes() if n.domain in (DOMAIN, OLDER_DOMAIN)]
+    named = [n for n in model.graph.all_nodes() if n.domain in (AMD_DOMAIN, OLDER_AMD_DOMAIN)]
     if all((node.domain, node.op_type) in known for node in named):
         return model
     model = model.clone()
     functions = Functions(GraphEditor(model))
     for node in model.graph.all_nodes():
-        if node.domain not in (DOMAIN, OLDER_DOMAIN) or (node.domain, node.op_type) in known:
+        if (
+            node.domain not in (AMD_DOMAIN, OLDER_AMD_DOMAIN)
+            or (node.domain, node.op_type) in known
+        ):
             continue
-        name = _OLDER_NAMES.get(node.op_type, node.op_type)
+        name = OLDER_NAMES.get(node.op_type, node.op_type)
         if name not in _BODIES:
             raise ModelError(
                 f"{node.op_type} {node.name!r} of {node.domain} has no body here; known are "
@@ -65,8 +57,8 @@ def with_bodies(model: ir.Model) -> ir.Model:
         signature, steps = _BODIES[name](node, model.opset_imports.get("", 1))
         node.domain, node.op_type = functions.define(name, signature, steps).domain, name
     _put_pairs_together(model.graph)
-    if OLDER_DOMAIN in model.opset_imports:
-        del model.opset_imports[OLDER_DOMAIN]
+    if OLDER_AMD_DOMAIN in model.opset_imports:
+        del model.opset_imports[OLDER_AMD_DOMAIN]
     return model
 
 

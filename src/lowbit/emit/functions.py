@@ -25,8 +25,8 @@ import onnx_ir as ir
 from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
 from lowbit.graph.editing import GraphEditor
 from lowbit.numerics.blocks import MINIFLOATS, Element, Minifloat, Rounding
+from lowbit.ops.quantizing import AMD_DOMAIN
 
-DOMAIN = "com.amd.quark"
 PAIR = "(x, scale, zero_point) => (y)"
 """The signature of the two operators of a Q/DQ pair."""
 
@@ -70,7 +70,7 @@ class Functions:
 
     def _add(self, name: str, signature: str, body: str, family: Mapping[str, Call]) -> Call:
         number = sum(known == name for known, _ in self._calls)
-        domain = DOMAIN if number == 1 else f"{DOMAIN}.v{number}"
+        domain = AMD_DOMAIN if number == 1 else f"{AMD_DOMAIN}.v{number}"
         call = next(iter(family.values()), Call(domain, ""))
         if family:
             call = Call(call.domain, f"v{len(family) + 1}")

@@ -28,6 +28,7 @@ from lowbit.graph.nesting import every_node
 from lowbit.graph.onnx_passes import infer_types
 from lowbit.numerics.blocks import Element, Rounding, round_bfp, round_mx
 from lowbit.numerics.formats import FloatFormat
+from lowbit.ops.quantizing import AMD_DOMAIN
 
 _OTHER = frozenset((ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16))
 _FLOATS = _OTHER | {ir.DataType.FLOAT}
@@ -228,7 +229,7 @@ def full_precision(model: ir.Model) -> None:
     for name, value in tuple(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
-    for key in [key for key in model.functions if key[0].startswith("com.amd.quark")]:
+    for key in [key for key in model.functions if key[0].startswith(AMD_DOMAIN)]:
         del model.functions[key]
     _retype_ends(model)
     single_precision(model)

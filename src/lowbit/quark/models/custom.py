@@ -7,20 +7,17 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.emit.bodies import with_bodies
-from lowbit.graph.editing import add_constant, constant, take_over
-from lowbit.graph.naming import tensor_name
+from lowbit.graph.editing import add_constant, bypass, constant, drop_unused, take_over
+from lowbit.ops.quantizing import (
+    AMD_DOMAIN,
+    DEQUANTIZE,
+    OLDER_AMD_DOMAIN,
+    OLDER_NAMES,
+    QUANTIZE,
+)
 from lowbit.quark.errors import NotSupportedError, say
-from lowbit.quark.models.pairs import DEQUANTIZE, QUANTIZE, parameters, remove_unused
+from lowbit.quark.models.pairs import parameters
 
-NEW_DOMAIN, OLD_DOMAIN = "com.amd.quark", "com.vai.quantize"
-NAMES = {
-    "ExtendedQuantizeLinear": "VitisQuantizeLinear",
-    "ExtendedDequantizeLinear": "VitisDequantizeLinear",
-    "ExtendedInstanceNormalization": "VitisInstanceNormalization",
-    "ExtendedLSTM": "VitisLSTM",
-    "BFPQuantizeDequantize": "BFPFixNeuron",
-    "MXQuantizeDequantize": "MXFixNeuron",
-}
 _INTEGERS = frozenset({"int8", "uint8", "int16", "uint16", "int32"})
 _LARGEST_BF16 = 3.38953139e38
 
@@ -28,8 +25,9 @@ _LARGEST_BF16 = 3.38953139e38
 def rename(model: ir.Model, *, back: bool) -> ir.Model:
     """Return the model with Quark's operators under their older names, or back."""
     model = model.clone()
-    names = {new: old for old, new in NAMES.items()} if back else NAMES
-    source, target = (OLD_DOMAIN, NEW_DOMAIN) if back else (NEW_DOMAIN, OLD_DOMAIN)
+    names = OLDER_NAMES if back else {new: old for old, new in OLDER_NAMES.items()}
+    domains = (OLDER_AMD_DOMAIN, AMD_DOMAIN)
+    source, target = domains if back else reversed(domains)
     for node in model.graph.all_nodes():
         if _within(node.domain, source) and node.op_type in names:
             node.domain = node.domain.replace(source, target)
@@ -55,7 +53,7 @@ def to_standard(model: ir.Model) -> ir.Model:
     """Return the model with Q/DQ of integers from onnxruntime's set instead of Quark's."""
     model = model.clone()
     for node in model.graph:
-        if _within(node.domain, NEW_DOMAIN) and node.op_type in (QUANTIZE | DEQUANTIZE):
+        if _within(node.domain, AMD_DOMAIN) and node.op_type in (QUANTIZE | DEQUANTIZE):
             zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
             if zero is not None and zero.dtype.name in _INTEGERS:
                 node.op_type = node.op_type.removeprefix("Extended")
@@ -69,7 +67,7 @@ def to_casts(model: ir.Model) -> ir.Model:
     model = model.clone()
     graph = model.graph
     for node in tuple(graph):
-        if not _within(node.domain, NEW_DOMAIN) or not _is_bf16(node):
+        if not _within(node.domain, AMD_DOMAIN) or not _is_bf16(node):
             continue
         quantizes = node.op_type in QUANTIZE
         cast = ir.node("Cast", [node.inputs[0]], {"to": 16 if quantizes else 1})
@@ -80,7 +78,7 @@ def to_casts(model: ir.Model) -> ir.Model:
         graph.insert_before(node, nodes)
         take_over(node.outputs[0], nodes[-1].outputs[0])
         graph.remove(node, safe=True)
-    remove_unused(graph)
+    drop_unused(graph)
     return model
 
 
@@ -89,8 +87,8 @@ def to_npu_normalization(model: ir.Model) -> ir.Model:
     model = model.clone()
     for node in model.graph.all_nodes():
         if node.op_type == "InstanceNormalization" and node.domain == "":
-            node.domain, node.op_type = NEW_DOMAIN, "ExtendedInstanceNormalization"
-            model.opset_imports.setdefault(NEW_DOMAIN, 1)
+            node.domain, node.op_type = AMD_DOMAIN, "ExtendedInstanceNormalization"
+            model.opset_imports.setdefault(AMD_DOMAIN, 1)
     return with_bodies(model)
 
 
@@ -138,7 +136,7 @@ def without_casts(model: ir.Model) -> ir.Model:
                 rounded = stored.astype(ml_dtypes.bfloat16).astype(np.float32)
                 source = _constant(graph, f"{source.name}_bf16", rounded)
             _take_over_by(source, back.outputs[0])
-    remove_unused(graph)
+    drop_unused(graph)
     return model
 
 
@@ -172,13 +170,9 @@ def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
 
 def _take_over_by(source: ir.Value, old: ir.Value) -> None:
     """Let a value that is computed before stand for another; an output of the graph keeps its name."""
-    is_output, name = old.is_graph_output(), old.name
-    if is_output and (source.is_graph_output() or source.is_graph_input() or source.const_value):
-        return
-    ir.convenience.replace_all_uses_with(old, source, replace_graph_outputs=True)
-    if is_output:
-        old.name = f"{name}_replaced"
-        source.name, source.type, source.shape = name, old.type, old.shape
+    unnamed = source.is_graph_output() or source.is_graph_input() or source.const_value
+    if not (old.is_graph_output() and unnamed):
+        bypass(source, old)
 
 
 _LSTM_INPUTS = ("x", "w", "r", "b")
@@ -226,18 +220,15 @@ def _replace_lstm(model: ir.Model, node: ir.Node) -> None:
     consumers = [use.node for use in node.outputs[0].uses() if use.node.op_type in QUANTIZE]
     scales.update(_lstm_attributes("y", consumers[0] if consumers else None, node, QUANTIZE))
     kept = {name: node.attributes[name] for name in _LSTM_KEPT if name in node.attributes}
-    name = tensor_name(node.outputs[0])
-    new = ir.node("ExtendedLSTM", node.inputs[:4], scales, domain=NEW_DOMAIN, name=node.name)
+    new = ir.node("ExtendedLSTM", node.inputs[:4], scales, domain=AMD_DOMAIN, name=node.name)
     new.attributes.update(kept)
     new.attributes.setdefault("layout", ir.AttrInt64("layout", 0))
-    graph, old = node.graph, node.outputs[0]
+    graph = node.graph
     assert graph is not None  # a node of a model is in a graph
     graph.insert_before(node, new)
-    new.outputs[0].type, new.outputs[0].shape = old.type, old.shape
-    ir.convenience.replace_all_uses_with(old, new.outputs[0], replace_graph_outputs=True)
+    take_over(node.outputs[0], new.outputs[0])
     graph.remove(node, safe=True)
-    new.outputs[0].name = name
-    model.opset_imports.setdefault(NEW_DOMAIN, 1)
+    model.opset_imports.setdefault(AMD_DOMAIN, 1)
 
 
 def _lstm_attributes(

@@ -10,14 +10,15 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.errors import ModelError
-from lowbit.graph.editing import add_constant, bypass, constant
-from lowbit.graph.naming import tensor_name
-
-QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear", "VitisQuantizeLinear"})
-DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear", "VitisDequantizeLinear"})
-_BLOCKS = frozenset(
-    {"BFPQuantizeDequantize", "MXQuantizeDequantize", "BFPFixNeuron", "MXFixNeuron"}
+from lowbit.graph.editing import (
+    add_constant,
+    bypass,
+    constant,
+    drop_unused,
+    replace_constant,
 )
+from lowbit.graph.naming import tensor_name
+from lowbit.ops.quantizing import DEQUANTIZE, QUANTIZE, ROUND_BLOCKS
 
 Array = NDArray[Any]
 
@@ -75,7 +76,7 @@ def remove_pairs(graph: ir.Graph, wanted: Callable[[ir.Node, ir.Node], bool]) ->
             bypass(source, result)
             graph.remove(dequantizer, safe=True)
             count += 1
-    remove_unused(graph)
+    drop_unused(graph)
     return count
 
 
@@ -88,13 +89,13 @@ def remove_rounding(graph: ir.Graph) -> None:
         source = node.inputs[0] if node.inputs else None
         if source is None:
             continue
-        if node.op_type in _BLOCKS:
+        if node.op_type in ROUND_BLOCKS:
             bypass(source, node.outputs[0])
         elif node.op_type in QUANTIZE and constant(source) is not None:
             for use in tuple(node.outputs[0].uses()):
                 if use.node.op_type in DEQUANTIZE:
                     bypass(source, use.node.outputs[0])
-    remove_unused(graph)
+    drop_unused(graph)
 
 
 def to_floats(graph: ir.Graph) -> None:
@@ -105,24 +106,7 @@ def to_floats(graph: ir.Graph) -> None:
         value = add_constant(graph, name, dequantized(node))
         bypass(value, result)
         graph.remove(node, safe=True)
-    remove_unused(graph)
-
-
-def remove_unused(graph: ir.Graph) -> None:
-    """Drop nodes and constants that nothing reads. Changes ``graph``."""
-    for node in reversed(tuple(graph)):
-        if not any(v.uses() or v.is_graph_output() for v in node.outputs):
-            graph.remove(node, safe=True)
-    for name, value in tuple(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]
-
-
-def replace_constant(graph: ir.Graph, node: ir.Node, index: int, array: Array) -> None:
-    """Give an input of a node a constant of its own. Changes ``graph``."""
-    old = node.inputs[index]
-    name = tensor_name(old) if old is not None else f"{node.name}_{index}"
-    node.replace_input_with(index, add_constant(graph, name, array))
+    drop_unused(graph)
 
 
 def shift_zero_point(
@@ -270,4 +254,4 @@ def _settle(model: ir.Model) -> None:
             zero = node.inputs[2] if len(node.inputs) > 2 else None
             if zero is not None and zero.const_value is not None:
                 node.outputs[0].type = ir.TensorType(zero.const_value.dtype)
-    remove_unused(model.graph)
+    drop_unused(model.graph)

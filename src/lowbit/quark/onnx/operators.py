@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from lowbit.files import TemporaryFolder
+from lowbit.ops.quantizing import AMD_DOMAIN
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 
-_COP_DOMAIN = "com.amd.quark"
+_COP_DOMAIN = AMD_DOMAIN
 _COP_QUANT_OP_NAME = "ExtendedQuantizeLinear"
 _COP_DEQUANT_OP_NAME = "ExtendedDequantizeLinear"
 _COP_IN_OP_NAME = "ExtendedInstanceNormalization"

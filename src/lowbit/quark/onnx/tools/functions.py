@@ -20,11 +20,11 @@ import onnx_ir as ir
 from lowbit.cli.parser import Parser, one_of
 from lowbit.files import check_writable
 from lowbit.graph import io
+from lowbit.ops.quantizing import DEQUANTIZE
 from lowbit.quark import rewriting
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.models.custom import without_casts
 from lowbit.quark.models.pairs import (
-    DEQUANTIZE,
     parameters,
     remove_pairs,
     remove_rounding,
