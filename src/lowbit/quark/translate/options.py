@@ -347,6 +347,11 @@ def _say_effect(option: Option, value: Any) -> None:
         raise NotSupportedError(f"{option.key}={value!r} is not supported: {option.why}")
 
 
+def given_or(value: Any, otherwise: Any) -> Any:
+    """Return what an option says, or what holds where it is not given."""
+    return otherwise if value is None else value
+
+
 def _asks(value: Any) -> bool:
     """Whether a value asks for something beyond the default of doing nothing."""
     return value is not False and value not in ("", [], {})

@@ -23,6 +23,7 @@ from lowbit.quark.onnx.quantization.config.config import (
     QConfig,
     QuantizationConfig,
 )
+from lowbit.quark.onnx.quantization.config.custom_config import block_attributes
 from lowbit.quark.onnx.quantization.config.spec import (
     CalibMethod,
     QTensorConfig,
@@ -37,7 +38,7 @@ from lowbit.quark.onnx.quantization.quant_utils import (
     PowerOfTwoMethod,
 )
 from lowbit.quark.translate.selection import LayerException
-from lowbit.quark.translate.specs import block_attributes, group_of
+from lowbit.quark.translate.specs import group_of
 
 _METHODS: dict[CalibMethod, AnyCalibrationMethod] = {
     CalibMethod.MinMax: CalibrationMethod.MinMax,

@@ -23,11 +23,8 @@ from lowbit.quark.extension import (
 )
 from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.custom_config import (
-    DEFAULT_BFP_PARAMS,
-    DEFAULT_MICROEXPONENTS_PARAMS,
-    DEFAULT_MICROSCALING_PARAMS,
+    block_attributes,
 )
-from lowbit.quark.onnx.quantization.config.data_type import DataType
 from lowbit.quark.onnx.quantization.config.spec import QTensorConfig, QuantGranularity
 from lowbit.quark.onnx.quantization.quant_utils import (
     AnyQuantFormat,
@@ -39,31 +36,12 @@ from lowbit.quark.onnx.quantization.quant_utils import (
     PowerOfTwoMethod,
     VitisQuantFormat,
 )
-from lowbit.quark.translate.options import ExtraOptions
+from lowbit.quark.translate.options import ExtraOptions, given_or
 
 _INTEGERS: Mapping[str, IntegerFormat] = MappingProxyType(
-    {
-        "QInt4": IntegerFormat.INT4,
-        "QUInt4": IntegerFormat.UINT4,
-        "QInt8": IntegerFormat.INT8,
-        "QUInt8": IntegerFormat.UINT8,
-        "QInt16": IntegerFormat.INT16,
-        "QUInt16": IntegerFormat.UINT16,
-        "QInt32": IntegerFormat.INT32,
-        "QUInt32": IntegerFormat.UINT32,
-    }
+    {f"Q{'Int' if kind.signed else 'UInt'}{kind.bits}": kind for kind in IntegerFormat}
 )
 """By the name of the member, which is the same in onnxruntime's and in both of Quark's types."""
-
-_PAIRED = {"MX4": 11, "MX6": 13, "MX9": 16}
-_ELEMENTS = {
-    "MXFP4E2M1": "fp4_e2m1",
-    "MXFP6E3M2": "fp6_e3m2",
-    "MXFP6E2M3": "fp6_e2m3",
-    "MXFP8E5M2": "fp8_e5m2",
-    "MXFP8E4M3": "fp8_e4m3",
-    "MXInt8": "int8",
-}
 
 
 def integer_format(kind: AnyQuantType) -> IntegerFormat:
@@ -86,19 +64,6 @@ def fixed_neuron(layout: AnyQuantFormat, kind: AnyQuantType) -> AnyQuantType:
     return kind
 
 
-def block_attributes(kind: type[DataType]) -> dict[str, dict[str, Any]]:
-    """Return the options that say which block format a data type is."""
-    name = kind.__name__
-    if name == "BFP16":
-        return {"BFPAttributes": dict(DEFAULT_BFP_PARAMS)}
-    if name in _PAIRED:
-        return {"BFPAttributes": {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": _PAIRED[name]}}
-    if name in _ELEMENTS:
-        element = {"element_dtype": _ELEMENTS[name]}
-        return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, **element}}
-    return {}
-
-
 def is_power_of_two(method: Any, options: ExtraOptions) -> bool:
     """Whether a calibration method asks for power-of-two scales."""
     return isinstance(method, PowerOfTwoMethod) and options.UsePowerOf2Scale is not False
@@ -110,14 +75,14 @@ def activation_method(method: Any, options: ExtraOptions) -> Method:
         return _minmax(options)
     if method is CalibrationMethod.Percentile:
         return QuarkPercentile(
-            percentile=_given(options.Percentile, 99.999),
-            bins=_given(options.NumBins, 2048),
-            symmetric_range=_given(options.CalibTensorRangeSymmetric, True),
+            percentile=given_or(options.Percentile, 99.999),
+            bins=given_or(options.NumBins, 2048),
+            symmetric_range=given_or(options.CalibTensorRangeSymmetric, True),
         )
     if method is CalibrationMethod.Entropy:
         return QuarkEntropy(
-            bins=_given(options.NumBins, 128),
-            levels=_given(options.NumQuantizedBins, 128),
+            bins=given_or(options.NumBins, 128),
+            levels=given_or(options.NumQuantizedBins, 128),
         )
     if method is CalibrationMethod.Distribution:
         return Distribution()
@@ -168,10 +133,6 @@ def _minmax(options: ExtraOptions) -> Method:
         # Quark collects all samples at once, and takes the mean of what it collects at once.
         return MinMax(moving_average="mean")
     return MinMax()
-
-
-def _given(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
 
 
 _FLOATS = {

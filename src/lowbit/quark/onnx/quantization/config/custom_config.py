@@ -16,6 +16,7 @@ from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
 
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import QuarkConfigError
+from lowbit.quark.onnx.quantization.config import data_type as types
 from lowbit.quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig
 from lowbit.quark.onnx.quantization.config.config import (
     AnyCalibrationMethod,
@@ -77,6 +78,17 @@ DEFAULT_MICROSCALING_PARAMS: dict[str, Any] = {
     "axis": 1,
     "block_size": 32,
     "rounding_mode": 2,
+}
+
+# By the name of a data type: the bits of a pair, and the elements of a block.
+_PAIRED = {"MX4": 11, "MX6": 13, "MX9": 16}
+_ELEMENTS = {
+    "MXFP4E2M1": "fp4_e2m1",
+    "MXFP6E3M2": "fp6_e3m2",
+    "MXFP6E2M3": "fp6_e2m3",
+    "MXFP8E5M2": "fp8_e5m2",
+    "MXFP8E4M3": "fp8_e4m3",
+    "MXInt8": "int8",
 }
 
 _MINMAX, _PERCENTILE = CalibrationMethod.MinMax, CalibrationMethod.Percentile
@@ -147,12 +159,17 @@ def _tuned(config: QuantizationConfig, parameters: Mapping[str, Any]) -> Quantiz
     return dataclasses.replace(config, include_fast_ft=True, extra_options=options)
 
 
-def _blocks(**changes: Any) -> dict[str, Any]:
-    return {"BFPAttributes": {**DEFAULT_MICROEXPONENTS_PARAMS, **changes}}
-
-
-def _scaled(element: str) -> dict[str, Any]:
-    return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, "element_dtype": element}}
+def block_attributes(kind: type[types.DataType]) -> dict[str, dict[str, Any]]:
+    """Return the options that say which block format a data type is."""
+    name = kind.__name__
+    if name == "BFP16":
+        return {"BFPAttributes": dict(DEFAULT_BFP_PARAMS)}
+    if name in _PAIRED:
+        return {"BFPAttributes": {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": _PAIRED[name]}}
+    if name in _ELEMENTS:
+        element = {"element_dtype": _ELEMENTS[name]}
+        return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, **element}}
+    return {}
 
 
 def _mixed(spec: QTensorConfig, **more: Any) -> dict[str, Any]:
@@ -160,7 +177,7 @@ def _mixed(spec: QTensorConfig, **more: Any) -> dict[str, Any]:
     return {"AutoMixprecision": {"TargetLayerConfig": layer, **more}}
 
 
-_BFP16 = {"BFPAttributes": dict(DEFAULT_BFP_PARAMS)}
+_BFP16 = block_attributes(types.BFP16)
 _BF16_MIXED = {
     "ActivationSymmetric": True,
     "QuantizeBias": False,
@@ -201,23 +218,23 @@ BF16_CONFIG = _extended(_MINMAX, _BF16, _BF16, _ALL_TYPES)
 BF16_ADAQUANT_CONFIG = _tuned(BF16_CONFIG, _QUANT)
 BFP16_CONFIG = _extended(_MINMAX, _BFP, _BFP, _BFP16)
 BFP16_ADAQUANT_CONFIG = _tuned(BFP16_CONFIG, _QUANT)
-MX4_CONFIG = _extended(_MINMAX, _BFP, _BFP, _blocks(bit_width=11))
+MX4_CONFIG = _extended(_MINMAX, _BFP, _BFP, block_attributes(types.MX4))
 MX4_ADAQUANT_CONFIG = _tuned(MX4_CONFIG, _QUANT)
-MX6_CONFIG = _extended(_MINMAX, _BFP, _BFP, _blocks(bit_width=13))
+MX6_CONFIG = _extended(_MINMAX, _BFP, _BFP, block_attributes(types.MX6))
 MX6_ADAQUANT_CONFIG = _tuned(MX6_CONFIG, _QUANT)
-MX9_CONFIG = _extended(_MINMAX, _BFP, _BFP, _blocks(bit_width=16))
+MX9_CONFIG = _extended(_MINMAX, _BFP, _BFP, block_attributes(types.MX9))
 MX9_ADAQUANT_CONFIG = _tuned(MX9_CONFIG, _QUANT)
-MXFP8E5M2_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp8_e5m2"))
+MXFP8E5M2_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP8E5M2))
 MXFP8E5M2_ADAQUANT_CONFIG = _tuned(MXFP8E5M2_CONFIG, _QUANT)
-MXFP8E4M3_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp8_e4m3"))
+MXFP8E4M3_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP8E4M3))
 MXFP8E4M3_ADAQUANT_CONFIG = _tuned(MXFP8E4M3_CONFIG, _QUANT)
-MXFP6E3M2_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp6_e3m2"))
+MXFP6E3M2_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP6E3M2))
 MXFP6E3M2_ADAQUANT_CONFIG = _tuned(MXFP6E3M2_CONFIG, _QUANT)
-MXFP6E2M3_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp6_e2m3"))
+MXFP6E2M3_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP6E2M3))
 MXFP6E2M3_ADAQUANT_CONFIG = _tuned(MXFP6E2M3_CONFIG, _QUANT)
-MXFP4E2M1_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp4_e2m1"))
+MXFP4E2M1_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP4E2M1))
 MXFP4E2M1_ADAQUANT_CONFIG = _tuned(MXFP4E2M1_CONFIG, _QUANT)
-MXINT8_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("int8"))
+MXINT8_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXInt8))
 MXINT8_ADAQUANT_CONFIG = _tuned(MXINT8_CONFIG, _QUANT)
 S16S16_MIXED_S8S8_CONFIG = _extended(
     _PERCENTILE,
@@ -251,8 +268,8 @@ BF16_MIXED_MXINT8_CONFIG = _extended(
 )
 BF16_MIXED_MXINT8_ADAQUANT_CONFIG = _tuned(BF16_MIXED_MXINT8_CONFIG, _QUANT)
 BF16_BFP16_CONFIG = _extended(_MINMAX, _BF16, _BFP, _BFP16)
-BF16_MXINT8_CONFIG = _extended(_MINMAX, _BF16, _MX, _scaled("int8"))
-MX9_INT8_CONFIG = _extended(_MINMAX, _BFP, _S8, _blocks(bit_width=16))
+BF16_MXINT8_CONFIG = _extended(_MINMAX, _BF16, _MX, block_attributes(types.MXInt8))
+MX9_INT8_CONFIG = _extended(_MINMAX, _BFP, _S8, block_attributes(types.MX9))
 INT8_CNN_DEFAULT_CONFIG = _standard(_MINMAX, _U8, _S8, _FORCE)
 INT16_CNN_DEFAULT_CONFIG = _extended(_MINMAX, _U16, _S16, _FORCE)
 INT8_TRANSFORMER_DEFAULT_CONFIG = _standard(
