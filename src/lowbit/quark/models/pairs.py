@@ -18,6 +18,7 @@ from lowbit.graph.editing import (
     replace_constant,
 )
 from lowbit.graph.naming import tensor_name
+from lowbit.ops.linear import linear_operator
 from lowbit.ops.quantizing import DEQUANTIZE, QUANTIZE, ROUND_BLOCKS
 
 Array = NDArray[Any]
@@ -221,7 +222,7 @@ def _bias_nodes(graph: ir.Graph) -> list[ir.Node]:
         node
         for node in stored_constants(graph)
         for use in node.outputs[0].uses()
-        if use.idx == 2 and use.node.op_type in ("Conv", "ConvTranspose", "Gemm")
+        if (layer := linear_operator(use.node)) is not None and use.idx == layer.bias
     ]
 
 
