@@ -78,30 +78,6 @@ QUARK_EXTENDED = Target(
     softmax_range=(0.0, 1.0),
 )
 
-QUARK_FLOAT = msgspec.structs.replace(
-    QUARK_EXTENDED,
-    name="quark-float",
-    description="AMD Quark's extended flow over every operator (BF16)",
-    every_operator=True,
-    align=(),
-)
-
-QUARK_BLOCK = msgspec.structs.replace(
-    QUARK_EXTENDED,
-    name="quark-block",
-    description="AMD Quark's extended flow for block formats (BFP16, MX)",
-    data_movement="after_quantized",
-    align=(),
-    fuse=(),
-)
-
-QUARK_MIXED = msgspec.structs.replace(
-    QUARK_BLOCK,
-    name="quark-mixed",
-    description="AMD Quark's extended flow for blocks and 16-bit floats together (BF16_BFP16)",
-    fuse=QUARK_EXTENDED.fuse,
-)
-
 QUARK_NPU_CNN = Target(
     name="quark-npu-cnn",
     description="where AMD Quark's NPU flow puts Q/DQ, and how it adjusts them (XINT8)",
