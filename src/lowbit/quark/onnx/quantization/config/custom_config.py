@@ -14,6 +14,7 @@ from typing import Any
 from onnxruntime.quantization.calibrate import CalibrationMethod
 from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
 
+from lowbit.config.specs import BLOCKS, MxSpec
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import QuarkConfigError
 from lowbit.quark.onnx.quantization.config import data_type as types
@@ -78,17 +79,6 @@ DEFAULT_MICROSCALING_PARAMS: dict[str, Any] = {
     "axis": 1,
     "block_size": 32,
     "rounding_mode": 2,
-}
-
-# By the name of a data type: the bits of a pair, and the elements of a block.
-_PAIRED = {"MX4": 11, "MX6": 13, "MX9": 16}
-_ELEMENTS = {
-    "MXFP4E2M1": "fp4_e2m1",
-    "MXFP6E3M2": "fp6_e3m2",
-    "MXFP6E2M3": "fp6_e2m3",
-    "MXFP8E5M2": "fp8_e5m2",
-    "MXFP8E4M3": "fp8_e4m3",
-    "MXInt8": "int8",
 }
 
 _MINMAX, _PERCENTILE = CalibrationMethod.MinMax, CalibrationMethod.Percentile
@@ -161,15 +151,14 @@ def _tuned(config: QuantizationConfig, parameters: Mapping[str, Any]) -> Quantiz
 
 def block_attributes(kind: type[types.DataType]) -> dict[str, dict[str, Any]]:
     """Return the options that say which block format a data type is."""
-    name = kind.__name__
-    if name == "BFP16":
-        return {"BFPAttributes": dict(DEFAULT_BFP_PARAMS)}
-    if name in _PAIRED:
-        return {"BFPAttributes": {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": _PAIRED[name]}}
-    if name in _ELEMENTS:
-        element = {"element_dtype": _ELEMENTS[name]}
+    spec = BLOCKS.get(kind.__name__.upper())
+    if spec is None:
+        return {}
+    if isinstance(spec, MxSpec):
+        element = {"element_dtype": spec.element.value}
         return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, **element}}
-    return {}
+    usual = DEFAULT_MICROEXPONENTS_PARAMS if spec.pairs else DEFAULT_BFP_PARAMS
+    return {"BFPAttributes": {**usual, "bit_width": spec.bits}}
 
 
 def _mixed(spec: QTensorConfig, **more: Any) -> dict[str, Any]:
