@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
+from lowbit.config.specs import BlockSpec, MxSpec
 from lowbit.graph.editing import GraphEditor
 from lowbit.numerics.blocks import MINIFLOATS, Element, Minifloat, Rounding
 from lowbit.ops.quantizing import AMD_DOMAIN
@@ -193,16 +193,15 @@ def block_body(spec: BlockSpec, opset: int, *, whole: bool = False) -> str:
 
 def _inside(spec: BlockSpec) -> list[int]:
     """Return the dimensions of one block."""
-    return [spec.block // 2, 2] if isinstance(spec, BfpSpec) and spec.pairs else [spec.block]
+    return [spec.block // 2, 2] if spec.pairs else [spec.block]
 
 
 def _integers(spec: BlockSpec, opset: int) -> list[str]:
     """Return the steps from ``blocks`` and ``top`` to ``rounded``, integers times a step."""
-    bits = spec.bits - 9 if isinstance(spec, BfpSpec) else 7
-    high = 2**bits - 1
-    low = -high if isinstance(spec, BfpSpec) else -(2**bits)
+    low, high = spec.integers
+    bits = high.bit_length()
     steps, step = _binade("top", "step", 2.0 ** (1 - bits)), "step"
-    if isinstance(spec, BfpSpec) and spec.pairs:
+    if spec.pairs:
         step = "own_step"
         steps += [
             *_largest("pair", [-2], opset),
