@@ -28,6 +28,11 @@ SIZED_BY_DATA = frozenset(
 DECODE_DETECTIONS = frozenset(("Exp", "NonMaxSuppression", "TopK", "GatherND", "ScatterND"))
 """What follows the last layers of a detector, and not those of a classifier."""
 
+RANDOM = frozenset(
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
+)
+"""What draws anew each time."""
+
 STEPS = frozenset(("Floor", "Ceil", "Round", "Sign", "Mod"))
 """What writes floats, but steps of them."""
 

@@ -31,6 +31,9 @@ _BASE = tuple(name for name in NPU_OPERATORS if name not in _NPU_ONLY)
 _ANY_INTEGERS = (*INTEGERS, IntegerFormat.INT32, IntegerFormat.UINT32)
 _SHARES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Resize", "MaxPool", "Gather")
 
+FOLDED_RELU = FusedPair(producers=tuple(OPERATORS), consumers=("Relu", "Clip"))
+"""A Relu after anything, whose bounds become those of the quantized range."""
+
 QUARK_STANDARD = Target(
     name="quark-standard",
     description="where AMD Quark's standard flow puts Q/DQ (INT8_CNN_DEFAULT, U8S8_AAWS ...)",
@@ -42,7 +45,7 @@ QUARK_STANDARD = Target(
     data_movement="always",
     float_parts=(),
     fuse=(
-        FusedPair(producers=tuple(OPERATORS), consumers=("Relu", "Clip")),
+        FOLDED_RELU,
         FusedPair(producers=COMPUTING, consumers=("LeakyRelu", "PRelu")),
         PADDED_POOLS,
     ),

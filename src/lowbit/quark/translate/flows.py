@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.ops.traits import OPERATORS
 from lowbit.quark.extension.targets import (
+    FOLDED_RELU,
     QUARK_EXTENDED,
     QUARK_NPU_CNN,
     QUARK_STANDARD,
@@ -227,7 +227,7 @@ def _fuse(
         producers = (*first.producers, "InstanceNormalization")
         fused[0] = msgspec.structs.replace(first, producers=producers)
     if flow is Flow.EXTENDED and options.FoldRelu and not options.ActivationSymmetric:
-        fused.append(FusedPair(producers=tuple(OPERATORS), consumers=("Relu", "Clip")))
+        fused.append(FOLDED_RELU)
     if options.RemoveQDQMulAdd:
         fused.append(FusedPair(producers=("Mul",), consumers=("Add",)))
     for producer, consumer in options.RemoveQDQBetweenOps or ():
