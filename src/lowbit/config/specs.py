@@ -11,8 +11,8 @@ import msgspec
 from lowbit.config.extensible import tag_of
 from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, MinMax, Percentile
 from lowbit.errors import ConfigError
-from lowbit.numerics.blocks import Element, Rounding
-from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.numerics.blocks import Element, Rounding, round_bfp, round_mx
+from lowbit.numerics.formats import FloatArray, FloatFormat, IntegerFormat
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
@@ -257,6 +257,17 @@ class BfpSpec(_Spec, frozen=True, kw_only=True, tag="bfp"):
         high = 2 ** (self.bits - 9) - 1
         return -high, high
 
+    def rounded(self, values: FloatArray, axis: int) -> FloatArray:
+        """Return the values in this format."""
+        return round_bfp(
+            values,
+            axis,
+            bits=self.bits,
+            block=self.block,
+            pairs=self.pairs,
+            rounding=self.rounding,
+        )
+
     def describe(self) -> str:
         """Return a few words for tables: ``bfp16 blocks of 8``."""
         name = f"mx{self.bits - 7}" if self.pairs else f"bfp{self.bits}"
@@ -277,6 +288,12 @@ class MxSpec(_Spec, frozen=True, kw_only=True, tag="mx"):
     def integers(self) -> tuple[int, int]:
         """The smallest and the largest integer, of integer elements."""
         return IntegerFormat.INT8.low, IntegerFormat.INT8.high
+
+    def rounded(self, values: FloatArray, axis: int) -> FloatArray:
+        """Return the values in this format."""
+        return round_mx(
+            values, axis, element=self.element, block=self.block, rounding=self.rounding
+        )
 
     def describe(self) -> str:
         """Return a few words for tables: ``mxfp8_e4m3 blocks of 32``."""

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
 from lowbit.emit.functions import (
     PAIR,
     Functions,
@@ -23,10 +22,9 @@ from lowbit.emit.functions import (
 )
 from lowbit.errors import ModelError
 from lowbit.graph.editing import GraphEditor, constant
-from lowbit.numerics.blocks import Element, Rounding
+from lowbit.ops.block_attributes import block_spec
 from lowbit.ops.quantizing import AMD_DOMAIN, OLDER_AMD_DOMAIN, OLDER_NAMES
 
-_ROUNDINGS = (Rounding.AWAY, Rounding.UP, Rounding.EVEN)
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FLOAT = int(ir.DataType.FLOAT)
 
@@ -75,37 +73,10 @@ def _put_pairs_together(graph: ir.Graph) -> None:
             graph.insert_before(min(consumers, key=order.__getitem__), node)
 
 
-def _blocks(spec: BlockSpec, node: ir.Node, opset: int) -> tuple[str, str]:
+def _blocks(node: ir.Node, opset: int) -> tuple[str, str]:
     node.attributes.setdefault("axis", ir.AttrInt64("axis", 1))
     signature = f"<{', '.join(node.attributes)}> (x) => (y)"
-    return signature, block_body(spec, opset)
-
-
-def _bfp(node: ir.Node, opset: int) -> tuple[str, str]:
-    read = node.attributes.get_int
-    pairs = node.attributes.get_string("bfp_method", "to_bfp") == "to_bfp_prime"
-    inside = (read("sub_block_size", 2), read("sub_block_shift_bits", 1))
-    if pairs and inside != (2, 1):
-        raise ModelError(f"{node.name!r}: sub-blocks of {inside[0]} are not known; of 2 are")
-    if read("convert_to_bfloat_before_bfp", 0):
-        raise ModelError(f"{node.name!r}: convert_to_bfloat_before_bfp is not known")
-    spec = BfpSpec(
-        bits=read("bit_width", 16),
-        block=read("block_size", 8),
-        pairs=pairs,
-        rounding=_ROUNDINGS[read("rounding_mode", 0)],
-    )
-    return _blocks(spec, node, opset)
-
-
-def _mx(node: ir.Node, opset: int) -> tuple[str, str]:
-    read = node.attributes.get_int
-    spec = MxSpec(
-        element=Element(node.attributes.get_string("element_dtype", "int8")),
-        block=read("block_size", 32),
-        rounding=_ROUNDINGS[read("rounding_mode", 0)],
-    )
-    return _blocks(spec, node, opset)
+    return signature, block_body(block_spec(node), opset)
 
 
 def _quantize(node: ir.Node, opset: int) -> tuple[str, str]:
@@ -166,8 +137,8 @@ _BODIES: Mapping[str, Body] = MappingProxyType(
     {
         "ExtendedQuantizeLinear": _quantize,
         "ExtendedDequantizeLinear": _dequantize,
-        "BFPQuantizeDequantize": _bfp,
-        "MXQuantizeDequantize": _mx,
+        "BFPQuantizeDequantize": _blocks,
+        "MXQuantizeDequantize": _blocks,
         "ExtendedInstanceNormalization": _instance_norm,
         "ExtendedLSTM": _lstm,
     }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from onnxruntime.quantization.calibrate import CalibrationMethod
 
 from lowbit.config.methods import Distribution, Method, MinMax, MinMse, NonOverflow
 from lowbit.config.specs import BfpSpec, FloatSpec, IntegerSpec, MxSpec, Spec
-from lowbit.numerics.blocks import Element, Rounding
+from lowbit.errors import ConfigError
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.ops.block_attributes import BfpAttributes, BlockAttributes, MxAttributes
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.extension import (
     QuarkEntropy,
@@ -140,30 +141,7 @@ _FLOATS = {
     "QBFloat16": FloatFormat.BFLOAT16,
     "QFLOAT8E4M3FN": FloatFormat.FLOAT8E4M3FN,
 }
-_ROUNDING = {0: Rounding.AWAY, 1: Rounding.UP, 2: Rounding.EVEN}
 _BLOCKS = ("QBFP", "QMX")
-
-
-class BfpAttributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attributes of Quark's block floating point, with its defaults."""
-
-    bfp_method: Literal["to_bfp", "to_bfp_prime"] = "to_bfp"
-    axis: int = 1
-    bit_width: int = 16
-    block_size: int = 8
-    rounding_mode: Literal[0, 1, 2] = 0
-    sub_block_size: int = 2
-    sub_block_shift_bits: int = 1
-    convert_to_bfloat_before_bfp: int = 0
-
-
-class MxAttributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attributes of Quark's microscaling formats, with its defaults."""
-
-    element_dtype: Element = Element.INT8
-    axis: int = 1
-    block_size: int = 32
-    rounding_mode: Literal[0, 1, 2] = 0
 
 
 def is_float(kind: AnyQuantType) -> bool:
@@ -195,30 +173,13 @@ def block_spec(
     kind: AnyQuantType, bfp: Mapping[str, Any] | None, mx: Mapping[str, Any] | None
 ) -> BfpSpec | MxSpec:
     """Return the spec of a block format, with the attributes given for it."""
-    if kind.name == "QBFP":
-        return _bfp(_read("BFPAttributes", bfp, BfpAttributes))
-    given = _read("MXAttributes", mx, MxAttributes)
+    name, asked = ("BFPAttributes", bfp) if kind.name == "QBFP" else ("MXAttributes", mx)
+    given = _read(name, asked, BfpAttributes if kind.name == "QBFP" else MxAttributes)
     _usual_axis(given.axis)
-    return MxSpec(
-        element=given.element_dtype,
-        block=given.block_size,
-        rounding=_ROUNDING[given.rounding_mode],
-    )
-
-
-def _bfp(given: BfpAttributes) -> BfpSpec:
-    _usual_axis(given.axis)
-    pairs = given.bfp_method == "to_bfp_prime"
-    if pairs and (given.sub_block_size, given.sub_block_shift_bits) != (2, 1):
-        raise NotSupportedError("BFPAttributes: sub-blocks other than of 2, 1 bit are not built")
-    if given.convert_to_bfloat_before_bfp:
-        raise NotSupportedError("BFPAttributes: convert_to_bfloat_before_bfp is not built")
-    return BfpSpec(
-        bits=given.bit_width,
-        block=given.block_size,
-        pairs=pairs,
-        rounding=_ROUNDING[given.rounding_mode],
-    )
+    try:
+        return given.spec()
+    except ConfigError as error:
+        raise NotSupportedError(f"{name}: {error}") from error
 
 
 def _usual_axis(axis: int) -> None:
@@ -229,7 +190,9 @@ def _usual_axis(axis: int) -> None:
         )
 
 
-def _read(name: str, given: Mapping[str, Any] | None, kind: type[Any]) -> Any:
+def _read(
+    name: str, given: Mapping[str, Any] | None, kind: type[BlockAttributes]
+) -> BlockAttributes:
     try:
         return msgspec.convert(dict(given or {}), kind)
     except msgspec.ValidationError as error:
