@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pathlib
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from helpers.quark_helpers import BareReader, run_python
 from helpers.small_models import small_cnn, small_feeds
 
+import lowbit.quark
 from lowbit.quark.alias import OTHER_NAMES
 
 ONNX = """
@@ -142,6 +144,24 @@ def test_a_leftover_folder_hides_no_name(tmp_path: pathlib.Path) -> None:
     done = run_python("-c", code, cwd=tmp_path)
 
     assert (done.stderr, done.stdout) == ("", "lowbit.quark.common\n")
+
+
+def _defines(path: pathlib.Path) -> bool:
+    """Whether a file has anything but imports and a list of names."""
+    body = ast.parse(path.read_text()).body[1:]
+    return any(
+        not isinstance(node, (ast.Import, ast.ImportFrom)) and "__all__" not in ast.unparse(node)
+        for node in body
+    )
+
+
+def test_no_file_is_only_another_name_of_a_module() -> None:
+    folder = pathlib.Path(str(lowbit.quark.__file__)).parent
+    files = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]
+
+    bare = [path.name for path in files if not _defines(path)]
+
+    assert bare == ["experimental.py"]  # there is nothing in it
 
 
 def test_everything_is_imported_by_a_star() -> None:
