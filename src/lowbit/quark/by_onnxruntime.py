@@ -20,6 +20,7 @@ from lowbit.errors import did_you_mean
 from lowbit.files import temporary_folder
 from lowbit.graph import io
 from lowbit.graph.editing import add_constant, constant, drop_unused, take_over
+from lowbit.graph.naming import MICROSOFT
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
@@ -173,13 +174,13 @@ def _packed(model: ir.Model, bits: int, size: int, level: int) -> ir.Model:
         if level:
             attributes["accuracy_level"] = level
         made = ir.node(
-            "MatMulNBits", inputs, attributes, domain="com.microsoft", name=f"{node.name}_Q{bits}"
+            "MatMulNBits", inputs, attributes, domain=MICROSOFT, name=f"{node.name}_Q{bits}"
         )
         graph.insert_before(node, made)
         take_over(node.outputs[0], made.outputs[0])
         graph.remove(node, safe=True)
     drop_unused(graph)
-    model.opset_imports.setdefault("com.microsoft", 1)
+    model.opset_imports.setdefault(MICROSOFT, 1)
     return model
 
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from lowbit.emit.bodies import with_bodies
 from lowbit.graph.editing import add_constant, bypass, constant, drop_unused, take_over
+from lowbit.graph.naming import MICROSOFT
 from lowbit.ops.quantizing import (
     AMD_DOMAIN,
     DEQUANTIZE,
@@ -57,8 +58,8 @@ def to_standard(model: ir.Model) -> ir.Model:
             zero = constant(node.inputs[2]) if len(node.inputs) > 2 else None
             if zero is not None and zero.dtype.name in _INTEGERS:
                 node.op_type = node.op_type.removeprefix("Extended")
-                node.domain = "com.microsoft"
-                model.opset_imports.setdefault("com.microsoft", 1)
+                node.domain = MICROSOFT
+                model.opset_imports.setdefault(MICROSOFT, 1)
     return model
 
 
