@@ -7,7 +7,9 @@ import re
 import shlex
 
 import msgspec
+import onnx
 import pytest
+from helpers.token_models import text_model, write_texts
 
 from lowbit.cli.options import make_parser
 from lowbit.config.presets import PRESETS
@@ -33,6 +35,10 @@ def _snippets() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("snippet", [pytest.param(code, id=name) for name, code in _snippets()])
 def test_every_snippet_runs(snippet, model_path, monkeypatch) -> None:
     monkeypatch.chdir(model_path.parent)
+    if "Tokenization" in snippet:
+        write_texts(model_path.parent)
+        for name in ("model.onnx", "encoder.onnx"):
+            onnx.save(text_model(), model_path.parent / name)
 
     exec(compile(snippet, "snippet", "exec"), {"__name__": "snippet"})  # noqa: S102
 

@@ -77,7 +77,7 @@ def test_a_shared_scale_is_named_with_whom_it_is_shared() -> None:
 def test_what_has_no_other_reason_has_few_bits() -> None:
     found = found_in([[3.0, -3.0]], step=0.025)
 
-    assert found == {"few bits": "8 bits: a typical value of 3 is 120.0 steps of 0.025"}
+    assert found == {"few bits": "8 bits: a typical value of 3 is 120.0 times the scale, 0.025"}
 
 
 def test_of_a_tensor_without_a_scale_or_without_values_nothing_is_said() -> None:
@@ -163,6 +163,15 @@ def test_a_weight_without_another_reason_has_few_bits() -> None:
     plain = np.random.default_rng(0).uniform(-1, 1, (4, 9))
 
     assert list(made_of(plain, 1.001 / 127)) == ["few bits"]
+
+
+def test_of_many_scales_a_typical_one_tells_how_few_the_bits_are() -> None:
+    plain = np.full((4, 9), 0.5)
+    steps = scale(np.array([0.1, 0.1, 0.1, 50.0]), axis=0)
+
+    assert made_of(plain, 0.1, scale=steps)["few bits"] == (
+        "8 bits: a typical value of 0.5 is 5.0 times a typical scale, 0.1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,27 @@ def test_blocks_of_one_name_are_told_apart_by_their_first_node() -> None:
     assert [block.title for block in blocks] == [f"net/pitch/conv_{b.start}" for b in blocks]
 
 
+def test_nodes_of_one_name_in_other_scopes_tell_blocks_apart() -> None:
+    # Two blocks of one stage that both begin with a Conv, as those of a YOLO do.
+    names = [
+        f"/model.{i // 20}/m.{i % 20 // 10}/{'cv1' if i % 2 else 'cv2'}/Conv" for i in range(80)
+    ]
+    nodes = [node(i, (i - 1,) if i else (), name) for i, name in enumerate(names)]
+
+    titles = [block.title for block in fold(nodes).blocks]
+
+    assert len(titles) == len(set(titles))
+
+
+def test_blocks_whose_nodes_have_one_name_are_numbered() -> None:
+    nodes = [node(i, (i - 1,) if i else (), "/same/Add") for i in range(80)]
+
+    titles = [block.title for block in fold(nodes).blocks]
+
+    assert titles[:3] == ["same/Add", "same/Add (2)", "same/Add (3)"]
+    assert len(titles) == len(set(titles))
+
+
 @pytest.fixture(scope="module")
 def result() -> lowbit.Result:
     return lowbit.quantize(small_cnn(), data=small_feeds(6))

@@ -161,6 +161,17 @@ def test_where_a_scale_for_each_channel_is_no_fix(quantizer, plain, target) -> N
     assert "a scale for each channel" not in [trial.what for trial in trials]
 
 
+def test_a_weight_of_four_bits_gets_eight_not_sixteen() -> None:
+    narrow = weight(scale=scale(np.full((4, 1), 0.1), low=0, high=15, axis=0), format="uint4")
+    constant = Constant(np.ones(4, np.int8), np.ones(4, np.float32), np.ones((4, 3), np.float32))
+
+    (trial,) = weight_trials(narrow, constant, WEIGHT_SWITCH, ANY)
+
+    assert trial.what == "int8 (measured as float)"
+    (row,) = json.loads(trial.config)["tensors"]
+    assert row["spec"] == {"type": "integer", "format": "int8", "per_channel": True}
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_each_channel_is_rounded_with_its_own_scale(axis) -> None:
     plain = np.random.default_rng(1).normal(size=(3, 4, 2)).astype(np.float32)

@@ -15,7 +15,7 @@ from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.analyze.quantizers import find_quantizers
-from lowbit.analyze.tensors import _line, analyze_tensors, noise_of
+from lowbit.analyze.tensors import _line, _words, analyze_tensors, noise_of
 from lowbit.api.compare import compare
 from lowbit.config.presets import find_preset
 from lowbit.config.transforms import CrossLayerEqualization
@@ -221,6 +221,21 @@ def test_a_model_of_16_bits_has_nothing_to_promote(samples) -> None:
     ).quantized
 
     assert analyzed(quantized, samples, effort=math.inf).budget.promotion is None
+
+
+@pytest.mark.parametrize(
+    ("names", "target", "words"),
+    [
+        ({"r1", "w2"}, "onnxruntime", "the 2 worst tensors promoted to 16 bits"),
+        ({"r1", "w2"}, "ryzen-ai", "the 2 worst tensors promoted to 16 bits or float"),
+        ({"r1", "w2"}, "ryzen-ai-cnn", "the 2 worst tensors kept in float"),
+        ({"r1"}, "ryzen-ai-cnn", "the worst activation kept in float"),
+    ],
+)
+def test_promotion_is_told_as_the_target_allows(result, names, target, words) -> None:
+    worst = [q for q in find_quantizers(result.quantized) if q.tensor in names]
+
+    assert _words(worst, find_target(target)) == words
 
 
 @pytest.mark.parametrize(

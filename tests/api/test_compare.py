@@ -121,6 +121,12 @@ def test_a_float_model_has_nothing_to_account_for() -> None:
     assert report.latency is not None
 
 
+def test_models_in_the_wrong_order_are_told(quantized) -> None:
+    report = compare_models(quantized, small_cnn(), small_feeds(2), budget="none")
+
+    assert report.notes[0].endswith("the float model comes first")
+
+
 def test_a_model_of_other_outputs_is_refused() -> None:
     other = small_cnn()
     other.graph.output[0].name = other.graph.node[-1].output[0] = "scores"

@@ -383,7 +383,8 @@ def test_a_result_prints_as_one_line_and_shows_its_page_in_a_notebook() -> None:
     result = lowbit.quantize(small_cnn(), data=small_feeds(6), limit=4)
 
     assert repr(result).startswith("Result(Report(A8W8 for ryzen-ai: ")
-    assert len(repr(result)) < 200
+    assert result.report.verdict.level in repr(result)
+    assert len(repr(result)) < 3 * 80
     assert "2 held-out samples" in repr(result)
     shown = result._repr_html_()
     assert shown.startswith("<iframe srcdoc=")

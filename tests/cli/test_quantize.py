@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import tokenizers
-from helpers.token_models import VOCABULARY, token_model
+from helpers.token_models import text_model, write_texts
 from PIL import Image
 
 from lowbit import QuantConfig
@@ -37,7 +36,7 @@ def test_writes_a_quantized_model_and_says_how_good_it_is(run, model, data) -> N
     assert ran.err == ""
     assert "QuantizeLinear" in {node.op_type for node in onnx.load("int8.onnx").graph.node}
     assert "A8W8 for ryzen-ai" in ran.out
-    assert "on 8 samples" in ran.out
+    assert "8 to calibrate, 4 others to verify" in ran.out
     assert "on 4 held-out samples" in ran.out
     assert "logits" in ran.out
     assert "times smaller" in ran.out
@@ -101,7 +100,7 @@ def test_all_data_is_used_without_a_limit_and_that_is_noted(run, model, data) ->
     ran = run("quantize", model, "int8.onnx", "--data", data)
 
     assert ran.code == 0
-    assert "on 12 samples" in ran.out
+    assert "12 to calibrate, 12 of the same to verify" in ran.out
     assert "note: verified on calibration samples" in ran.out
 
 
@@ -186,8 +185,7 @@ def test_the_report_says_that_statistics_were_reused(run, model, data) -> None:
 
     ran = run("quantize", model, "b.onnx", "--data", data, "--limit", 2, "--stats", "s.npz")
 
-    assert "calibrated from saved statistics of 8 samples" in ran.out
-    assert "on 8 samples" in ran.out
+    assert "8 to calibrate (saved statistics), 10 others to verify" in ran.out
 
 
 def forbid_calibration(monkeypatch) -> None:
@@ -543,18 +541,8 @@ def test_resuming_where_nothing_was_killed_starts_anew(run, model, data) -> None
 
 
 def test_texts_are_data_and_the_group_size_an_option(tmp_path: Path) -> None:
-    words = {f"w{number}": number for number in range(VOCABULARY)}
-    model = tokenizers.models.WordLevel(words, unk_token="w0")  # noqa: S106
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "texts.txt").write_text("w1 w2 w3\nw4 w5 w6 w7\nw8 w9\n")
-    float_model = token_model()
-    for value, name in zip(float_model.graph.input, ("input_ids", "token_type_ids"), strict=True):
-        for node in float_model.graph.node:
-            node.input[:] = [name if read == value.name else read for read in node.input]
-        value.name = name
-    onnx.save(float_model, tmp_path / "model.onnx")
+    write_texts(tmp_path)
+    onnx.save(text_model(), tmp_path / "model.onnx")
 
     code = main(
         [

@@ -144,6 +144,8 @@ def test_limit_takes_images_evenly_spaced(
 
     assert [label for label, _ in source] == ["image 0.png", "image 3.png", "image 6.png"]
     assert source.describe().startswith(f"3 images from folder {tmp_path} (evenly spaced over 9)")
+    one = open_image_folder(tmp_path, paths, float_plan(1, 3, 8, 8), 1)
+    assert one.describe().startswith(f"1 image from folder {tmp_path} (evenly spaced over 9)")
 
 
 def test_pixel_rows_are_rendered_like_images() -> None:

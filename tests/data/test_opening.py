@@ -37,7 +37,8 @@ def test_images_are_found_in_subfolders_sorted_beside_other_files(
     )
     assert len(data) == 4
     assert not data.is_random
-    assert data.description.startswith(f"4 images from folder {tmp_path}, resized to 8x8")
+    told = f"4 images from folder {tmp_path} (1 .npy beside them not read), resized to 8x8"
+    assert data.description.startswith(told)
 
 
 def test_images_can_be_gone_through_again(

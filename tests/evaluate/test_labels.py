@@ -53,6 +53,7 @@ def test_labels_by_order(tmp_path, monkeypatch) -> None:
     [
         ("a.csv", "file,label\ncat0.png,1\n", "no label for cat/cat1.png; .*such as 'cat0.png'"),
         ("a.csv", "x,y\n1,2\n", "expected file and label"),
+        ("a.csv", "file;label\na;2\n", "has the columns file;label; .* with commas between"),
         ("a.txt", "1 2", "holds 2 labels, but the data 6 samples"),
         ("a.md", "1", "unknown kind"),
         ("no.csv", None, "cannot read the labels"),

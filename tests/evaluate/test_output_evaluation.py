@@ -27,17 +27,23 @@ def test_two_models_are_run_and_compared_before_their_softmax() -> None:
     models = [io.load(onnx.parser.parse_model(header + graph % e)) for e in (1.0, 1.5)]
     feeds = [{"x": x} for x in _rows(5, 2, 9)]
 
-    verdict = evaluate_outputs(*models, feeds, {"p": "p", "l": "l"}, held_out=True)
+    evaluated = evaluate_outputs(*models, feeds, {"p": "p", "l": "l"}, held_out=True)
+    verdict = evaluated.verdict
 
     x = np.concatenate([feed["x"] for feed in feeds])
     p, q = scipy.special.softmax(x, -1), scipy.special.softmax(1.5 * x, -1)
     assert verdict.worst.output == "p (before its activation)"
     assert verdict.worst.value == pytest.approx(scipy.stats.entropy(p, q, axis=-1).mean(), rel=1e-5)
     assert verdict.samples == 5
+    # The figures of outputs are over all samples too, and of nothing but outputs.
+    ratio = 10 * np.log10(np.sum(p**2) / np.sum((p - q) ** 2))
+    assert {n: e.sqnr_db for n, e in evaluated.outputs.items()} == {"p": pytest.approx(ratio, 1e-4)}
 
 
 def test_without_samples_there_is_no_verdict() -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
     model = io.load(onnx.parser.parse_model(text))
 
-    assert evaluate_outputs(model, model, [], {"y": "y"}, held_out=True) is None
+    evaluated = evaluate_outputs(model, model, [], {"y": "y"}, held_out=True)
+
+    assert (evaluated.verdict, evaluated.outputs) == (None, {})

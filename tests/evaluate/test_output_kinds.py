@@ -112,9 +112,9 @@ def test_objects_and_their_classes_in_one_output_are_apart() -> None:
     graph = "g (float[1,80,8] x) => (float[1,80,8] y) { y = Identity(x) }"
 
     assert [row[:2] for row in _found(graph, y=y.astype(np.float32))] == [
-        ("y[:, :, 0:4] (where y[:, :, 4:5] is)", "values"),
+        ("y[:, :, 0:4] (weighted by y[:, :, 4:5])", "values"),
         ("y[:, :, 4:5]", "scores"),
-        ("y[:, :, 5:8] (where y[:, :, 4:5] is)", "scores"),
+        ("y[:, :, 5:8] (weighted by y[:, :, 4:5])", "scores"),
     ]
 
 
@@ -129,7 +129,7 @@ def test_several_outputs_of_a_detector_are_read_where_its_scores_are() -> None:
 
     _, box = find_measured(model, values, {name: name for name in values})
 
-    assert box.name == "box (where heat is)"
+    assert box.name == "box (weighted by heat)"
     assert np.array_equal(box.of(values["box"], values), values["box"] * heat)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import scipy
@@ -75,6 +76,27 @@ def test_embeddings_are_measured_by_their_angle_and_maps_by_their_noise() -> Non
     assert angle.value == pytest.approx(float(np.mean(cosines)), rel=1e-5)
     power = sum(np.square(a).sum() for a in want) / sum(0.01 * np.square(b).sum() for b in noise)
     assert ratio.value == pytest.approx(10 * math.log10(power), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "unit", "words"),
+    [
+        (0.03729, 0.00952, "", "0.0373 ± 0.0095"),
+        (0.99993, 7.08e-06, "", "0.999930 ± 0.000007"),
+        (0.99853, 0.000119, "", "0.99853 ± 0.00012"),
+        (1.5, 0.31, "", "1.50 ± 0.31"),
+        (412.0, 31.0, "", "412 ± 31"),
+        (0.123456, math.nan, "", "0.123"),
+        (1.0, 0.0, "", "1"),
+        (18.63, 1.04, "dB", "18.6 ± 1.0 dB"),
+        (18.63, math.nan, "dB", "18.6 dB"),
+    ],
+)
+def test_a_figure_is_told_as_far_as_its_error_leaves_it_sure(value, error, unit, words) -> None:
+    (row,) = _verdict("values", _rows(1, 1, 64), _rows(1, 1, 64, seed=1)).outputs
+    row = msgspec.structs.replace(row, value=value, standard_error=error, unit=unit)
+
+    assert row.describe() == f"{row.output}: {row.figure} {words}"
 
 
 def test_the_worst_output_decides_and_all_are_shown() -> None:
@@ -184,6 +206,9 @@ def test_what_few_samples_leave_open_is_said(
 
     assert verdict.level == level
     assert (doubt in verdict.describe()) if doubt else not verdict.doubt
+    # A comparison has no --verify.
+    compared = msgspec.structs.replace(verdict, held_out=None).doubt
+    assert compared == verdict.doubt.replace("--verify more", "give more")
 
 
 def _decided(same: int, count: int, *, near: float = 0.02) -> tuple[list[np.ndarray], ...]:

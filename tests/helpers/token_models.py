@@ -1,8 +1,11 @@
 """A small network of tokens: tables, layers with and without a bias, a norm and a head."""
 
+import pathlib
+
 import numpy as np
 import onnx
 import onnxruntime as ort
+import tokenizers
 from onnx import TensorProto, helper, numpy_helper
 
 VOCABULARY, WIDTH, HIDDEN = 96, 48, 80
@@ -83,3 +86,23 @@ def run_tokens(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     return session.run([output], feed)[0]
+
+
+def write_texts(folder: pathlib.Path) -> None:
+    """Write a tokenizer for the words ``w0``, ``w1`` and so on, and texts of them."""
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    model = tokenizers.models.WordLevel(words, unk_token="w0")  # noqa: S106
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "texts.txt").write_text("w1 w2 w3\nw4 w5 w6 w7\nw8 w9\n")
+
+
+def text_model() -> onnx.ModelProto:
+    """Return the network with inputs of the names that texts are known to feed."""
+    model = token_model()
+    for value, name in zip(model.graph.input, ("input_ids", "token_type_ids"), strict=True):
+        for node in model.graph.node:
+            node.input[:] = [name if read == value.name else read for read in node.input]
+        value.name = name
+    return model

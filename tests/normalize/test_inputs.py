@@ -112,7 +112,7 @@ def test_a_model_that_is_not_ours_fixes_nothing(parse) -> None:
         ("g (float[N,3,H,8] x) => (float[N,3,H,8] y) { y = Relu(x) }", None),
         (
             "g (float[N,3,4,4] x) => (float[N,3,4,4] y) { y = Relu(x) }",
-            r"'x' is \[.*N.*, 3, 4, 4\] in the quantized model and \[1, 3, 8, 8\] in the float model",
+            r"'x' is \[N, 3, 4, 4\] in the quantized model and \[1, 3, 8, 8\] in the float model",
         ),
         ("g (float[3,8] x) => (float[3,8] y) { y = Relu(x) }", r"\[3, 8\] in the quantized model"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import msgspec
@@ -12,12 +13,12 @@ import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.calibrate.statistics import Stats
 from lowbit.config.presets import find_preset
+from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.errors import VerificationError
 from lowbit.graph import io
 from lowbit.graph.tensors import tensors_size
-from lowbit.pipeline.verify import check_sqnr, verify, with_reused
+from lowbit.pipeline.verify import check_sqnr, verify
 from lowbit.report.values import Report, Score, Step
 
 _MODEL = """<ir_version: 8, opset_import: ["" : 17]>
@@ -99,6 +100,28 @@ def test_layers_are_measured_as_they_are_read_in_the_quantized_model() -> None:
     assert [score.tensor for score in result.report.outputs] == ["logits"]
 
 
+def test_outputs_are_measured_on_every_sample_to_verify_on() -> None:
+    feeds = [{"input": (k + 1) * feed["input"]} for k, feed in enumerate(small_feeds(9))]
+
+    result = lowbit.quantize(small_cnn(), data=feeds, config=_plain())
+
+    want, got = (
+        np.concatenate([_inner(model, ["logits"], feed)["logits"] for feed in feeds])
+        for model in (small_cnn(), result.model)
+    )
+    sqnr = 10 * math.log10(np.square(want).sum() / np.square(want - got).sum())
+    assert result.report.verification_samples == 9
+    assert result.report.sqnr_db == pytest.approx(sqnr, abs=0.01)
+
+
+def test_a_layer_is_held_against_what_it_is_computed_from() -> None:
+    result = lowbit.quantize(small_cnn(), data=small_feeds(2), config=_plain())
+
+    layers = {score.tensor: score for score in result.report.layers}
+    assert layers["input"].upstream_db == math.inf
+    assert layers["r1"].upstream_db == layers["input"].sqnr_db
+
+
 def test_layers_come_in_the_order_of_the_graph_and_weights_are_none() -> None:
     report = lowbit.quantize(small_cnn(), data=small_feeds(2), config=_plain("U8S8")).report
 
@@ -174,8 +197,8 @@ def test_doubts_say_how_far_the_figures_can_be_trusted(data, preset, words) -> N
 
 def _report(*ratios: float, doubts: tuple[str, ...] = ()) -> Report:
     scores = tuple(
-        Score(tensor=f"t{i}", sqnr_db=ratio, cosine=1.0, max_error=0.0)
-        for i, ratio in enumerate(ratios)
+        Score(tensor=f"t{i}", sqnr_db=ratio, cosine=1.0, max_error=0.0, upstream_db=before)
+        for i, (before, ratio) in enumerate(itertools.pairwise((math.inf, *ratios)))
     )
     return Report(
         preset="p",
@@ -211,15 +234,36 @@ def test_an_exporters_stack_traces_are_left_out_and_it_is_said() -> None:
 
 
 def test_saved_statistics_are_named_and_what_no_longer_holds_is_not() -> None:
-    doubts = ("verified on calibration samples: the data has no others", "another")
+    first = lowbit.quantize(small_cnn(), data=small_feeds(8), config=_plain(smooth_quant=None))
 
-    report = with_reused(_report(20.0, doubts=doubts), Stats({}, 64), transformed=False)
+    again = lowbit.quantize(
+        small_cnn(), data=small_feeds(2), config=_plain(smooth_quant=None), stats=first.stats
+    )
 
-    assert report.calibration_samples == 64
-    assert report.doubts == ("another",)
-    assert report.notes == ("calibrated from saved statistics of 64 samples", "a note")
-    told = with_reused(_report(20.0), Stats({}, 64), transformed=True).notes[0]
-    assert "fit only if equalization saw the same data" in told
+    assert first.report.doubts == ("verified on calibration samples: the data has no others",)
+    assert not first.report.reused_statistics
+    assert again.report.reused_statistics
+    assert again.report.calibration_samples == 8
+    assert again.report.doubts == ()
+    assert again.report.notes[0] == "calibrated from saved statistics of 8 samples"
+
+
+def test_saved_statistics_fit_only_if_transforms_saw_the_same_data() -> None:
+    config = msgspec.structs.replace(_plain(), equalization=CrossLayerEqualization())
+    first = lowbit.quantize(small_cnn(), data=small_feeds(4), config=config)
+
+    again = lowbit.quantize(small_cnn(), data=small_feeds(4), config=config, stats=first.stats)
+
+    assert "fit only if transforms saw the same data" in again.report.notes[0]
+
+
+def test_samples_that_only_round_weights_are_counted_as_calibration() -> None:
+    config = find_preset("W4").with_group_size(16)
+
+    report = lowbit.quantize(small_cnn(), data=small_feeds(4), config=config).report
+
+    assert report.calibration_samples == 4
+    assert report.doubts == ("verified on calibration samples: the data has no others",)
 
 
 @pytest.mark.parametrize("lowest", [None, 20.0, 19.9, -5.0])
@@ -232,8 +276,8 @@ def test_too_low_a_ratio_names_where_it_falls_and_the_way_out() -> None:
 
     with pytest.raises(
         VerificationError,
-        match=r"has 12\.3 dB, less than the 20 dB asked for; .* at t2 \(30\.0 dB\), "
-        r"t4 \(12\.3 dB\), t1 \(58\.0 dB\)\. Try --exclude",
+        match=r"has 12\.3 dB, less than the 20 dB asked for; .* at t4 \(12\.3 dB\), "
+        r"t2 \(30\.0 dB\), t0 \(60\.0 dB\), t1 \(58\.0 dB\)\. Try --exclude",
     ):
         check_sqnr(report, 20)
 

@@ -78,7 +78,8 @@ def cells(page, column: int) -> list[str]:
 
 
 def is_drawn(page, selector: str) -> bool:
-    """Whether a plot's canvas holds more than one colour."""
+    """Whether a plot's canvas holds more than one colour, once the browser has had time for a frame."""
+    page.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
     return page.execute_script(
         """const canvas = document.querySelector(arguments[0] + ' canvas');
         const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
@@ -98,7 +99,7 @@ def test_the_budget_is_shown(page) -> None:
     assert len(shares) > 5
     assert all(text.endswith(" %") for text in shares)
     text = page.find_element("id", "budget").text
-    assert "worst tensors promoted to 16 bits, measured together" in text
+    assert "worst activations promoted to 16 bits, measured together" in text
     assert "of the noise recovered" in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -40,7 +41,10 @@ REPORT = Report(
     verification_samples=4,
     held_out=True,
     outputs=(score("y", 20.0), score(LONG, math.inf)),
-    layers=tuple(score(f"t{i}", ratio) for i, ratio in enumerate([40, 30, 35, 10, 9, 50])),
+    layers=tuple(
+        msgspec.structs.replace(score(f"t{i}", ratio), upstream_db=before)
+        for i, (before, ratio) in enumerate(itertools.pairwise([math.inf, 40, 30, 35, 10, 9, 50]))
+    ),
     quantized={"activation int8": 10, "weight int8": 7},
     float_nodes=tuple(
         FloatNode(node=f"n{i}", op_type="Softmax", why=f"reason {i % 7}") for i in range(30)
@@ -85,18 +89,19 @@ def test_everything_is_told_within_the_width(console, width) -> None:
         assert words in text
 
 
-def test_the_steepest_falls_come_first_and_rises_not_at_all(console) -> None:
+def test_where_the_error_arises_is_told_with_the_ratio_before_and_after(console) -> None:
     screen = console(80)
 
     show_result(screen, REPORT, "int8.onnx")
 
-    lines = screen.file.getvalue().split("SQNR falls most at")[1].split("worst layers")[0]
+    lines = screen.file.getvalue().split("the error arises at")[1].split("worst layers")[0]
     assert [
         line.split() for line in lines.splitlines() if line.startswith("t") and "d" not in line
     ] == [
-        ["t3", "35.00", "10.00", "25.00"],
-        ["t1", "40.00", "30.00", "10.00"],
-        ["t4", "10.00", "9.00", "1.00"],
+        ["t3", "35.00", "10.00"],
+        ["t4", "10.00", "9.00"],
+        ["t1", "40.00", "30.00"],
+        ["t0", "exact", "40.00"],
     ]
 
 
@@ -126,7 +131,7 @@ def test_a_bare_report_has_no_empty_tables(console) -> None:
     show_result(screen, bare, "int8.onnx")
 
     text = screen.file.getvalue()
-    for words in ("in float\n", "moved", "falls", "worst", "note", "smaller"):
+    for words in ("in float\n", "moved", "arises", "worst", "note", "smaller"):
         assert words not in text
     assert "quantized   nothing" in text
 
@@ -216,7 +221,8 @@ def budget(rows=(), **changes) -> Budget:
 
 def promotion(**changes) -> Promotion:
     plain = {
-        "tensors": ("a",),
+        "words": "the 2 worst activations kept in float",
+        "tensors": ("a", "b"),
         "sqnr_db": 12.2185,
         "gain_db": 2.2185,
         "noise_recovered": 0.4,
@@ -299,11 +305,35 @@ def test_what_is_recovered_is_told_of_what_can_be_told_apart(console, rest, expe
     show_budget(screen, budget(float_sqnr_db=rest, promotion=promotion()))
 
     printed = screen.file.getvalue()
-    assert "the 1 worst tensor promoted to 16 bits, measured together: 10.00 -> 12.22 dB" in printed
+    assert "the 2 worst activations kept in float, measured together: 10.00 -> 12.22 dB" in printed
     assert "40% of the noise recovered" in printed
     assert ("listed here add" in printed) == (expected is not None)
     assert (expected or "") in printed
     assert "quantized again" not in printed
+
+
+def test_promotion_that_makes_it_worse_is_no_help_and_not_to_be_copied(console) -> None:
+    screen = console(100)
+    worse = promotion(sqnr_db=9.0, gain_db=-1.0, noise_recovered=-0.26, config='{"tensors":[]}')
+
+    show_budget(screen, budget(promotion=worse))
+
+    printed = screen.file.getvalue()
+    assert "measured together: 10.00 -> 9.00 dB, no help" in printed
+    assert "tensors" not in printed.partition("no help")[2]
+
+
+def test_a_weight_is_told_by_the_node_that_reads_it(console) -> None:
+    screen = console(100)
+
+    rows = [row("onnx::Conv_553", 0.4, kind="weight", node="/features.1/Conv"), row("r1", 0.2)]
+    show_budget(screen, budget(rows))
+
+    lines = [line.strip() for line in screen.file.getvalue().splitlines()]
+    assert lines[lines.index(next(x for x in lines if x.startswith("onnx::"))) + 1] == (
+        "weight of /features.1/Conv"
+    )
+    assert sum("weight of" in line for line in lines) == 1
 
 
 def test_a_new_run_with_promoted_tensors_is_told(console) -> None:
@@ -311,7 +341,7 @@ def test_a_new_run_with_promoted_tensors_is_told(console) -> None:
 
     show_budget(screen, budget(promotion=promotion(requantized_sqnr_db=14.0)))
 
-    assert "quantized again with them at 16 bits: 14.00 dB" in screen.file.getvalue()
+    assert "quantized again so: 14.00 dB" in screen.file.getvalue()
 
 
 @pytest.mark.parametrize(("page", "said"), [("", "--report page.html"), ("both.html", "both.html")])

@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
@@ -16,6 +17,7 @@ from lowbit.planning.plan import FloatNode
 from lowbit.report import tables
 from lowbit.report.tables import (
     Name,
+    Sentence,
     make_facts,
     make_table,
     nodes_table,
@@ -39,6 +41,31 @@ def test_never_longer_than_allowed_and_unchanged_when_it_fits(text, width) -> No
 
 def test_both_ends_stay() -> None:
     assert shorten("/features/features.18/Conv_output_0", 15) == "/featu...tput_0"
+
+
+def _printed(text: str, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, markup=False, emoji=False)
+    console.print(Sentence(text))
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_sentence_takes_two_lines_of_whole_words_and_says_that_there_is_more() -> None:
+    text = "one of them is as long as it has to be, and then some more of it"
+
+    assert _printed(text, 80) == [text]
+    assert _printed(text, 36) == [
+        "one of them is as long as it has to",
+        "be, and then some more of it",
+    ]
+    assert _printed(text, 20) == ["one of them is as", "long as it has ..."]
+
+
+@given(st.text(), st.integers(4, 60))
+def test_a_sentence_never_takes_more_room_than_it_has(text, width) -> None:
+    lines = _printed(text, width)
+
+    assert len(lines) <= 2
+    assert all(cell_len(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize("width", [40, 80, 160])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -14,8 +15,8 @@ from lowbit.report.values import Report, Score, count_formats, scores
 
 def _report(*ratios: float) -> Report:
     layers = tuple(
-        Score(tensor=f"t{k}", sqnr_db=ratio, cosine=1.0, max_error=0.0)
-        for k, ratio in enumerate(ratios)
+        Score(tensor=f"t{k}", sqnr_db=ratio, cosine=1.0, max_error=0.0, upstream_db=before)
+        for k, (before, ratio) in enumerate(itertools.pairwise((math.inf, *ratios)))
     )
     return Report(
         preset="A8W8",
@@ -30,10 +31,17 @@ def _report(*ratios: float) -> Report:
     )
 
 
-def test_the_steepest_falls_come_first_and_rises_are_none() -> None:
+def test_where_most_noise_is_added_comes_first_and_where_it_becomes_less_not_at_all() -> None:
     report = _report(math.inf, math.inf, 50.0, math.inf, 40.0, 40.0, 10.0, 12.0)
 
-    assert [s.tensor for s in report.steepest_drops()] == ["t2", "t4", "t6"]
+    assert [s.tensor for s in report.error_sources()] == ["t6", "t4", "t2"]
+    assert report.layers[6].added_noise == pytest.approx(0.1 - 0.0001)
+
+
+def test_a_layer_of_which_nothing_before_is_known_is_no_source_of_error() -> None:
+    lone = Score(tensor="t", sqnr_db=3.0, cosine=1.0, max_error=0.0)
+
+    assert lone.added_noise == 0.0
 
 
 def test_worst_layers_are_those_of_the_lowest_ratio() -> None:

@@ -120,6 +120,7 @@ def _row(
         tensor=name,
         kind=subject.quantizer.kind,
         op_type=subject.quantizer.op_type,
+        node=subject.quantizer.consumer if subject.quantizer.kind == "weight" else "",
         format=subject.quantizer.format,
         own_sqnr_db=_as_decibels(subject.own_noise),
         sensitivity=measured.of(name) / now if now else 0.0,

@@ -160,7 +160,8 @@ def _outlier(low: Array | None, high: Array | None, times: float) -> list[Cause]
 
 
 def _few_bits(scale: Scale, size: float) -> Cause:
-    step = float(np.max(scale.scale))
+    typical = float(np.median(scale.scale))
     bits = (scale.high - scale.low + 1).bit_length() - 1
-    text = f"{bits} bits: a typical value of {size:.3g} is {size / step:.1f} steps of {step:.3g}"
+    many = "a typical scale" if scale.scale.size > 1 else "the scale"
+    text = f"{bits} bits: a typical value of {size:.3g} is {size / typical:.1f} times {many}, {typical:.3g}"
     return Cause(name=FEW_BITS, detail=text)

@@ -107,14 +107,17 @@ class _Folding:
         return NetworkBlock(title=self._title(start, end), start=start, end=end, blocks=blocks)
 
     def _told_apart(self, blocks: Sequence[NetworkBlock]) -> tuple[NetworkBlock, ...]:
-        """Add the name of its first node to a title that several blocks have."""
+        """Call blocks that would have one title after their first nodes, and number what is left."""
         counts = Counter(block.title for block in blocks)
-        return tuple(
-            msgspec.structs.replace(b, title="/".join((b.title, *self._names[b.start])))
-            if counts[b.title] > 1
-            else b
-            for b in blocks
-        )
+        first = ["/".join((*self._scopes[b.start], *self._names[b.start])) for b in blocks]
+        titles = [f if counts[b.title] > 1 else b.title for b, f in zip(blocks, first, strict=True)]
+        seen: Counter[str] = Counter()
+        found = []
+        for block, title in zip(blocks, titles, strict=True):
+            seen[title] += 1
+            number = "" if seen[title] == 1 else f" ({seen[title]})"
+            found.append(msgspec.structs.replace(block, title=f"{title}{number}"))
+        return tuple(found)
 
     def _cuts(self, start: int, end: int) -> Iterator[int]:
         size = max(_FEWEST, math.ceil((end - start) / _BLOCKS))

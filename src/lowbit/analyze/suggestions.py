@@ -25,6 +25,8 @@ from lowbit.report.values import Cause
 from lowbit.targets import Target
 
 _OFF = np.array(False)
+_FOUR_BITS, _EIGHT = 16, IntegerFormat.INT8
+"""What has so few integers needs no 16 bits."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,6 +86,14 @@ def weight_trials(
         if target.per_channel and not target.power_of_two:
             changes = {switch.name: _OFF, switch.float_value: fine}
             trials.append(Trial("a scale for each channel", line, changes))
+    if (
+        scale is not None
+        and scale.high - scale.low < _FOUR_BITS
+        and _EIGHT in target.weight_formats
+    ):
+        spec = IntegerSpec(format=_EIGHT, per_channel=target.per_channel)
+        line = override(TensorOverride(tensor=quantizer.tensor, spec=spec))
+        return [*trials, Trial(f"{_EIGHT.value} (measured as float)", line, {switch.name: _OFF})]
     wide = _wide(target.weight_formats, signed=True)
     if wide is None:
         line = msgspec.json.encode({"exclude": [quantizer.consumer]}).decode()

@@ -174,7 +174,7 @@ def _promotion(
     slices: Sequence[OutputSlice],
     target: Target,
 ) -> Promotion | None:
-    """Promote the worst tensors to 16 bits, run that model and return what it gains."""
+    """Promote the worst tensors, run that model with them in 16 bits and return what it gains."""
     by_name = {q.tensor: q for q in quantizers}
     # A refined weight differs from the float one on purpose: by itself it looks worse than it is.
     kinds = {"activation"} if is_refined(model) else {"activation", "weight"}
@@ -186,6 +186,7 @@ def _promotion(
     noise = noise_of(promote(model, worst, constants), samples, slices)
     after = decibels(1.0, noise)
     return Promotion(
+        words=_words(worst, target),
         tensors=tuple(q.tensor for q in worst),
         sqnr_db=after,
         gain_db=after - budget.sqnr_db,
@@ -205,18 +206,36 @@ def noise_of(
     return errors.noise
 
 
+def _wide_format(quantizer: Quantizer, target: Target) -> IntegerFormat | None:
+    """Return the 16 bits that a target has for a tensor, if any."""
+    is_weight = quantizer.kind == "weight"
+    formats = target.weight_formats if is_weight else target.activation_formats
+    signed = quantizer.scale is None or quantizer.scale.low < 0
+    wide = IntegerFormat.INT16 if signed else IntegerFormat.UINT16
+    return wide if wide in formats else None
+
+
+def _words(worst: Sequence[Quantizer], target: Target) -> str:
+    """Return which tensors are promoted, and to what."""
+    kinds = {q.kind for q in worst}
+    noun = kinds.pop() if len(kinds) == 1 else "tensor"
+    wide = [_wide_format(q, target) is not None for q in worst]
+    how = "promoted to 16 bits" if all(wide) else "kept in float"
+    if any(wide) and not all(wide):
+        how = "promoted to 16 bits or float"
+    number = f"{len(worst)} worst {noun}s" if len(worst) > 1 else f"worst {noun}"
+    return f"the {number} {how}"
+
+
 def _line(worst: Sequence[Quantizer], target: Target) -> str:
     """Return what asks for these tensors at 16 bits, or in float where the target has none."""
     rows, excluded = [], []
     for quantizer in worst:
-        weight = quantizer.kind == "weight"
-        formats = target.weight_formats if weight else target.activation_formats
-        signed = quantizer.scale is None or quantizer.scale.low < 0
-        wide = IntegerFormat.INT16 if signed else IntegerFormat.UINT16
-        if wide in formats:
+        wide = _wide_format(quantizer, target)
+        if wide is not None:
             spec = IntegerSpec(format=wide)
             rows.append(TensorOverride(tensor=quantizer.tensor, spec=spec))
-        elif weight:
+        elif quantizer.kind == "weight":
             excluded.append(quantizer.consumer)
         else:
             rows.append(TensorOverride(tensor=quantizer.tensor, keep="float"))

@@ -14,10 +14,11 @@ from lowbit.evaluate.compare_models import Comparison
 from lowbit.evaluate.latency import Latency
 from lowbit.evaluate.output_kinds import find_measured
 from lowbit.evaluate.shown_samples import show_samples
+from lowbit.evaluate.upstream import ratios_upstream, wiring
 from lowbit.graph.openvino import Runtime
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.tensors import tensors_size
-from lowbit.report.values import Report, scores
+from lowbit.report.values import Report, Score, scores
 from lowbit.version import __version__
 
 _GAP_DB = 1.0
@@ -47,12 +48,12 @@ def comparison_report(
         slices=scores(found.sliced),
         fused=scores(found.fused),
         runtime=runtime,
-        layers=scores(analysis.layers) if analysis else (),
+        layers=_layers(other, analysis) if analysis else (),
         budget=analysis.budget if analysis else None,
         tensors=analysis.views if analysis else (),
         network=draw_network(other, find_quantizers(other)),
         notes=(
-            *_unquantized(other),
+            *_unquantized(float_model, other),
             *_notes(found, runtime),
             *(analysis.notes if analysis else ()),
             *_refined(other, analysis),
@@ -64,11 +65,23 @@ def comparison_report(
     )
 
 
-def _unquantized(other: ir.Model) -> tuple[str, ...]:
+def _layers(other: ir.Model, analysis: TensorAnalysis) -> tuple[Score, ...]:
+    names = {n: q.tensor for q in find_quantizers(other) for n in (q.source, *q.results)}
+    ratios = {name: found.sqnr_db for name, found in analysis.layers.items()}
+    return scores(analysis.layers, ratios_upstream(wiring(other.graph, names), ratios))
+
+
+def _unquantized(float_model: ir.Model, other: ir.Model) -> tuple[str, ...]:
     """Doubt that the second model is the quantized one where nothing says that it is."""
-    if "lowbit.preset" in other.metadata_props or find_quantizers(other):
+    if _is_quantized(other):
         return ()
+    if _is_quantized(float_model):
+        return ("the first model is quantized and the second is not: the float model comes first",)
     return ("nothing in the second model is quantized: is it the float model again?",)
+
+
+def _is_quantized(model: ir.Model) -> bool:
+    return "lowbit.preset" in model.metadata_props or bool(find_quantizers(model))
 
 
 def _class_outputs(float_model: ir.Model, found: Comparison) -> frozenset[str]:

@@ -40,7 +40,7 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.normalizing import ReusedModel
 from lowbit.pipeline.pipeline import Clock, Pipeline, Progress, ignore_progress, plan_only
 from lowbit.pipeline.stages import Refinement
-from lowbit.pipeline.verify import check_sqnr, check_verdict, with_reused
+from lowbit.pipeline.verify import check_sqnr, check_verdict
 from lowbit.planning.plan import Plan
 from lowbit.refine.checkpoint import remove_checkpoint
 from lowbit.refine.refine import check_refinement
@@ -227,13 +227,18 @@ def quantize(
         built, steps, mixed = _built(pipeline, normalized, plan, stats, metric)
         if checkpoint is None and output is not None:
             checkpoint = checkpoint_of(output)
-        finisher = Finisher(pipeline, checkpoint, steps, resume=resume, keep_partial=keep_partial)
+        finisher = Finisher(
+            pipeline,
+            checkpoint,
+            steps,
+            resume=resume,
+            keep_partial=keep_partial,
+            reused=stats is not None,
+        )
         # What a model wrote itself refines it, but nobody's data decides what is promoted or refused.
         is_measured = data is not None and samples is not None and not samples.data.is_random
         promote = promote and plan is None and mixed is None and is_measured
         built, report, refinement = _finished(finisher, built, request, promote=promote)
-    if stats is not None:
-        report = with_reused(report, stats, transformed=_is_transformed(built.config))
     told = (*report.notes, *(() if mixed is None else (mixed.describe(),)), *refinement.notes)
     check_sqnr(report, min_sqnr)
     check_verdict(report, allow_ruined=allow_ruined or not is_measured)
@@ -377,9 +382,3 @@ def _with_inputs(
         fix_inputs={**config.fix_inputs, **values},
         input_shapes={**config.input_shapes, **sizes},
     )
-
-
-def _is_transformed(config: QuantConfig) -> bool:
-    """Whether transforms that depend on samples change what statistics are of."""
-    transforms = (config.equalization, config.smooth_quant)
-    return any(transform is not None and transform.reads_data for transform in transforms)

@@ -284,7 +284,8 @@ class RowSource(IndexedSource):
         """Return how many rows from where."""
         rows = self._count * self._batch
         grouped = "" if self._batch == 1 else f", {self._batch} at a time"
-        return f"{rows} samples from {self._table.origin}{grouped}"
+        samples = "sample" if rows == 1 else "samples"
+        return f"{rows} {samples} from {self._table.origin}{grouped}"
 
     def _count_feeds(self) -> int:
         arrays = self._table.arrays

@@ -207,7 +207,9 @@ class ImageSource(IndexedSource):
 
     def describe(self) -> str:
         """Return how many images from where, and what is done to them."""
-        return f"{self.count() * self._plan.batch} {self._origin}, {self._plan}"
+        count = self.count() * self._plan.batch
+        origin = self._origin.replace("images", "image", 1) if count == 1 else self._origin
+        return f"{count} {origin}, {self._plan}"
 
     def _feed(self, group: list[NDArray[Any]], label: str) -> NDArray[Any]:
         if not self._plan.has_batch_axis:
@@ -221,16 +223,19 @@ class ImageSource(IndexedSource):
 
 
 def open_image_folder(
-    folder: Path, paths: Sequence[Path], plan: ImagePlan, limit: int | None
+    folder: Path, paths: Sequence[Path], plan: ImagePlan, limit: int | None, *, not_read: int = 0
 ) -> ImageSource:
     """Return the images of a folder; a limit takes them evenly spaced.
 
-    The names of class folders sort by class, so the first few would all be of one class.
+    The names of class folders sort by class, so the first few would all be of one class. ``not_read`` is how
+    many arrays lie beside them.
     """
     origin = f"images from folder {folder}"
     chosen = _spaced(paths, None if limit is None else limit * plan.batch)
     if len(chosen) < len(paths):
         origin += f" (evenly spaced over {len(paths)})"
+    if not_read:
+        origin += f" ({not_read} .npy beside them not read)"
     return ImageSource(
         plan=plan,
         labels=[f"image {path.relative_to(folder)}" for path in chosen],

@@ -222,7 +222,8 @@ def _find_folder_source(folder: Path, request: _Request) -> Source:
         from lowbit.data.images import plan_images
 
         plan = plan_images(request.inputs, request.preprocessing or Preprocessing())
-        return open_image_folder(folder, images, plan, request.limit)
+        arrays = sum(path.suffix == ".npy" for path in files)
+        return open_image_folder(folder, images, plan, request.limit, not_read=arrays)
     if any(path.suffix == ".npy" for path in files):
         _refuse_preprocessing(request, ".npy files")
         return NpyFolderSource(folder, request.inputs, request.limit)

@@ -76,7 +76,10 @@ def find_preprocessing(name: str) -> Preprocessing:
     if name not in PREPROCESSINGS:
         known = ", ".join(PREPROCESSINGS)
         near = did_you_mean(name, PREPROCESSINGS)
-        raise ConfigError(f"unknown preprocessing {name!r}{near} (known are {known})")
+        raise ConfigError(
+            f"unknown preprocessing {name!r}{near} (known are {known}; texts need a tokenizer: --tokenizer FILE, "
+            "in Python preprocessing=lowbit.Tokenization(tokenizer=FILE))"
+        )
     return PREPROCESSINGS[name]
 
 

@@ -99,7 +99,9 @@ def _read_csv(source: str) -> Mapping[str, Label]:
     key = next((c for c in _FILE_COLUMNS if c in columns), None)
     if key is None or "label" not in columns:
         have = ", ".join(columns) or "nothing"
-        raise DataError(f"{source} has the columns {have}; expected file and label")
+        raise DataError(
+            f"{source} has the columns {have}; expected file and label, with commas between them"
+        )
     return {row[key]: _label(row["label"] or "") for row in rows}
 
 

@@ -10,12 +10,22 @@ import onnx_ir as ir
 
 from lowbit.evaluate.figures import LEVELS
 from lowbit.evaluate.output_kinds import find_measured, measured_tensors, strongest
-from lowbit.evaluate.runner import Outputs, Run, run_models
+from lowbit.evaluate.runner import Outputs, Run, output_names, run_models
+from lowbit.evaluate.same_outputs import finite_pair, is_number
 from lowbit.evaluate.verdict import OutputErrors, Verdict
 from lowbit.graph.session import Feed
+from lowbit.numerics.metrics import SignalNoise
 
 # Samples that tell what the outputs are.
 _FIRST = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EvaluatedOutputs:
+    """The verdict, and signal and noise of each output, over the same samples."""
+
+    verdict: Verdict | None
+    outputs: Mapping[str, SignalNoise]
 
 
 def evaluate_outputs(
@@ -26,21 +36,45 @@ def evaluate_outputs(
     *,
     held_out: bool,
     fused: bool = False,
-) -> Verdict | None:
+) -> EvaluatedOutputs:
     """Run both models on all samples; ``names`` are what the quantized model calls tensors.
 
     ``fused``: the quantized model runs in a default session as well, and the worse verdict holds.
     """
-    wanted = [name for name in measured_tensors(reference) if name in names]
-    exact = Run.quantized_model(quantized, [names[name] for name in wanted]).quick()
+    outputs = output_names(reference)
+    measured = [name for name in measured_tensors(reference) if name in names]
+    wanted = list(dict.fromkeys((*measured, *outputs)))
+    given = list(dict.fromkeys((*(names[name] for name in measured), *outputs)))
+    exact = Run.quantized_model(quantized, given).quick()
     runs = [Run.float_model(reference, wanted), exact]
     if fused:
         runs.append(dataclasses.replace(exact, optimize="all", name="the quantized model, fused"))
     evaluation = OutputEvaluation(reference, names)
+    # The arrays of a sequence have names of their own: all that is not looked at besides is an output.
+    sums = _OutputSums(frozenset(measured) - set(outputs))
     for feed, (want, *others) in run_models(runs, feeds):
         if want is not None:
             evaluation.add(feed, want, others)
-    return evaluation.verdict(held_out=held_out)
+            sums.add(want, others[0] or {})
+    return EvaluatedOutputs(evaluation.verdict(held_out=held_out), sums.by_name)
+
+
+class _OutputSums:
+    """Signal and noise of the outputs, added up over samples."""
+
+    def __init__(self, inner: frozenset[str]) -> None:
+        """Begin; ``inner`` are tensors that are no outputs."""
+        self._inner = inner
+        self.by_name: dict[str, SignalNoise] = {}
+
+    def add(self, want: Outputs, got: Outputs) -> None:
+        for name, array in want.items():
+            found = got.get(name)
+            if name in self._inner or found is None or not is_number(array):
+                continue
+            if array.shape == found.shape:
+                before = self.by_name.get(name, SignalNoise())
+                self.by_name[name] = before | SignalNoise.of(*finite_pair(array, found))
 
 
 class OutputEvaluation:

@@ -68,7 +68,7 @@ class MeasuredOutput:
     def name(self) -> str:
         """What people are shown: the output, with the run of channels if it is one."""
         if self.tensor == self.output:
-            where = "" if self.scores is None else f" (where {self.scores.name} is)"
+            where = "" if self.scores is None else f" (weighted by {self.scores.name})"
             return f"{self.part.name}{where}"
         return f"{self.output} (before its {'activation' if self.logits else 'selection'})"
 

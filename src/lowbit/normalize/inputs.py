@@ -71,10 +71,14 @@ def check_same_inputs(model: ir.Model, quantized: ir.Model) -> None:
         differ = any(a != b for a, b in zip(have, want, strict=False) if None not in (a, b))
         if have and want and (len(have) != len(want) or differ):
             raise ModelError(
-                f"input {value.name!r} is {list(value.shape or ())} in the quantized model and "
-                f"{list(wanted[value.name].shape or ())} in the float model: give the float model it "
-                "was made from"
+                f"input {value.name!r} is {_shape_text(value)} in the quantized model and "
+                f"{_shape_text(wanted[value.name])} in the float model: give the float model it was made from"
             )
+
+
+def _shape_text(value: ir.Value) -> str:
+    sizes = (str(d if isinstance(d, int) else d.value or "?") for d in value.shape or ())
+    return f"[{', '.join(sizes)}]"
 
 
 def _sizes(value: ir.Value) -> list[int | None]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.statistics import Stats
 from lowbit.data.split import Split
 from lowbit.errors import ModelError, RuinedError, VerificationError
-from lowbit.evaluate.compare_models import Reference, compare_tensors, output_reference
-from lowbit.evaluate.output_evaluation import evaluate_outputs
+from lowbit.evaluate.compare_models import (
+    Reference,
+    SignalNoises,
+    compare_tensors,
+    output_reference,
+)
+from lowbit.evaluate.output_evaluation import EvaluatedOutputs, evaluate_outputs
 from lowbit.evaluate.output_kinds import measured_tensors
+from lowbit.evaluate.upstream import ratios_upstream, wiring
 from lowbit.evaluate.verdict import Verdict
 from lowbit.graph import io
 from lowbit.graph.editing import constant
@@ -25,11 +29,10 @@ from lowbit.graph.parts import check_parts, is_large
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.tensors import tensors_size
 from lowbit.normalize.export_traces import size_of_export_traces
-from lowbit.numerics.metrics import SignalNoise
 from lowbit.pipeline.kernels import find_saturating, slow_kernels
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.planning.unquantized import layers_in_subgraphs
-from lowbit.report.values import Report, Step, count_formats, scores
+from lowbit.report.values import Report, Score, Step, count_formats, scores
 from lowbit.state import Quantized
 from lowbit.version import __version__
 
@@ -96,21 +99,26 @@ def check_quantized(state: Quantized, samples: Split | None) -> str:
     return ""
 
 
-def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()) -> Report:
+def verify(
+    state: Quantized,
+    samples: Split | None,
+    steps: tuple[Step, ...] = (),
+    *,
+    reused: bool = False,
+) -> Report:
     """Check the file, run it on held-out samples against the model as loaded, and report.
 
-    Without samples the file is only checked.
+    Without samples the file is only checked. ``reused``: statistics came from an earlier run.
     """
     plan, quantized = state.plan, state.emitted.model
     invalid = check_quantized(state, samples)
-    outputs: dict[str, SignalNoise] = {}
-    layers: dict[str, SignalNoise] = {}
-    verdict: Verdict | None = None
+    few: list[SignalNoises] = []
+    evaluated = EvaluatedOutputs(None, {})
     if samples is not None:
         references = [output_reference(state.loaded, quantized), _layer_reference(state)]
-        few = itertools.islice(samples.verification(), _LAYERS_ON)
-        outputs, layers = compare_tensors(references, quantized, few)
-        verdict = evaluate_outputs(
+        first = itertools.islice(samples.verification(), _LAYERS_ON)
+        few = compare_tensors(references, quantized, first)
+        evaluated = evaluate_outputs(
             state.loaded,
             quantized,
             samples.verification(),
@@ -118,27 +126,30 @@ def verify(state: Quantized, samples: Split | None, steps: tuple[Step, ...] = ()
             held_out=samples.is_verified_on_held_out,
             fused=_runs_fused(state),
         )
-    largest = {name: row.largest for name, row in {**outputs, **layers}.items()}
+    verdict = evaluated.verdict
+    largest = {name: row.largest for rows in few for name, row in rows.items()}
     overflows = near_overflow(state.adapted, plan, largest)
     return Report(
         preset=plan.preset,
         target=plan.target,
         version=__version__,
         data="none" if samples is None else samples.data.description,
-        calibration_samples=state.stats.samples,
+        calibration_samples=_calibrated_on(state, samples),
+        reused_statistics=reused,
         verification_samples=0 if samples is None else samples.verification_count,
         held_out=samples is not None and samples.is_verified_on_held_out,
-        outputs=scores(outputs),
+        outputs=scores(evaluated.outputs),
         verdict=verdict,
-        doubts=_doubts(verdict, samples, calibrated=bool(plan.observed())),
+        doubts=_doubts(state, samples, verdict, reused=reused),
         saturation=find_saturating(state),
         speed=slow_kernels(plan, state.adapted.graph),
-        layers=scores(layers),
+        layers=_layers(state, few[1]) if few else (),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
         adjustments=state.params.adjustments,
         steps=steps,
         notes=(
+            *(_reused_note(state) if reused else ()),
             *state.rotation_notes,
             *state.transform_notes,
             *overflows,
@@ -197,33 +208,44 @@ def _layer_reference(state: Quantized) -> Reference:
     return Reference(state.calibrated_model, {a: b for a, b in pairs.items() if a != b})
 
 
-def _doubts(verdict: Verdict | None, samples: Split | None, *, calibrated: bool) -> tuple[str, ...]:
+def _layers(state: Quantized, found: SignalNoises) -> tuple[Score, ...]:
+    ratios = {name: row.sqnr_db for name, row in found.items()}
+    return scores(found, ratios_upstream(wiring(state.calibrated_model.graph), ratios))
+
+
+def _calibrated_on(state: Quantized, samples: Split | None) -> int:
+    """Return how many samples decided ranges, or at least what weights are rounded to."""
+    if samples is None or state.plan.observed() or state.config.refinement is None:
+        return state.stats.samples
+    return samples.calibration_count
+
+
+def _doubts(
+    state: Quantized, samples: Split | None, verdict: Verdict | None, *, reused: bool
+) -> tuple[str, ...]:
     """Say why the figures may say little: too little data, or inputs that it was not trained on."""
     if samples is None:
         return ("accuracy was not measured, for want of data: give some, or run `lowbit compare`",)
     doubts = []
+    calibrated = _calibrated_on(state, samples) > 0
     if samples.data.is_random and calibrated:
         doubts.append("calibrated on random data, as asked for: accuracy will be poor")
     if samples.data.is_random and not calibrated:
         doubts.append("verified on random data, as asked for: figures say little")
-    if not samples.is_verified_on_held_out and calibrated:
+    # What statistics of an earlier run were made of is not known.
+    if not samples.is_verified_on_held_out and calibrated and not reused:
         doubts.append("verified on calibration samples: the data has no others")
     if verdict is not None and not samples.data.is_random:
         doubts += verdict.doubts_of_inputs()
     return tuple(doubts)
 
 
-def with_reused(report: Report, stats: Stats, *, transformed: bool) -> Report:
-    """Say that the statistics came from elsewhere; what they were made of is not known here."""
-    note = f"calibrated from saved statistics of {stats.samples} samples"
-    if transformed:
-        note += ", which fit only if equalization saw the same data then as now"
-    return msgspec.structs.replace(
-        report,
-        calibration_samples=stats.samples,
-        doubts=tuple(d for d in report.doubts if not d.startswith("verified on calibration")),
-        notes=(note, *report.notes),
-    )
+def _reused_note(state: Quantized) -> tuple[str, ...]:
+    transforms = (state.config.equalization, state.config.smooth_quant)
+    note = f"calibrated from saved statistics of {state.stats.samples} samples"
+    if any(transform is not None and transform.reads_data for transform in transforms):
+        note += ", which fit only if transforms saw the same data then as now"
+    return (note,)
 
 
 def check_verdict(report: Report, *, allow_ruined: bool) -> None:
@@ -256,10 +278,10 @@ def check_sqnr(report: Report, lowest: float | None) -> None:
     if lowest is None or report.sqnr_db >= lowest:
         return
     worst = ", ".join(
-        f"{score.tensor} ({score.sqnr_db:.1f} dB)" for score in report.steepest_drops(5)
+        f"{score.tensor} ({score.sqnr_db:.1f} dB)" for score in report.error_sources(5)
     )
     raise VerificationError(
         f"the worst output has {report.sqnr_db:.1f} dB, less than the {lowest:g} dB asked for; "
-        f"the ratio falls most at {worst}. Try --exclude on them, 16-bit activations (A16W8), "
+        f"the error arises at {worst}. Try --exclude on them, 16-bit activations (A16W8), "
         "or more calibration data"
     )

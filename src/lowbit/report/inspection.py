@@ -75,7 +75,11 @@ def show_inspection(console: Console, found: Inspection, *, everything: bool) ->
         console.print(Text(visible(f"No target takes it: {found.targets[0].refused}.")))
         return
     table = make_table(
-        "what each target would do", "target", "preset", "activations + weights", "in float"
+        "what each target would do (quantized: activations + weights)",
+        "target",
+        "preset",
+        "quantized",
+        "in float",
     )
     for row in found.targets:
         if row.refused:

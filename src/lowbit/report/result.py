@@ -51,9 +51,10 @@ def show_budget(console: Console, budget: Budget) -> None:
         console.print(Text(visible(useless), style="dim"))
         console.print()
     console.print(Text(_how(budget), style="dim"))
-    if budget.promotion is not None:
+    if (tried := budget.promotion) is not None:
         console.print(_promotion(budget))
-        _print_json(console, budget.promotion.config)
+        if tried.gain_db > 0 or tried.requantized_sqnr_db is not None:
+            _print_json(console, tried.config)
     _show_configurations(console, budget)
     console.print()
 
@@ -77,6 +78,7 @@ def _rows(budget: Budget) -> Table:
     )
     for row in budget.rows[:_SHOWN]:
         lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
+        lines += [Name(f"  weight of {row.node}", style="dim")] if row.node else []
         lines += [below(f"{c.name}: {c.detail}") for c in row.causes]
         # Not "-0.0%": rounded first, and no negative zero.
         change = "" if row.recovered is None else f"{0.0 + round(-row.recovered, 3):+.1%}"
@@ -124,11 +126,12 @@ def _promotion(budget: Budget) -> Text:
     promotion = budget.promotion
     if promotion is None:
         return Text()
-    count = counted(len(promotion.tensors), "worst tensor")
     return Text.assemble(
-        (f"the {count} promoted to 16 bits, measured together: ", "bold"),
-        f"{decibels(budget.sqnr_db)} -> {decibels(promotion.sqnr_db)} dB, "
-        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget)}",
+        (f"{promotion.words}, measured together: ", "bold"),
+        f"{decibels(budget.sqnr_db)} -> {decibels(promotion.sqnr_db)} dB, ",
+        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget)}"
+        if promotion.gain_db > 0
+        else "no help",
         _requantized(promotion),
     )
 
@@ -149,7 +152,7 @@ def _of_known(budget: Budget) -> str:
 def _requantized(promotion: Promotion) -> str:
     if promotion.requantized_sqnr_db is None:
         return ""
-    return f"\nquantized again with them at 16 bits: {decibels(promotion.requantized_sqnr_db)} dB"
+    return f"\nquantized again so: {decibels(promotion.requantized_sqnr_db)} dB"
 
 
 _FEW = 5
@@ -297,7 +300,7 @@ def _show_scores(console: Console, report: Report) -> None:
     show(console, _scores("outputs, against the float model", report.outputs))
     show(console, _scores("slices of outputs", report.slices))
     show(console, _scores(f"outputs through fused kernels of {report.runtime}", report.fused))
-    show(console, _drops(report))
+    show(console, sources_table(report, _FEW))
     show(console, _scores("worst layers", report.worst_layers(_FEW)))
 
 
@@ -335,17 +338,12 @@ def _scores(title: str, scores: Iterable[Score]) -> Table:
     return table
 
 
-def _drops(report: Report) -> Table:
-    """Return the layers at which the ratio falls most, with what it was before and after."""
-    table = make_table("SQNR falls most at", "tensor", "from dB", "to dB", "fall", figures=3)
-    before = dict(zip((s.tensor for s in report.layers[1:]), report.layers, strict=False))
-    for score in report.steepest_drops(_FEW):
-        last = before[score.tensor].sqnr_db
-        if score.sqnr_db < last:
-            fall = last - score.sqnr_db
-            table.add_row(
-                Name(score.tensor), decibels(last), decibels(score.sqnr_db), f"{fall:.2f}"
-            )
+def sources_table(report: Report, most: int) -> Table:
+    """Return the layers that add most error, with the SQNR before and after each."""
+    table = make_table("the error arises at", "tensor", "SQNR from", "to dB", figures=2)
+    for score in report.error_sources(most):
+        before = math.nan if score.upstream_db is None else score.upstream_db
+        table.add_row(Name(score.tensor), decibels(before), decibels(score.sqnr_db))
     return table
 
 

@@ -8,21 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from lowbit.report.result import describe_goal, describe_verdict
+from lowbit.report.result import describe_goal, describe_verdict, sources_table
 from lowbit.report.tables import (
     Name,
+    Sentence,
     counted,
     decibels,
     describe_note,
     make_facts,
-    make_table,
     seconds,
+    shorten,
     size,
 )
-from lowbit.report.values import GoalOutcome, Report, Score, Step
+from lowbit.report.values import GoalOutcome, PromotedRegion, Report, Score, Step
 
 MOST_LINES = 25
-_OUTPUTS, _DROPS = 2, 3
+_OUTPUTS, _SOURCES, _WIDEST_NAME = 2, 3, 30
 
 
 def show_summary(console: Console, report: Report, output: str, next_step: str = "") -> None:
@@ -30,10 +31,10 @@ def show_summary(console: Console, report: Report, output: str, next_step: str =
     parts: list[RenderableType] = [*_verdict(report), _facts(report, output)]
     last = [Text(""), Text(f"next: {next_step}", style="bold")] if next_step else []
     room = MOST_LINES - sum(_lines(console, part) for part in (*parts, *last))
-    drops = _drops(report)
-    if drops is not None and _lines(console, drops) < room:
-        parts += [Text(""), drops]
-        room -= _lines(console, drops) + 1
+    sources = sources_table(report, _SOURCES)
+    if sources.row_count and _lines(console, sources) < room:
+        parts += [Text(""), sources]
+        room -= _lines(console, sources) + 1
     for part in (*parts, *_notes(console, (*report.notes, *_kernels(report)), room), *last):
         console.print(part)
 
@@ -61,36 +62,70 @@ def _verdict(report: Report) -> Iterator[RenderableType]:
 
 def _facts(report: Report, output: str) -> RenderableType:
     facts = make_facts()
-    smaller = report.size_before / report.size_after if report.size_after else 0.0
-    ratio = f", {smaller:.1f} times smaller" if smaller > 1 else ""
-    facts.add_row("wrote", Name(f"{output} ({size(report.size_after)} of constants{ratio})"))
+    facts.add_row(
+        "wrote", Name(f"{output} ({size(report.size_after)} of constants{_ratio(report)})")
+    )
     slow = f" ({report.speed})" if report.speed else ""
     facts.add_row("preset", Name(f"{report.preset} for {report.target}{slow}"))
     for label, score in _worst_outputs(report):
         facts.add_row(label, Name(_score(score)))
-    held = "held-out samples" if report.held_out else "samples that were calibrated on as well"
-    facts.add_row("verified", Name(f"on {report.verification_samples} {held}"))
     source, _, preprocessing = report.data.partition(", ")
-    samples = counted(report.calibration_samples, "sample")
-    facts.add_row("calibrated", Name(f"on {samples}: {source}"))
+    facts.add_row("data", Sentence(source))
     if preprocessing:
-        facts.add_row("inputs", Text(preprocessing))
-    facts.add_row("quantized", Name(_kinds(report.quantized)))
-    facts.add_row("in float", Name(_in_float(report)))
+        facts.add_row("inputs", Sentence(preprocessing))
+    facts.add_row("samples", Sentence(_samples(report)))
+    facts.add_row("quantized", Sentence(_kinds(report.quantized)))
+    facts.add_row("in float", Sentence(_in_float(report)))
     if report.promoted:
-        facts.add_row("promoted", Name("; ".join(r.describe() for r in report.promoted)))
+        facts.add_row("promoted", Sentence(_promoted(report.promoted)))
     if report.goal is not None:
-        facts.add_row("tried", Name(_trail(report.goal)))
+        facts.add_row("tried", Sentence(_trail(report.goal)))
     if report.steps:
-        facts.add_row("steps", Name(_steps(report.steps)))
+        facts.add_row("steps", Sentence(_steps(report.steps)))
     facts.add_row("time", Name(_time(report.seconds)))
     return facts
+
+
+def _ratio(report: Report) -> str:
+    """Return how much smaller the constants are; of a small model with many scales also how much larger."""
+    if not report.size_before or not report.size_after:
+        return ""
+    smaller = report.size_before / report.size_after
+    word = "smaller" if smaller >= 1 else "larger"
+    return f", {max(smaller, 1 / smaller):.1f} times {word}"
 
 
 def _worst_outputs(report: Report) -> Iterator[tuple[str, Score]]:
     ranked = sorted(report.slices or report.outputs, key=lambda score: score.sqnr_db)
     for index, score in enumerate(ranked[:_OUTPUTS]):
         yield ("SQNR" if index == 0 else ""), score
+
+
+def _samples(report: Report) -> str:
+    """Return what the samples were for."""
+    verified = report.verification_samples
+    if not report.calibration_samples:
+        return f"{verified} to verify, none needed to calibrate" if verified else "none"
+    earlier = " (saved statistics)" if report.reused_statistics else ""
+    calibrated = f"{report.calibration_samples} to calibrate{earlier}"
+    if not verified:
+        return calibrated
+    same = "" if report.reused_statistics else " of the same"
+    return f"{calibrated}, {verified}{' others' if report.held_out else same} to verify"
+
+
+def _promoted(regions: Sequence[PromotedRegion]) -> str:
+    """Return the share of the model's work that was promoted, by format, and where the most of it is."""
+    formats: dict[str, float] = {}
+    for region in regions:
+        formats[region.format] = formats.get(region.format, 0.0) + region.multiply_adds
+    shares = ", ".join(f"{share:.0%} to {name}" for name, share in formats.items())
+    largest = max(regions, key=lambda region: region.multiply_adds)
+    ends = dict.fromkeys((largest.first, largest.last))
+    where = " .. ".join(shorten(name, _WIDEST_NAME) for name in ends)
+    many = f" in {len(regions)} regions, the largest" if len(regions) > 1 else ","
+    nodes = counted(sum(region.nodes for region in regions), "node")
+    return f"{shares} of the multiply-adds: {nodes}{many} {where}"
 
 
 def _score(score: Score) -> str:
@@ -111,7 +146,8 @@ def _in_float(report: Report) -> str:
     operators = Counter(node.op_type for node in report.float_nodes if node.why == why)
     names = ", ".join(name for name, _ in operators.most_common(3))
     whole = counted(len(report.float_nodes), "node")
-    return f"{whole}, {count} of them {names}: {why}{more}"
+    part = f", {count} of them" if others else ""
+    return f"{whole}{part} ({names}): {why}{more}"
 
 
 def _steps(steps: Sequence[Step]) -> str:
@@ -129,15 +165,6 @@ def _time(stages: Mapping[str, float]) -> str:
     longest = sorted(stages.items(), key=lambda pair: -pair[1])[:3]
     parts = ", ".join(f"{name} {seconds(value)}" for name, value in longest)
     return f"{seconds(sum(stages.values()))} ({parts})"
-
-
-def _drops(report: Report) -> RenderableType | None:
-    before = dict(zip((s.tensor for s in report.layers[1:]), report.layers, strict=False))
-    table = make_table("the error arises at", "tensor", "SQNR from", "to dB", figures=2)
-    for score in report.steepest_drops(_DROPS):
-        last = before[score.tensor].sqnr_db
-        table.add_row(Name(score.tensor), decibels(last), decibels(score.sqnr_db))
-    return table if table.row_count else None
 
 
 def _notes(console: Console, notes: Sequence[str], room: int) -> Iterator[RenderableType]:

@@ -110,6 +110,30 @@ class Name:
         return Measurement(min(most, _NARROWEST), most)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sentence:
+    """A text that takes a few lines at most, whole words on each."""
+
+    text: str
+    most: int = 2
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines; the last says with dots that there is more."""
+        width = options.max_width
+        lines = [line.plain.rstrip() for line in Text(visible(self.text)).wrap(console, width)]
+        if len(lines) > self.most:
+            room = max(width - len(_ELLIPSIS) - 1, 0)
+            last = lines[self.most - 1]
+            kept = last if len(last) <= room else last[:room].rpartition(" ")[0].rstrip(",;:")
+            lines[self.most - 1 :] = [f"{kept} {_ELLIPSIS}"[:width]]
+        yield Text("\n".join(lines))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return how narrow it can be made, and how wide it would like to be."""
+        most = max(1, min(len(self.text), options.max_width))
+        return Measurement(min(most, _NARROWEST), most)
+
+
 def describe_note(note: str) -> Text:
     """Return a note as it is printed."""
     return Text(f"note: {note}", style="yellow")
@@ -134,14 +158,18 @@ def shorten(text: str, width: int) -> str:
 
 
 _UNITS = ("kB", "MB", "GB", "TB")
+_EXACT_DB = 150.0
+"""Beyond what float32 can tell: two tensors are equal where it matters (masks of -1e38 have 800 dB)."""
 
 
 def decibels(value: float) -> str:
     """Return a SQNR; two equal tensors are ``exact``."""
     if math.isnan(value):
         return "unknown"
+    if value > _EXACT_DB:
+        return "exact"
     if math.isinf(value):
-        return "exact" if value > 0 else "no signal"
+        return "no signal"
     return f"{value:.2f}"
 
 

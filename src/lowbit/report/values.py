@@ -18,7 +18,7 @@ from lowbit.scales.parameters import Adjustment
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Common settings of the value types below."""
+    """Common settings."""
 
 
 class SuggestedFix(_Value, frozen=True, kw_only=True):
@@ -44,6 +44,7 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
     """What one quantized tensor adds to the error of the outputs.
 
     Attributes:
+        node: The node that reads it, of a weight: exporters call weights by numbers.
         own_sqnr_db: Signal to noise of the tensor itself, quantized from exact values.
         sensitivity: Noise of the outputs if only this tensor is quantized, as a share of all there is.
         recovered: Share of the noise that goes if only this tensor is in float. Below zero where
@@ -54,6 +55,7 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
     tensor: str
     kind: Literal["activation", "weight"]
     op_type: str
+    node: str = ""
     format: str
     own_sqnr_db: float
     sensitivity: float
@@ -64,11 +66,12 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
 
 
 class Promotion(_Value, frozen=True, kw_only=True):
-    """The worst tensors promoted to 16 bits at once: measured, not added up.
+    """The worst tensors promoted at once: measured, not added up.
 
-    ``requantized_sqnr_db`` is what a whole new run with them at 16 bits gives, where one was asked for.
+    ``words`` say which, and to what; ``requantized_sqnr_db`` is what a whole new run gives, if asked for.
     """
 
+    words: str
     tensors: tuple[str, ...]
     sqnr_db: float
     gain_db: float
@@ -169,27 +172,39 @@ class PromotedRegion(_Value, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Return it in words."""
-        where = self.first if self.nodes == 1 else f"{self.nodes} nodes {self.first}..{self.last}"
+        where = self.first if self.nodes == 1 else f"{self.nodes} nodes {self.first} .. {self.last}"
         return f"{where} to {self.format} ({self.multiply_adds:.0%} of the multiply-adds)"
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """How close one tensor of the quantized model is to the float one."""
+    """How close one tensor of the quantized model is to the float one.
+
+    ``upstream_db`` is the lowest SQNR of the tensors measured nearest before it, if that is known.
+    """
 
     tensor: str
     sqnr_db: float
     cosine: float
     max_error: float
+    upstream_db: float | None = None
 
     @classmethod
-    def of(cls, tensor: str, measured: SignalNoise) -> Score:
+    def of(cls, tensor: str, measured: SignalNoise, upstream_db: float | None = None) -> Score:
         """Return the figures of a tensor."""
         return cls(
             tensor=tensor,
             sqnr_db=measured.sqnr_db,
             cosine=measured.cosine,
             max_error=measured.max_error,
+            upstream_db=upstream_db,
         )
+
+    @property
+    def added_noise(self) -> float:
+        """The noise that arises here, as a share of the signal; none where that is not known."""
+        if self.upstream_db is None or math.isnan(self.sqnr_db):
+            return 0.0
+        return float(10 ** (-self.sqnr_db / 10) - 10 ** (-self.upstream_db / 10))
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,6 +297,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     ``speed`` says where the model is slow, if that is known beforehand; ``doubts`` why its figures may
     say little, which is shown with the verdict.
+    ``reused_statistics``: it was calibrated by an earlier run.
     ``slices`` are runs of channels of outputs that hold values of different magnitudes; ``fused`` are the
     outputs through the int8 kernels of ``runtime``, where all else is exact.
     """
@@ -296,6 +312,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[Score, ...]
     verdict: Verdict | None = None
     doubts: tuple[str, ...] = ()
+    reused_statistics: bool = False
     saturation: Saturation | None = None
     speed: str = ""
     layers: tuple[Score, ...] = ()
@@ -320,13 +337,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[ShownSample, ...] = ()
 
     def __repr__(self) -> str:
-        """Return one line: all of it is in ``to_json``."""
+        """Return a line or two: all of it is in ``to_json``."""
         held = "held-out samples" if self.held_out else "samples, also calibrated on"
-        return (
-            f"Report({self.preset} for {self.target}: {self.sqnr_db:.2f} dB on "
-            f"{self.verification_samples} {held}, {self.size_before / 1e6:.1f} -> "
-            f"{self.size_after / 1e6:.1f} MB of constants)"
-        )
+        figures = f"{self.sqnr_db:.2f} dB on {self.verification_samples} {held}"
+        if self.verdict is not None:
+            figures = f"{self.verdict.level} ({self.verdict.describe()}), {self.sqnr_db:.2f} dB"
+        sizes = f"{self.size_before / 1e6:.1f} -> {self.size_after / 1e6:.1f} MB"
+        return f"Report({self.preset} for {self.target}: {figures}, {sizes})"
 
     @property
     def sqnr_db(self) -> float:
@@ -342,30 +359,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Return the layers with the lowest SQNR."""
         return tuple(sorted(self.layers, key=lambda score: score.sqnr_db)[:count])
 
-    def steepest_drops(self, count: int = 5) -> tuple[Score, ...]:
-        """Return the layers at which the SQNR falls most from the one before."""
-        falls = [
-            (_fall(before, after), after)
-            for before, after in zip(self.layers, self.layers[1:], strict=False)
-        ]
-        steep = sorted((f for f in falls if f[0] > 0), key=lambda pair: -pair[0])
-        return tuple(score for _, score in steep[:count])
+    def error_sources(self, count: int = 5) -> tuple[Score, ...]:
+        """Return the layers that add most noise to what they are computed from."""
+        found = sorted((s for s in self.layers if s.added_noise > 0), key=lambda s: -s.added_noise)
+        return tuple(found[:count])
 
     def to_json(self) -> bytes:
         """Return the report as JSON; an infinite ratio is null."""
         return msgspec.json.encode(_finite(msgspec.to_builtins(self)))
 
 
-def _fall(before: Score, after: Score) -> float:
-    """Return by how much the ratio falls; 0 where both are exact."""
-    if before.sqnr_db == after.sqnr_db:
-        return 0.0
-    return before.sqnr_db - after.sqnr_db
-
-
-def scores(by_name: Mapping[str, SignalNoise]) -> tuple[Score, ...]:
-    """Return the figures of many tensors, in their order."""
-    return tuple(Score.of(name, measured) for name, measured in by_name.items())
+def scores(
+    by_name: Mapping[str, SignalNoise], upstream: Mapping[str, float] | None = None
+) -> tuple[Score, ...]:
+    """Return the figures of many tensors, in their order; ``upstream`` are SQNRs before them."""
+    before = upstream or {}
+    return tuple(Score.of(name, found, before.get(name)) for name, found in by_name.items())
 
 
 def count_formats(formats: Iterable[str]) -> dict[str, int]:

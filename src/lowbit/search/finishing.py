@@ -37,20 +37,25 @@ Finished: TypeAlias = tuple[Quantized, Report, stages.Refinement]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finisher:
-    """Refines, signs and verifies a model, and promotes parts of it if it is not usable."""
+    """Refines, signs and verifies a model, and promotes parts of it if it is not usable.
+
+    ``reused``: its statistics came from an earlier run.
+    """
 
     pipeline: Pipeline
     folder: str | os.PathLike[str] | None
     steps: tuple[Step, ...]
     resume: bool
     keep_partial: bool = False
+    reused: bool = False
 
     def finished(self, state: Quantized) -> Finished:
         """Return the refined model and how good it is."""
         state, refinement = self.refined(state)
         stages.sign(state)
         with self.pipeline.clock.stage("verify"):
-            return state, verify_model(state, state.samples, self.steps), refinement
+            report = verify_model(state, state.samples, self.steps, reused=self.reused)
+            return state, report, refinement
 
     def promoted(self, state: Quantized) -> Finished:
         """Return the same, with parts promoted if it is not usable.

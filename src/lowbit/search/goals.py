@@ -39,7 +39,7 @@ def reach_goal(
     state = extended(kept.state, Quantized, samples=samples)
     stages.sign(state)
     with clock.stage("verify"):
-        report = verify(state, samples, finisher.steps)
+        report = verify(state, samples, finisher.steps, reused=finisher.reused)
     report = msgspec.structs.replace(
         report, promoted=kept.promoted, goal=outcome, accuracy=measured.accuracy
     )

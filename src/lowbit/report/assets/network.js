@@ -19,6 +19,8 @@ const drawNetwork = (network, place, facts) => {
       : Array.from({ length: end - start }, (_, i) => ({ node: start + i, start: start + i, end: start + i + 1, parent: block }));
     const measured = nodes.slice(start, end).map((node) => facts.of(node[TENSOR], node[WEIGHTS]));
     const ratios = measured.map((fact) => fact.sqnr).filter(known), shares = measured.map((fact) => fact.sensitivity).filter(known);
+    block.common = new Map();
+    for (const inner of blocks) for (const part of new Set(inner[0].split("/"))) block.common.set(part, (block.common.get(part) ?? 0) + 1);
     block.sqnr = ratios.length ? ratios.reduce((a, b) => Math.min(a, b)) : null;
     block.sensitivity = shares.length ? shares.reduce((a, b) => a + b) : null;
     block.float = nodes.slice(start, end).filter((node) => !node[QUANTIZED]).length;
@@ -101,6 +103,17 @@ const drawNetwork = (network, place, facts) => {
     const part = text.indexOf("/", from);
     return lead + "…" + text.slice(part >= 0 && part < text.length - 6 ? part : from);
   };
+  // Of a block's title the parts go first that most blocks beside it have as well; its last part stays.
+  const cutTitle = (block, width, lead) => {
+    const fits = (words) => context.measureText(lead + words).width <= width;
+    const parts = block.title.split("/"), common = block.parent.common;
+    const joined = () => parts.join("/").replace(/…(\/…)+/g, "…");
+    while (!fits(joined()) && parts.slice(0, -1).some((part) => part !== "…")) {
+      const most = Math.max(...parts.slice(0, -1).map((part) => common.get(part) ?? 0));
+      parts[parts.findIndex((part) => part !== "…" && (common.get(part) ?? 0) === most)] = "…";
+    }
+    return cut(joined(), width, lead);
+  };
   const paint = () => {
     const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) { canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio); }
@@ -156,7 +169,7 @@ const drawNetwork = (network, place, facts) => {
     if (view.scale > 0.35) {
       context.fillStyle = theme.quiet;
       context.font = "600 12px system-ui, sans-serif";
-      context.fillText(cut(block.title, block.width - 20, "− "), x + 10, y + 17);
+      context.fillText(cutTitle(block, block.width - 20, "− "), x + 10, y + 17);
     }
     return paintBlock(block, x + PAD, y + HEAD, seen);
   };
@@ -173,23 +186,24 @@ const drawNetwork = (network, place, facts) => {
     context.fillStyle = rgb ? (light ? "#111" : "#fff") : theme.ink;
     const [above, below, lead] = labels(item);
     context.font = "600 12px system-ui, sans-serif";
-    context.fillText(cut(above, item.width - 18, lead), x + 8, y + 16);
+    context.fillText(item.node === undefined ? cutTitle(item, item.width - 18, lead) : cut(above, item.width - 18), x + 8, y + 16);
     if (view.scale < 0.55) return;
     context.font = "11px system-ui, sans-serif";
     context.fillText(cut(below, item.width - 18), x + 8, y + 31);
   };
-  const figure = (fact) => (colouring === "sqnr" ? (known(fact.sqnr) ? fact.sqnr.toFixed(1) + " dB" : "") : known(fact.sensitivity) ? (100 * fact.sensitivity).toPrecision(2) + " %" : "");
+  const ratio_ = (value, digits) => (value >= facts.exact ? "exact" : value.toFixed(digits) + " dB");
+  const figure = (fact) => (colouring === "sqnr" ? (known(fact.sqnr) ? ratio_(fact.sqnr, 1) : "") : known(fact.sensitivity) ? (100 * fact.sensitivity).toPrecision(2) + " %" : "");
   const labels = (item) => {
     const value = figure(factOf(item));
-    if (item.node === undefined) return [item.title, (item.end - item.start) + " nodes" + (value ? ", " + (colouring === "sqnr" ? "worst " : "") + value : "") + (isFloat(item) ? ", float" : item.float ? ", " + item.float + " float" : ""), "+ "];
+    if (item.node === undefined) return [item.title, (item.end - item.start) + " nodes" + (value ? ", " + value : "") + (isFloat(item) ? ", float" : item.float ? ", " + item.float + " float" : ""), "+ "];
     const node = nodes[item.node];
     return [node[OPERATOR] + (value ? "  " + value : "") + (node[QUANTIZED] ? "" : "  float"), node[NAME]];
   };
   const describe = (item) => {
-    if (item.node === undefined) return item.title + ": " + labels(item)[1];
+    if (item.node === undefined) return item.title + ": " + labels(item)[1].replace(/[\d.]+ dB/, "worst $&");
     const node = nodes[item.node], fact = factOf(item);
     return [node[OPERATOR] + " " + node[NAME], "output " + node[TENSOR] + (node[FORMAT] ? " in " + node[FORMAT] : node[QUANTIZED] ? "" : ", in float"),
-      known(fact.sqnr) ? "SQNR " + fact.sqnr.toFixed(2) + " dB" : "", known(fact.sensitivity) ? "sensitivity " + (100 * fact.sensitivity).toPrecision(3) + " %" : ""].filter(Boolean).join("\n");
+      known(fact.sqnr) ? "SQNR " + ratio_(fact.sqnr, 2) : "", known(fact.sensitivity) ? "sensitivity " + (100 * fact.sensitivity).toPrecision(3) + " %" : ""].filter(Boolean).join("\n");
   };
 
   // ---- finding what is where

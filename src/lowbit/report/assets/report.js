@@ -40,6 +40,9 @@
     return texts.map((text) => cutName(text.slice(0, text.length - ending.length), most));
   };
 
+  // Exporters call weights by numbers: the node that reads one says where it is.
+  const calledBy = (row) => (row.node ? row.node + ", weight" : row.tensor);
+
   // ---- rows: what is known of each tensor, from layers, budget and distributions
   const views = new Map(report.tensors.map((view) => [view.tensor, view]));
   const shares = new Map((report.budget ? report.budget.rows : []).map((row) => [row.tensor, row]));
@@ -85,7 +88,12 @@
   for (const row of report.accuracy) card(row.name + ", float to quantized", brief(row.float_score) + " → " + brief(row.quantized_score) + " " + row.unit,
     "gap " + brief(row.gap) + " (" + brief(row.low) + " to " + brief(row.high) + ", 95 %)" + (known(row.fused_score) ? "; fused " + brief(row.fused_score) : ""));
   if (worst) card("SQNR" + (scores.length > 1 ? (report.slices.length ? ", worst slice of the outputs" : ", worst output") : ""), db(worst.sqnr_db) + (known(worst.sqnr_db) ? " dB" : ""), worst.tensor + ", cosine " + (worst.cosine ?? 1).toFixed(5));
-  if (report.size_before) card("constants", size(report.size_after), "from " + size(report.size_before) + (report.size_after ? ", " + (report.size_before / report.size_after).toFixed(2) + " times smaller" : ""));
+  const [less, more] = [report.size_after, report.size_before].sort((a, b) => a - b);
+  if (report.size_before) card("constants", size(report.size_after), "from " + size(report.size_before) + (less ? ", " + (more / less).toFixed(2) + " times " + (less === report.size_after ? "smaller" : "larger") : ""));
+  if (report.promoted.length) {
+    const share = report.promoted.reduce((sum, region) => sum + region.multiply_adds, 0), formats = [...new Set(report.promoted.map((region) => region.format))];
+    card("promoted to " + formats.join(", "), percent(share, 0), "of the multiply-adds, in " + report.promoted.length + (report.promoted.length === 1 ? " region" : " regions"));
+  }
   if (report.fused.length) {
     const f = [...report.fused].sort((a, b) => (a.sqnr_db ?? 1e9) - (b.sqnr_db ?? 1e9))[0], exact = report.outputs.find((row) => row.tensor === f.tensor);
     card("through fused kernels", db(f.sqnr_db) + (known(f.sqnr_db) ? " dB" : ""), "here, " + f.tensor + (report.slices.length ? " as a whole" : "") + (exact && known(exact.sqnr_db) ? "; computed exactly " + db(exact.sqnr_db) + " dB" : ""));
@@ -122,9 +130,10 @@
     }
     ctx.restore();
   };
-  // Names at the points where the ratio falls most, where they do not cover each other.
+  // Names at the points that add most noise, where they do not cover each other.
+  const noise = (ratio) => (known(ratio) ? 10 ** (-ratio / 10) : 0);
   const named = (plotted) => (plot) => {
-    const falls = plotted.map((row, index) => [index, index && known(row.sqnr) && known(plotted[index - 1].sqnr) ? plotted[index - 1].sqnr - row.sqnr : 0]);
+    const falls = plotted.map((row, index) => [index, known(row.sqnr) ? noise(row.sqnr) - noise(layers.get(row.tensor).upstream_db) : 0]);
     const places = [];
     const { ctx, bbox } = plot, most = Math.min(5, bbox.width / (160 * devicePixelRatio));
     ctx.save();
@@ -167,8 +176,8 @@
     draw(document.querySelector("#budget .plot"), "Sensitivity of the " + top.length + " worst tensors: share of the outputs' noise with only that tensor quantized; the list below has the numbers", 300, {
       padding: [null, 84, null, null], // for the last name, which goes beyond its bar
       scales: { x: { time: false, range: [0.4, top.length + 0.6] }, y: { range: (_, low, high) => [0, (high || 1) * 1.1] } },
-      axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => cutNames(top.map((row) => row.tensor), 20), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
-      series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : top[Math.round(v) - 1]?.tensor ?? v) },
+      axes: [axis({ splits: () => top.map((_, index) => index + 1), values: () => cutNames(top.map(calledBy), 20), rotate: -50, size: 120, gap: 2, font: "11px system-ui, sans-serif" }), axis({ label: "% of the noise", labelFont: "12px system-ui", size: 52 })],
+      series: [{ label: "tensor", value: (_, v) => (v === null ? "-" : (top[Math.round(v) - 1] ? calledBy(top[Math.round(v) - 1]) : v)) },
         { label: "sensitivity", stroke: () => colour("warm"), fill: () => colour("warm-soft"), width: 1, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false }, value: (_, v) => (v === null ? "-" : v.toFixed(2) + " %") }],
       hooks: { ready: [pick(top)] },
     }, [top.map((_, index) => index + 1), top.map((row) => 100 * row.sensitivity)]);
@@ -205,12 +214,12 @@
       let found = factsOf.get(tensor);
       if (!found) {
         const layer = layers.get(tensor), all = [tensor, ...weights].map((name) => shares.get(name)).filter(Boolean);
-        found = { sqnr: layer ? layer.sqnr_db ?? 99 : null, sensitivity: all.length ? all.reduce((sum, share) => sum + share.sensitivity, 0) : null };
+        found = { sqnr: layer ? Math.min(layer.sqnr_db ?? MOST_DB, MOST_DB) : null, sensitivity: all.length ? all.reduce((sum, share) => sum + share.sensitivity, 0) : null };
         factsOf.set(tensor, found);
       }
       return found;
     };
-    drawing = drawNetwork(report.network, by("network"), { of, select: (tensor) => select(tensor, false) });
+    drawing = drawNetwork(report.network, by("network"), { of, exact: MOST_DB, select: (tensor) => select(tensor, false) });
     window.drawing = drawing;
   }
 
@@ -371,8 +380,9 @@
     const place = by("budget").querySelector(".rows");
     budget.rows.slice(0, 12).forEach((row, index) => {
       const inFloat = known(row.recovered) ? "if in float: noise " + (Math.abs(row.recovered) < 0.0005 ? "" : row.recovered > 0 ? "-" : "+") + percent(Math.abs(row.recovered)) : "";
-      const name = make("span", { className: "name", textContent: (index + 1) + ". " + row.tensor });
+      const name = make("span", { className: "name", textContent: (index + 1) + ". " + calledBy(row) });
       place.append(make("details", { open: index < 2 }, make("summary", {}, name, make("span", { className: "number", textContent: (row.samples ? "" : "~") + percent(row.sensitivity) }), make("span", { className: "quiet", textContent: row.causes.map((c) => c.name).join(", ") })),
+        row.node ? make("div", { className: "quiet", textContent: row.tensor }) : null,
         ...row.causes.map((c) => make("div", {}, make("b", { textContent: c.name }), ": " + c.detail)),
         inFloat ? make("div", { className: "quiet", textContent: inFloat }) : null,
         ...row.suggested_fixes.map((fix) => {
@@ -381,7 +391,7 @@
         })));
     });
     const promotion = budget.promotion;
-    if (promotion) place.append(make("p", {}, make("b", { textContent: "The " + promotion.tensors.length + " worst tensors promoted to 16 bits, measured together: " }), db(budget.sqnr_db) + " → " + db(promotion.sqnr_db) + " dB, " + percent(promotion.noise_recovered, 0) + " of the noise recovered." + (known(promotion.requantized_sqnr_db) ? " Quantized again with them at 16 bits: " + db(promotion.requantized_sqnr_db) + " dB." : ""), make("code", { className: "line", textContent: promotion.config })));
+    if (promotion) place.append(make("p", {}, make("b", { textContent: "T" + promotion.words.slice(1) + ", measured together: " }), db(budget.sqnr_db) + " → " + db(promotion.sqnr_db) + " dB, " + (promotion.gain_db > 0 ? percent(promotion.noise_recovered, 0) + " of the noise recovered." : "no help.") + (known(promotion.requantized_sqnr_db) ? " Quantized again so: " + db(promotion.requantized_sqnr_db) + " dB." : ""), promotion.gain_db > 0 || known(promotion.requantized_sqnr_db) ? make("code", { className: "line", textContent: promotion.config }) : null));
   }
   // ---- every command and every line of a configuration can be copied
   for (const text of document.querySelectorAll("pre, code.line")) {
