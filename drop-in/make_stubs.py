@@ -3,7 +3,7 @@
     python drop-in/make_stubs.py [FOLDER]
 
 At run time ``quark`` is ``lowbit.quark`` itself (``lowbit/quark/alias.py``), which no checker sees.
-A stub is one line that names the real module. The tools have no files that a checker could read, so
+A stub is one line that names the real module, for its other names too. The tools have no files that a checker could read, so
 their stubs spell out the functions.
 """
 
@@ -19,10 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lowbit.quark
+from lowbit.quark.alias import OTHER_NAMES
 from lowbit.quark.onnx.tools.table import TOOLS
 
 # What is AMD Quark's own tree of names; all else in ``lowbit.quark`` is behind it.
-_MIRRORED = ("common", "experimental", "onnx", "shares", "version")
+_MIRRORED = ("common", "experimental", "onnx")
 _TOOLS = "lowbit.quark.onnx.tools"
 _IMPORTS = (
     ("Sequence[", "from collections.abc import Sequence\n"),
@@ -35,14 +36,20 @@ _WIDTH = 100
 def main(folder: Path) -> None:
     """Write the stubs below a folder."""
     _write(folder, "lowbit.quark", "from lowbit.quark import *\n", is_package=True)
-    for module in pkgutil.walk_packages(lowbit.quark.__path__, "lowbit.quark."):
-        part = module.name.split(".")[2]
-        if part in _MIRRORED and not module.name.startswith(f"{_TOOLS}."):
-            _write(folder, module.name, f"from {module.name} import *\n", is_package=module.ispkg)
+    found = pkgutil.walk_packages(lowbit.quark.__path__, "lowbit.quark.")
+    modules = {module.name: module.name for module in found if _is_mirrored(module.name)}
+    modules |= OTHER_NAMES
+    parents = {name.rpartition(".")[0] for name in [*modules, f"{_TOOLS}.main"]}
+    for name, real in modules.items():
+        _write(folder, name, f"from {real} import *\n", is_package=name in parents)
     for name in TOOLS:
         _write(folder, f"{_TOOLS}.{name}", _tool_stub(f"{_TOOLS}.{name}"), is_package=False)
     predecessor = "from lowbit.quark.vai_q_onnx import *\n"
     _write(folder, "lowbit.vai_q_onnx", predecessor, is_package=True)
+
+
+def _is_mirrored(name: str) -> bool:
+    return name.split(".")[2] in _MIRRORED and not name.startswith(f"{_TOOLS}.")
 
 
 def _tool_stub(name: str) -> str:

@@ -232,3 +232,36 @@ def test_each_kind_says_what_becomes_of_zero() -> None:
     assert not skewed.is_symmetric
     assert wide.is_symmetric
     assert [spec.rounds_to_zero for spec in (skewed, wide, BLOCKS["MX9"])] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reduced", "channel", "found"),
+    [
+        (IntegerSpec(format=_INT8), 0, 1, (None, False)),
+        (IntegerSpec(format=_INT8, per_channel=True), 0, -1, (1, True)),
+        (IntegerSpec(format=_INT8, per_channel=True), 0, None, (None, True)),
+        (IntegerSpec(format=_INT4, group_size=16), -2, -1, (0, False)),
+        # One group would be a scale per channel.
+        (IntegerSpec(format=_INT4, group_size=64), 0, 1, (1, True)),
+        (IntegerSpec(format=_INT4, group_size=16), None, 1, (1, True)),
+        (IntegerSpec(format=_INT4, group_size=16), None, None, (None, True)),
+    ],
+)
+def test_scales_of_a_constant_lie_along_groups_or_channels(
+    spec: IntegerSpec, reduced: int | None, channel: int | None, found: tuple[int | None, bool]
+) -> None:
+    made, axis = spec.along((64, 8), reduced=reduced, channel=channel)
+
+    assert (axis, made.per_channel) == found
+    assert made.group_size == (spec.group_size if axis == 0 else None)
+
+
+@pytest.mark.parametrize("spec", [FloatSpec(format=_BF16), BfpSpec(), MxSpec(element=Element.INT8)])
+def test_what_has_no_scale_of_its_own_has_none_along_an_axis(spec: Spec) -> None:
+    assert spec.along((64, 8), reduced=0, channel=1) == (spec, None)
+
+
+def test_the_integers_of_blocks() -> None:
+    assert BLOCKS["BFP16"].integers == BLOCKS["MX9"].integers == (-127, 127)
+    assert BLOCKS["MX4"].integers == (-3, 3)
+    assert BLOCKS["MXINT8"].integers == (-128, 127)

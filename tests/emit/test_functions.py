@@ -9,9 +9,10 @@ import onnxruntime as ort
 import pytest
 
 from lowbit.config.specs import BLOCKS, BfpSpec, MxSpec
-from lowbit.emit.functions import DOMAIN, STORED, Functions, block_body, block_shape, number
+from lowbit.emit.functions import STORED, Functions, block_body, block_shape, number
 from lowbit.graph.editing import GraphEditor
 from lowbit.numerics.blocks import Element, Rounding
+from lowbit.ops.quantizing import AMD_DOMAIN
 from lowbit.scales.formats import rounded_values
 
 SPECS = {
@@ -132,16 +133,16 @@ def test_a_body_is_defined_once_and_another_one_is_in_a_domain_of_its_own() -> N
         functions.define("Twice", "(x) => (y)", "z = Neg(x) y = Sub(x, z)"),
     ]
 
-    second, third = f"{DOMAIN}.v2", f"{DOMAIN}.v3"
-    assert [call.domain for call in calls] == [DOMAIN, DOMAIN, second, DOMAIN, third]
+    second, third = f"{AMD_DOMAIN}.v2", f"{AMD_DOMAIN}.v3"
+    assert [call.domain for call in calls] == [AMD_DOMAIN, AMD_DOMAIN, second, AMD_DOMAIN, third]
     assert {call.overload for call in calls} == {""}
     assert {(f.domain, f.name) for f in editor.model.functions.values()} == {
-        (DOMAIN, "Twice"),
+        (AMD_DOMAIN, "Twice"),
         (second, "Twice"),
-        (DOMAIN, "Other"),
+        (AMD_DOMAIN, "Other"),
         (third, "Twice"),
     }
-    assert set(editor.model.opset_imports) == {"", DOMAIN, second, third}
+    assert set(editor.model.opset_imports) == {"", AMD_DOMAIN, second, third}
     assert editor.model.ir_version == 8
 
 
@@ -158,9 +159,14 @@ def test_bodies_with_a_general_one_in_common_are_overloads_and_it_is_the_last() 
         functions.define("Twice", "(x) => (y)", "y = Add(x, x)", "y = Other(x)"),
     ]
 
-    assert [call.domain for call in calls] == [DOMAIN, DOMAIN, DOMAIN, f"{DOMAIN}.v2"]
+    assert [call.domain for call in calls] == [
+        AMD_DOMAIN,
+        AMD_DOMAIN,
+        AMD_DOMAIN,
+        f"{AMD_DOMAIN}.v2",
+    ]
     assert [call.overload for call in calls] == ["", "v2", "v3", ""]
-    last = [f for f in editor.model.functions.values() if f.domain == DOMAIN][-1]
+    last = [f for f in editor.model.functions.values() if f.domain == AMD_DOMAIN][-1]
     assert (last.overload, [node.op_type for node in last]) == ("v2", ["Neg", "Sub"])
     # Overloads came with this version of the file format.
     assert editor.model.ir_version == 10

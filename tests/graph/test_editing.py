@@ -224,11 +224,11 @@ def test_a_value_takes_over_from_another_everywhere(parse, run, floats) -> None:
 def test_a_constant_of_one_consumer_is_replaced_in_place(graph) -> None:
     value = graph.initializers["w"]
 
-    replace_constant(graph, graph[0], 1, np.float32([1, 2, 3]))
+    replace_constant(graph, graph[0], 1, np.int64([1, 2, 3]))
 
     assert graph[0].inputs[1] is value
     assert constant(value).tolist() == [1, 2, 3]
-    assert value.shape.numpy() == (3,)
+    assert (value.dtype, value.shape.numpy()) == (ir.DataType.INT64, (3,))
 
 
 def test_a_shared_constant_is_replaced_for_one_node_only(parse) -> None:

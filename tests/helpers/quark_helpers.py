@@ -10,12 +10,32 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 
 import lowbit
+from lowbit.quark.extension.targets import QUARK_EXTENDED
 from lowbit.quark.onnx import Config, QuantizationConfig
 from lowbit.quark.onnx.quantization.config import get_default_config
+
+# What the options of BF16 and of block formats make of the extended flow.
+QUARK_FLOAT = msgspec.structs.replace(
+    QUARK_EXTENDED,
+    name="quark-float",
+    description="AMD Quark's extended flow over every operator (BF16)",
+    every_operator=True,
+    align=(),
+)
+
+QUARK_BLOCK = msgspec.structs.replace(
+    QUARK_EXTENDED,
+    name="quark-block",
+    description="AMD Quark's extended flow for block formats (BFP16, MX)",
+    data_movement="after_quantized",
+    align=(),
+    fuse=(),
+)
 
 
 class ListReader(CalibrationDataReader):

@@ -251,6 +251,16 @@ def test_shapes_after_an_unknown_operator_are_known_in_rank(parse, floats) -> No
     assert len(normal.graph[0].outputs[0].shape) == 2
 
 
+@pytest.mark.parametrize(
+    "op", ["com.vai.quantize.BFPFixNeuron", "com.amd.quark.ExtendedDequantizeLinear"]
+)
+def test_a_model_of_amds_operators_is_refused(parse, op: str) -> None:
+    original = parse(f"g (float[4] x) => (float[4] y) {{ [quant] h = {op}(x) y = Relu(h) }}")
+
+    with pytest.raises(ModelError, match=f"'quant' is a {op.rpartition('.')[2]}"):
+        normalize(io.load(original))
+
+
 @pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
 def test_a_quantized_model_is_refused(parse, op: str) -> None:
     kind = "float" if op == "QuantizeLinear" else "int8"

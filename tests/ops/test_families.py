@@ -1,4 +1,4 @@
-"""The rows of normalizations say what onnxruntime computes."""
+"""The families are of operators that exist, and their rows say what onnxruntime computes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 from lowbit.graph.session import session
-from lowbit.ops.families import LAYER_NORMS, LayerNorm, layer_norm
+from lowbit.ops import families
+from lowbit.ops.families import ATTENTION, LAYER_NORMS, LayerNorm, layer_norm
 
 _SIZE = 6
 
@@ -62,3 +64,32 @@ def test_a_row_names_the_inputs_that_onnxruntime_reads_so(name: str) -> None:
 
 def test_other_operators_are_no_normalization_of_the_last_axis() -> None:
     assert layer_norm(ir.node("BatchNormalization", [None] * 5)) is None
+
+
+_SCHEMAS = {(s.domain, s.name): s for s in runtime.get_all_operator_schema()}
+_MASKS = ("attention_bias", "attn_mask", "mask")
+
+
+def _family(name: str) -> list[str]:
+    return [word.rpartition("::")[2] for word in getattr(families, name)]
+
+
+@pytest.mark.parametrize("name", [n for n in vars(families) if n.isupper() and n != "ATTENTION"])
+def test_every_member_of_a_family_is_an_operator(name: str) -> None:
+    known = {word for _, word in _SCHEMAS} | {"RMSNormalization"}  # younger than onnxruntime 1.22
+
+    assert set(_family(name)) <= known
+
+
+def test_attention_reads_its_mask_where_its_schema_says() -> None:
+    seen = []
+    for name, index in ATTENTION.items():
+        domain, _, word = name.rpartition("::")
+        schema = _SCHEMAS.get((domain, word))
+        inputs = [] if schema is None else [each.name for each in schema.inputs]
+        masks = [i for i, each in enumerate(inputs) if each in _MASKS]
+        if masks:  # an older runtime lacks some operators, or their mask
+            seen.append(name)
+            assert masks == [index], name
+
+    assert len(seen) >= 5

@@ -103,6 +103,33 @@ def test_concats_are_aligned_through_fused_relus(
     ]
 
 
+def test_tensors_of_other_formats_are_not_aligned(graph_of: Callable, plan_of: Callable) -> None:
+    model = graph_of(
+        "float[1,2,4,4] x, float[1,2,4,4] z",
+        """float[1,2,4,4] y, float[1,6,4,4] u {
+            c = Concat <axis=1> (x, z)
+            y = Conv <kernel_shape=[1,1]> (c, w)
+            d = Concat <axis=1> (x, z, y)
+            u = Relu (d)
+        }""",
+        "float[2,4,1,1] w = {1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0}",
+    )
+    target = msgspec.structs.replace(
+        find_target("onnxruntime"), align=(Alignment(operators=("Concat",), rule="merged"),)
+    )
+    wide = IntegerSpec(format=IntegerFormat.INT16)
+
+    def members(*names: str) -> list[set[str]]:
+        overrides = tuple(TensorOverride(tensor=name, spec=wide) for name in names)
+        groups = plan_of(model, target, tensors=overrides).groups
+        return [{*group.inputs, *group.outputs} for group in groups]
+
+    assert {"c", "x", "z"} in members()
+    # The output alone has 16 bits: nothing is left for it to be aligned with.
+    assert not any("c" in group for group in members("c"))
+    assert {"c", "x"} in members("z")
+
+
 def test_groups_come_in_the_order_of_the_alignments(graph_of: Callable, plan_of: Callable) -> None:
     model = graph_of(
         "float[1,2,4,4] x",

@@ -21,7 +21,6 @@ from onnxruntime.quantization.calibrate import CalibrationMethod
 
 from lowbit.quark.errors import CompatibilityWarning, NotSupportedError, QuarkConfigError
 from lowbit.quark.onnx import Config, QuantizationConfig
-from lowbit.quark.onnx.calibration.methods import PowerOfTwoMethod
 from lowbit.quark.onnx.quantization.auto_search import (
     AutoSearch,
     AutoSearchConfig,
@@ -30,6 +29,7 @@ from lowbit.quark.onnx.quantization.auto_search import (
     generate_all_configs,
     get_auto_search_config,
 )
+from lowbit.quark.onnx.quantization.quant_utils import PowerOfTwoMethod
 
 _FEEDS = small_feeds(6, 8)
 pytestmark = pytest.mark.filterwarnings("ignore::lowbit.quark.errors.CompatibilityWarning")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from helpers.quark_helpers import ListReader, quiet
+from helpers.quark_helpers import QUARK_BLOCK, QUARK_FLOAT, ListReader, quiet
 from helpers.small_models import small_cnn
 from onnx import helper, numpy_helper
 
@@ -38,9 +38,7 @@ from lowbit.quark.extension import (
     QuarkSmoothQuant,
 )
 from lowbit.quark.extension.targets import (
-    QUARK_BLOCK,
     QUARK_EXTENDED,
-    QUARK_FLOAT,
     QUARK_NPU_CNN,
     QUARK_STANDARD,
 )

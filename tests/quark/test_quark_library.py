@@ -12,9 +12,8 @@ from helpers.quark_helpers import BareReader, quiet, run_python
 from helpers.small_models import small_cnn, small_feeds
 
 from lowbit.quark.errors import NotSupportedError
-from lowbit.quark.onnx import ModelQuantizer, get_library_path
-from lowbit.quark.onnx.operators import custom_ops
-from lowbit.quark.onnx.operators.custom_ops import MACHINES, shared_library
+from lowbit.quark.onnx import ModelQuantizer, get_library_path, operators
+from lowbit.quark.onnx.operators import MACHINES, shared_library
 
 
 @pytest.mark.parametrize("device", ["CPU", "cpu", "GPU", "ROCM", "cuda"])
@@ -67,13 +66,13 @@ def test_the_file_goes_with_the_program(tmp_path: pathlib.Path) -> None:
 
 
 def test_other_systems_are_told_that_they_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custom_ops.platform, "machine", lambda: "riscv64")
-    custom_ops._written.cache_clear()
+    monkeypatch.setattr(operators.platform, "machine", lambda: "riscv64")
+    operators._written.cache_clear()
 
     with pytest.raises(NotSupportedError, match="none is needed"):
         get_library_path()
 
-    custom_ops._written.cache_clear()
+    operators._written.cache_clear()
 
 
 def test_unknown_devices_are_named() -> None:

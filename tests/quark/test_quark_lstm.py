@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from lowbit.emit.bodies import with_bodies
 from lowbit.graph import io
 from lowbit.quark.errors import CompatibilityWarning, NotSupportedError
-from lowbit.quark.models.recurrent import to_extended_lstm
+from lowbit.quark.models.custom import to_extended_lstm
 
 _STEPS, _INPUTS, _HIDDEN = 6, 4, 3
 _Y_SCALE = np.float32(2 / 65535)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pathlib
 import subprocess
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 from helpers.quark_helpers import BareReader, run_python
 from helpers.small_models import small_cnn, small_feeds
+
+import lowbit.quark
+from lowbit.quark.alias import OTHER_NAMES
 
 ONNX = """
 ModelQuantizer Config QConfig QuantizationConfig QLayerConfig QTensorConfig CalibMethod ScaleType
@@ -100,6 +104,66 @@ def test_a_module_has_the_names_scripts_import(module: str) -> None:
     assert [name for name in MODULES[module] if not hasattr(found, name)] == []
 
 
+@pytest.mark.parametrize(("name", "home"), OTHER_NAMES.items())
+def test_a_name_without_a_file_is_the_module_it_stands_for(name: str, home: str) -> None:
+    found = importlib.import_module(name)
+
+    assert found is importlib.import_module(home)
+    assert found.__name__ == home
+    assert pathlib.Path(str(found.__file__)).exists()
+
+
+def test_names_without_files_are_the_same_modules_in_every_package(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import importlib\n"
+        "from lowbit.quark.alias import OTHER_NAMES\n"
+        "for name, home in OTHER_NAMES.items():\n"
+        "    found = importlib.import_module(name.removeprefix('lowbit.'))\n"
+        "    assert found is importlib.import_module(home) and found.__name__ == home, name\n"
+        "import quark.onnx.quant_utils, quark.version, vai_q_onnx.quant_utils as older\n"
+        "from quark import version\n"
+        "assert quark.onnx.quant_utils is older and version.git_version == 'lowbit'\n"
+        "print(quark.onnx.quantization.quant_utils is older, quark.version.__version__[:4])\n"
+    )
+
+    done = _run("script.py", cwd=tmp_path)
+
+    assert done.stderr == ""
+    assert done.stdout == "True 0.13\n"
+
+
+def test_a_leftover_folder_hides_no_name(tmp_path: pathlib.Path) -> None:
+    code = (
+        "import pathlib, lowbit.quark\n"
+        "pathlib.Path('shares').mkdir()\n"
+        "lowbit.quark.__path__.append('.')\n"
+        "from lowbit.quark.shares import ScreenLogger\n"
+        "print(ScreenLogger.__module__)\n"
+    )
+
+    done = run_python("-c", code, cwd=tmp_path)
+
+    assert (done.stderr, done.stdout) == ("", "lowbit.quark.common\n")
+
+
+def _defines(path: pathlib.Path) -> bool:
+    """Whether a file has anything but imports and a list of names."""
+    body = ast.parse(path.read_text()).body[1:]
+    return any(
+        not isinstance(node, (ast.Import, ast.ImportFrom)) and "__all__" not in ast.unparse(node)
+        for node in body
+    )
+
+
+def test_no_file_is_only_another_name_of_a_module() -> None:
+    folder = pathlib.Path(str(lowbit.quark.__file__)).parent
+    files = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]
+
+    bare = [path.name for path in files if not _defines(path)]
+
+    assert bare == ["experimental.py"]  # there is nothing in it
+
+
 def test_everything_is_imported_by_a_star() -> None:
     names: dict = {}
 
@@ -174,6 +238,8 @@ if __name__ == "__main__":
     print("spawned", same, process != os.getpid())
     code = "import quark.onnx, lowbit.quark.onnx; print(quark.onnx is lowbit.quark.onnx)"
     subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import vai_q_onnx, lowbit.quark.vai_q_onnx as same; print(vai_q_onnx is same)"
+    subprocess.run([sys.executable, "-c", code], check=True)
     tool = [sys.executable, "-m", "quark.onnx.tools.evaluate", "--help"]
     print(subprocess.run(tool, capture_output=True, text=True).stdout.startswith("usage:"))
     parent = subprocess.run([sys.executable, "deeper.py"], capture_output=True, text=True, cwd="inside")
@@ -195,7 +261,7 @@ def test_child_processes_find_quark_too(tmp_path: pathlib.Path) -> None:
     done = _run("script.py", cwd=tmp_path)
 
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["spawned True True", "True", "True", "deeper 0.13"]
+    assert done.stdout.splitlines() == ["spawned True True", "True", "True", "True", "deeper 0.13"]
 
 
 def test_a_module_that_spawns_is_found_by_its_workers(tmp_path: pathlib.Path) -> None:

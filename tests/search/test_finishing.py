@@ -17,8 +17,8 @@ from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
 from lowbit.pipeline.stages import Refinement
 from lowbit.report.values import PromotedRegion, Step
 from lowbit.search import finishing
-from lowbit.search.finishing import Finisher
-from lowbit.search.promotion_values import Promoted, Requirement
+from lowbit.search.finishing import Attempt, Finisher, next_requirement
+from lowbit.search.promotion_values import USABLE, Promoted, Requirement
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -68,25 +68,26 @@ class _Promotions:
         )
         return Promoted(self._made or self._state, (region,), -10.0, 5.0, 1)
 
-    def margin(self, _: object) -> float:
-        return 5.0
+    def gain(self, _: object) -> float:
+        return 0.0
 
     def saved(self, _: Requirement, spare_db: float) -> float:
         return self.saves * spare_db
 
 
-@pytest.mark.parametrize(("levels", "rounds"), [(("poor", "usable"), 1), (("poor", "poor"), 2)])
+@pytest.mark.parametrize(
+    ("shown", "rounds"),
+    [((1.0,), 1), ((-4.0, 1.0), 2), ((-4.0, -2.0, -1.0), 3)],
+    ids=["usable", "usable at last", "never usable"],
+)
 def test_promotion_is_repeated_with_a_higher_aim_if_other_samples_are_worse(
-    monkeypatch, levels: tuple[str, ...], rounds: int
+    monkeypatch, shown: tuple[float, ...], rounds: int
 ) -> None:
-    promotions, shown = _Promotions(), iter([*levels, "poor"])
-    margins = iter([-9.0, -4.0, -2.0])
+    promotions, margins = _Promotions(), iter([-9.0, *shown])
     monkeypatch.setattr(finishing, "Promoter", promotions)
 
     def finished(_, state):
-        verdict = types.SimpleNamespace(level=(level := next(shown)), margin_db=next(margins))
-        verdict.is_usable, verdict.safe_margin_db = level == "usable", verdict.margin_db
-        return state, _Report(verdict=verdict), Refinement()
+        return state, _Report(verdict=_verdict(next(margins))), Refinement()
 
     monkeypatch.setattr(Finisher, "finished", finished)
 
@@ -94,15 +95,61 @@ def test_promotion_is_repeated_with_a_higher_aim_if_other_samples_are_worse(
 
     assert len(promotions.asked) == rounds
     assert report.promoted
-    if rounds == 2:
-        # The search's samples promised 5 dB inside the usable, others showed 4 dB outside.
-        first, second = (required.wanted_db for required in promotions.asked)
-        assert second == first + 9.0
+    assert report.verdict.margin_db == max(shown)
+    aims = [required.wanted_db for required in promotions.asked]
+    if rounds > 1:
+        # The search promised 5 dB inside the usable, others showed 4 dB outside.
+        assert aims[1] == pytest.approx(USABLE.wanted_db + 9.0)
+    if rounds > 2:
+        # 5 dB were asked too little the second time as well: a decibel more at least.
+        assert aims[2] == pytest.approx(aims[1] + 1.0)
+
+
+def _verdict(margin_db: float) -> Any:
+    return types.SimpleNamespace(
+        margin_db=margin_db, safe_margin_db=margin_db, is_usable=margin_db > 0
+    )
+
+
+def _attempt(wanted_db: float, verified_db: float, *, gain_db: float = 0.0) -> Attempt:
+    required = USABLE.lowered(USABLE.wanted_db - wanted_db)
+    return Attempt(required, wanted_db - gain_db, gain_db, _verdict(verified_db))
+
+
+def _saves_much(_: Requirement, spare_db: float) -> float:
+    return spare_db
+
+
+def test_what_refinement_was_to_bring_counts_as_promised() -> None:
+    found = next_requirement([_attempt(0.7, -2.0, gain_db=3.0)], _saves_much)
+
+    assert found is not None
+    assert found.wanted_db == pytest.approx(USABLE.wanted_db + 0.7 + 2.0)
+
+
+def test_what_was_too_little_once_is_not_tried_again() -> None:
+    low, high = _attempt(1.0, -1.0), _attempt(5.0, 9.0)
+
+    found = next_requirement([low, high], _saves_much)
+    assert found is not None
+    assert found.wanted_db == pytest.approx(3.0)
+    assert next_requirement([high, low], _saves_much) is None
+
+
+@pytest.mark.parametrize(("second_db", "lost"), [(8.0, 0.5), (6.5, 0.75), (0.5, 1.0)])
+def test_the_less_was_lost_the_more_is_given_back(second_db: float, lost: float) -> None:
+    first, second = _attempt(0.7, 8.0), _attempt(-1.3, second_db)
+
+    found = next_requirement([first, second], _saves_much)
+
+    assert found is not None
+    spare = 0.7 / lost * (second_db - USABLE.least_db)
+    assert found.wanted_db == pytest.approx(-1.3 - spare)
 
 
 @pytest.mark.parametrize(
     ("saves", "second_db", "kept"),
-    [(0.0, math.nan, 15.0), (0.02, 2.0, 2.0), (0.02, -1.0, 15.0)],
+    [(0.0, math.nan, 15.0), (0.02, 0.2, 0.2), (0.02, -1.0, 15.0)],
     ids=["nothing to save", "still usable", "no longer usable"],
 )
 def test_less_is_promoted_where_refinement_brings_much(
@@ -113,9 +160,7 @@ def test_less_is_promoted_where_refinement_brings_much(
     monkeypatch.setattr(finishing, "Promoter", promotions)
 
     def finished(_, state):
-        db = next(margins)
-        verdict = types.SimpleNamespace(margin_db=db, safe_margin_db=db, is_usable=db > 0)
-        return state, _Report(verdict=verdict), Refinement()
+        return state, _Report(verdict=_verdict(next(margins))), Refinement()
 
     monkeypatch.setattr(Finisher, "finished", finished)
 
@@ -151,11 +196,7 @@ def test_a_hopeless_model_is_promoted_before_it_is_refined(
 
     def finished(_, state):
         seen.append(state)
-        usable = state == "promoted"
-        margin_db = 1.0 if usable else -9.0
-        verdict = types.SimpleNamespace(
-            margin_db=margin_db, safe_margin_db=margin_db, is_usable=usable
-        )
+        verdict = _verdict(1.0 if state == "promoted" else -9.0)
         return state, _Report(verdict=verdict), Refinement()
 
     monkeypatch.setattr(Finisher, "finished", finished)

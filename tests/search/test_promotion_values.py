@@ -10,7 +10,7 @@ from lowbit.report.values import PromotedRegion
 from lowbit.search.promotion_values import USABLE, AskedMargin, Built, Promoted
 
 
-@pytest.mark.parametrize(("promised", "more"), [(5.0, 5.0), (0.0, USABLE.wanted_db)])
+@pytest.mark.parametrize(("promised", "more"), [(5.0, 5.0), (0.0, 1.0)])
 def test_a_requirement_rises_by_what_was_promised_too_much(promised: float, more: float) -> None:
     found = USABLE.raised(promised)
 

@@ -1,1 +1,1 @@
-from lowbit.quark.version import *
+from lowbit.quark import *

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from lowbit.analyze.observations import Observation
 from lowbit.analyze.quantizers import Constant, Quantizer, Scale
 from lowbit.graph.session import Array
+from lowbit.ops.families import SCALINGS
 from lowbit.ops.linear import linear_operator
 from lowbit.report.values import Cause
 
@@ -23,7 +24,6 @@ SATURATED = "bias saturation"
 DEAD = "dead channel"
 FEW_BITS = "few bits"
 
-_MULTIPLYING = frozenset({"Mul", "Div"})
 _MUCH_OF_THE_NOISE = 0.4
 _OUTLIER_ACTIVATION, _OUTLIER_WEIGHT = 8.0, 4.0
 _UNUSED_BY_POWER, _UNUSED_BY_SHARING = 1.25, 2.0
@@ -44,7 +44,7 @@ def find_shared_scales(model: ir.Model, quantizers: Sequence[Quantizer]) -> dict
     by_source = {q.source: q for q in quantizers if q.kind == "activation"}
     found: dict[str, SharedScale] = {}
     for node in model.graph:
-        if linear_operator(node) is not None or node.op_type in _MULTIPLYING:
+        if linear_operator(node) is not None or node.op_type in SCALINGS:
             continue  # factors may have any scale
         inputs = [by_result.get(str(v.name)) for v in node.inputs if v is not None]
         inputs = [q for q in inputs if q is not None and q.kind == "activation"]

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import onnx_ir as ir
 
-from lowbit.analyze.quantizers import CONVERTERS, Quantizer
+from lowbit.analyze.quantizers import Quantizer
 from lowbit.graph.naming import tensor_name
+from lowbit.ops.quantizing import CONVERTERS
 from lowbit.report.values import Network, NetworkBlock, NetworkNode
 
 MOST_NODES = 36

@@ -19,15 +19,10 @@ from numpy.typing import NDArray
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.formats import FloatArray
+from lowbit.ops.quantizing import DEQUANTIZE, QUANTIZE, ROUND_BLOCKS
 from lowbit.ops.traits import traits_of
 
 Kind = Literal["activation", "weight"]
-
-_QUANTIZE = frozenset({"QuantizeLinear", "ExtendedQuantizeLinear"})
-_DEQUANTIZE = frozenset({"DequantizeLinear", "ExtendedDequantizeLinear"})
-_WHOLE = frozenset({"BFPQuantizeDequantize", "MXQuantizeDequantize", "BFPFixNeuron", "MXFixNeuron"})
-CONVERTERS = _QUANTIZE | _DEQUANTIZE | _WHOLE
-"""Operators that quantize, dequantize, or do both."""
 
 _SUFFIXES = ("_DequantizeLinear_Output", "_QuantizeLinear_Input", "_quantized")
 
@@ -96,16 +91,16 @@ def find_quantizers(model: ir.Model) -> tuple[Quantizer, ...]:
 def _activations(graph: ir.Graph) -> Iterator[Quantizer]:
     outputs = {tensor_name(v) for v in graph.outputs}
     for node in graph:
-        if node.op_type in _WHOLE:
+        if node.op_type in ROUND_BLOCKS:
             source, result = node.inputs[0], node.outputs[0]
             if source is not None and source.const_value is None:
                 name = _plain(result, source, outputs)
                 yield _computed(name, node, source, (result,), (node,))
             continue
-        if node.op_type not in _QUANTIZE or node.inputs[0] is None:
+        if node.op_type not in QUANTIZE or node.inputs[0] is None:
             continue
         source = node.inputs[0]
-        consumers = [n for n in node.outputs[0].consumers() if n.op_type in _DEQUANTIZE]
+        consumers = [n for n in node.outputs[0].consumers() if n.op_type in DEQUANTIZE]
         if consumers:
             results = tuple(n.outputs[0] for n in consumers)
             name = _plain(results[0], source, outputs)
@@ -144,7 +139,7 @@ def _producer(source: ir.Value, consumer: ir.Node | None) -> str:
 
 def _weights(graph: ir.Graph) -> Iterator[Quantizer]:
     for node in graph:
-        stored = node.inputs[0] if node.op_type in _DEQUANTIZE else None
+        stored = node.inputs[0] if node.op_type in DEQUANTIZE else None
         if stored is None or stored.const_value is None:
             continue
         result = node.outputs[0]
@@ -188,7 +183,7 @@ def _channel_axis(consumer: ir.Node, stored: ir.Value) -> int:
 def _bias_of(consumer: ir.Node) -> tuple[str, str] | None:
     value = _bias_input(consumer)
     producer = value.producer() if value is not None else None
-    if value is None or producer is None or producer.op_type not in _DEQUANTIZE:
+    if value is None or producer is None or producer.op_type not in DEQUANTIZE:
         return None
     stored = producer.inputs[0]
     if stored is None or stored.const_value is None:
@@ -197,7 +192,7 @@ def _bias_of(consumer: ir.Node) -> tuple[str, str] | None:
 
 
 def _scale(node: ir.Node) -> Scale | None:
-    if node.op_type in _WHOLE or len(node.inputs) < 2 or node.inputs[1] is None:
+    if node.op_type in ROUND_BLOCKS or len(node.inputs) < 2 or node.inputs[1] is None:
         return None
     scale = node.inputs[1].const_value
     zero = node.inputs[2].const_value if len(node.inputs) > 2 and node.inputs[2] else None
@@ -215,7 +210,7 @@ def _scale(node: ir.Node) -> Scale | None:
 
 def _integers(node: ir.Node) -> ir.DataType:
     """Return the type of the integers of a Q or DQ node."""
-    if node.op_type in _DEQUANTIZE and node.inputs[0] is not None and node.inputs[0].dtype:
+    if node.op_type in DEQUANTIZE and node.inputs[0] is not None and node.inputs[0].dtype:
         return node.inputs[0].dtype
     if len(node.inputs) > 2 and node.inputs[2] is not None and node.inputs[2].const_value:
         return node.inputs[2].const_value.dtype
@@ -228,7 +223,7 @@ def _span(kind: ir.DataType) -> tuple[int, int]:
 
 
 def _format(node: ir.Node) -> str:
-    if node.op_type in _WHOLE:
+    if node.op_type in ROUND_BLOCKS:
         return "MX" if node.op_type.startswith("MX") else "BFP"
     return _integers(node).name.lower()
 

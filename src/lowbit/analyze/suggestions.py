@@ -18,6 +18,7 @@ from lowbit.analyze.quantizers import Constant, Quantizer
 from lowbit.analyze.sensitivity import Switch
 from lowbit.config.specs import IntegerSpec, TensorOverride
 from lowbit.graph.editing import add_constant
+from lowbit.graph.naming import MICROSOFT
 from lowbit.graph.session import Array
 from lowbit.numerics.formats import FloatArray, IntegerFormat
 from lowbit.report.values import Cause
@@ -155,7 +156,7 @@ def _wide(formats: Sequence[IntegerFormat], *, signed: bool) -> IntegerFormat | 
 
 
 _FINER = 256
-_DOMAIN = "com.microsoft"  # has 16 bits whatever the model's opset
+_DOMAIN = MICROSOFT  # has 16 bits whatever the model's opset
 
 
 def promote(

@@ -83,7 +83,7 @@ def _without_integers(
         name=name,
         activation=activation,
         weight=weight,
-        bias=activation if isinstance(activation, FloatSpec) else weight,
+        bias=weight if activation.is_block else activation,
         target="ryzen-ai-float",
         head="int8",
         casts=casts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
@@ -11,8 +11,8 @@ import msgspec
 from lowbit.config.extensible import tag_of
 from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, MinMax, Percentile
 from lowbit.errors import ConfigError
-from lowbit.numerics.blocks import Element, Rounding
-from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.numerics.blocks import Element, Rounding, round_bfp, round_mx
+from lowbit.numerics.formats import FloatArray, FloatFormat, IntegerFormat
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
@@ -73,6 +73,17 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the spec with a scale for each channel, where the format has scales of weights."""
         return self
 
+    def along(
+        self, shape: Sequence[int], *, reduced: int | None, channel: int | None
+    ) -> tuple[Self, int | None]:
+        """Return the spec of a constant of that shape, and the axis its scales lie along if it has several.
+
+        ``reduced`` is the axis that is summed over and may be cut into groups, ``channel`` that of
+        outputs; ``None`` where there is none.
+        """
+        del shape, reduced, channel
+        return self, None
+
     def describe(self) -> str:
         """Return a few words for tables."""
         raise NotImplementedError
@@ -126,6 +137,19 @@ class IntegerSpec(_Spec, frozen=True, kw_only=True, tag="integer"):
     def with_scales_per_channel(self) -> Self:
         """Return the spec with a scale for each channel."""
         return msgspec.structs.replace(self, per_channel=True)
+
+    def along(
+        self, shape: Sequence[int], *, reduced: int | None, channel: int | None
+    ) -> tuple[Self, int | None]:
+        """Return the spec and the axis; where no group can be, or only one, scales are per channel."""
+        spec = self
+        if spec.group_size is not None:
+            if reduced is not None and shape[reduced] > spec.group_size:
+                return spec, reduced % len(shape)
+            spec = msgspec.structs.replace(spec, group_size=None, per_channel=True)
+        if spec.per_channel and channel is not None:
+            return spec, channel % len(shape)
+        return spec, None
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -227,6 +251,23 @@ class BfpSpec(_Spec, frozen=True, kw_only=True, tag="bfp"):
     pairs: bool = False
     rounding: Rounding = Rounding.EVEN
 
+    @property
+    def integers(self) -> tuple[int, int]:
+        """The smallest and the largest integer that a number is, times the block's power of two."""
+        high = 2 ** (self.bits - 9) - 1
+        return -high, high
+
+    def rounded(self, values: FloatArray, axis: int) -> FloatArray:
+        """Return the values in this format."""
+        return round_bfp(
+            values,
+            axis,
+            bits=self.bits,
+            block=self.block,
+            pairs=self.pairs,
+            rounding=self.rounding,
+        )
+
     def describe(self) -> str:
         """Return a few words for tables: ``bfp16 blocks of 8``."""
         name = f"mx{self.bits - 7}" if self.pairs else f"bfp{self.bits}"
@@ -237,10 +278,22 @@ class MxSpec(_Spec, frozen=True, kw_only=True, tag="mx"):
     """Elements of a small format, ``block`` of which share a power-of-two scale."""
 
     is_block: ClassVar[bool] = True
+    pairs: ClassVar[bool] = False
 
     element: Element
     block: int = 32
     rounding: Rounding = Rounding.EVEN
+
+    @property
+    def integers(self) -> tuple[int, int]:
+        """The smallest and the largest integer, of integer elements."""
+        return IntegerFormat.INT8.low, IntegerFormat.INT8.high
+
+    def rounded(self, values: FloatArray, axis: int) -> FloatArray:
+        """Return the values in this format."""
+        return round_mx(
+            values, axis, element=self.element, block=self.block, rounding=self.rounding
+        )
 
     def describe(self) -> str:
         """Return a few words for tables: ``mxfp8_e4m3 blocks of 32``."""

@@ -7,7 +7,7 @@ a code is -128: that is a power of two of the next exponent, with which rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MappingProxyType
 
 import numpy as np
@@ -18,14 +18,11 @@ from lowbit.emit.emission import Emission, EmittedTensor
 from lowbit.emit.functions import STORED, block_body, block_shape
 from lowbit.graph.editing import Attributes
 from lowbit.graph.naming import tensor_name
-from lowbit.numerics.blocks import Element, Rounding
+from lowbit.numerics.blocks import Element
 from lowbit.numerics.formats import FloatArray
+from lowbit.ops.block_attributes import block_operator
 from lowbit.planning.plan import TensorPlan
 from lowbit.scales.formats import rounded_values
-
-_ROUNDINGS: Mapping[Rounding, int] = MappingProxyType(
-    {Rounding.AWAY: 0, Rounding.UP: 1, Rounding.EVEN: 2}
-)
 
 
 class BlockNodes:
@@ -44,31 +41,33 @@ class BlockNodes:
 
     def weight(self, tensor: TensorPlan, make: Callable[[], FloatArray]) -> EmittedTensor:
         """Let all consumers of a constant read it in blocks."""
-        value, spec = self._editor.values[tensor.name], _block_spec(tensor)
+        value = self._editor.values[tensor.name]
         uses = tuple(value.uses())
         if not _stays(tensor, make):
             self._editor.set_values(value, make)
             node = self._rounding(tensor, value)
         else:
             self._editor.set_values(value, lambda: rounded_values(make(), tensor.spec, tensor.axis))
-            node = self._node(tensor, value, _attributes(spec, _axis(tensor)), STORED)
+            node = self._node(tensor, value, STORED)
         result = self._editor.read_through(value, uses, [node])
         return EmittedTensor(tensor_name(value), tensor_name(result))
 
     def _rounding(self, tensor: TensorPlan, value: ir.Value) -> ir.Node:
-        axis, spec = _axis(tensor), _block_spec(tensor)
-        attributes = _attributes(spec, axis)
-        shape = _whole_blocks(spec, axis, value)
-        if shape is not None:
-            attributes = {**attributes, "block_shape": shape}
+        spec = _block_spec(tensor)
+        shape = _whole_blocks(spec, _axis(tensor), value)
         body = block_body(spec, self._editor.opset, whole=shape is not None)
-        return self._node(tensor, value, attributes, body)
+        return self._node(tensor, value, body, {} if shape is None else {"block_shape": shape})
 
     def _node(
-        self, tensor: TensorPlan, value: ir.Value, attributes: Attributes, body: str
+        self,
+        tensor: TensorPlan,
+        value: ir.Value,
+        body: str,
+        more: Attributes = MappingProxyType({}),
     ) -> ir.Node:
         spec = _block_spec(tensor)
-        name = "BFPQuantizeDequantize" if isinstance(spec, BfpSpec) else "MXQuantizeDequantize"
+        name, known = block_operator(spec, _axis(tensor))
+        attributes: Attributes = {**known, **more}
         call = self._functions.define(
             name,
             f"<{', '.join(attributes)}> (x) => (y)",
@@ -107,22 +106,3 @@ def _whole_blocks(spec: BlockSpec, axis: int, value: ir.Value) -> list[int] | No
     rank = value.shape.rank()
     length = value.shape[axis]
     return block_shape(spec, axis % rank, rank, length) if isinstance(length, int) else None
-
-
-def _attributes(spec: BlockSpec, axis: int) -> Attributes:
-    """Return the attributes by which AMD's operators know the format."""
-    common: Attributes = {
-        "axis": axis,
-        "block_size": spec.block,
-        "rounding_mode": _ROUNDINGS[spec.rounding],
-    }
-    if not isinstance(spec, BfpSpec):
-        return {"element_dtype": spec.element.value, **common}
-    return {
-        "bfp_method": "to_bfp_prime" if spec.pairs else "to_bfp",
-        "bit_width": spec.bits,
-        **common,
-        "sub_block_size": 2,
-        "sub_block_shift_bits": 1,
-        "convert_to_bfloat_before_bfp": 0,
-    }

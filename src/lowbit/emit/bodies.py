@@ -11,9 +11,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
 from lowbit.emit.functions import (
-    DOMAIN,
     PAIR,
     Functions,
     block_body,
@@ -24,20 +22,9 @@ from lowbit.emit.functions import (
 )
 from lowbit.errors import ModelError
 from lowbit.graph.editing import GraphEditor, constant
-from lowbit.numerics.blocks import Element, Rounding
+from lowbit.ops.block_attributes import block_spec
+from lowbit.ops.quantizing import AMD_DOMAIN, OLDER_AMD_DOMAIN, OLDER_NAMES
 
-OLDER_DOMAIN = "com.vai.quantize"
-_OLDER_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "VitisQuantizeLinear": "ExtendedQuantizeLinear",
-        "VitisDequantizeLinear": "ExtendedDequantizeLinear",
-        "VitisInstanceNormalization": "ExtendedInstanceNormalization",
-        "VitisLSTM": "ExtendedLSTM",
-        "BFPFixNeuron": "BFPQuantizeDequantize",
-        "MXFixNeuron": "MXQuantizeDequantize",
-    }
-)
-_ROUNDINGS = (Rounding.AWAY, Rounding.UP, Rounding.EVEN)
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FLOAT = int(ir.DataType.FLOAT)
 
@@ -48,15 +35,18 @@ Body = Callable[[ir.Node, int], tuple[str, str]]
 def with_bodies(model: ir.Model) -> ir.Model:
     """Return the model with a body for each named operator of AMD's that has none."""
     known = {(key[0], key[1]) for key in model.functions}
-    named = [n for n in model.graph.all_nodes() if n.domain in (DOMAIN, OLDER_DOMAIN)]
+    named = [n for n in model.graph.all_nodes() if n.domain in (AMD_DOMAIN, OLDER_AMD_DOMAIN)]
     if all((node.domain, node.op_type) in known for node in named):
         return model
     model = model.clone()
     functions = Functions(GraphEditor(model))
     for node in model.graph.all_nodes():
-        if node.domain not in (DOMAIN, OLDER_DOMAIN) or (node.domain, node.op_type) in known:
+        if (
+            node.domain not in (AMD_DOMAIN, OLDER_AMD_DOMAIN)
+            or (node.domain, node.op_type) in known
+        ):
             continue
-        name = _OLDER_NAMES.get(node.op_type, node.op_type)
+        name = OLDER_NAMES.get(node.op_type, node.op_type)
         if name not in _BODIES:
             raise ModelError(
                 f"{node.op_type} {node.name!r} of {node.domain} has no body here; known are "
@@ -65,8 +55,8 @@ def with_bodies(model: ir.Model) -> ir.Model:
         signature, steps = _BODIES[name](node, model.opset_imports.get("", 1))
         node.domain, node.op_type = functions.define(name, signature, steps).domain, name
     _put_pairs_together(model.graph)
-    if OLDER_DOMAIN in model.opset_imports:
-        del model.opset_imports[OLDER_DOMAIN]
+    if OLDER_AMD_DOMAIN in model.opset_imports:
+        del model.opset_imports[OLDER_AMD_DOMAIN]
     return model
 
 
@@ -83,37 +73,10 @@ def _put_pairs_together(graph: ir.Graph) -> None:
             graph.insert_before(min(consumers, key=order.__getitem__), node)
 
 
-def _blocks(spec: BlockSpec, node: ir.Node, opset: int) -> tuple[str, str]:
+def _blocks(node: ir.Node, opset: int) -> tuple[str, str]:
     node.attributes.setdefault("axis", ir.AttrInt64("axis", 1))
     signature = f"<{', '.join(node.attributes)}> (x) => (y)"
-    return signature, block_body(spec, opset)
-
-
-def _bfp(node: ir.Node, opset: int) -> tuple[str, str]:
-    read = node.attributes.get_int
-    pairs = node.attributes.get_string("bfp_method", "to_bfp") == "to_bfp_prime"
-    inside = (read("sub_block_size", 2), read("sub_block_shift_bits", 1))
-    if pairs and inside != (2, 1):
-        raise ModelError(f"{node.name!r}: sub-blocks of {inside[0]} are not known; of 2 are")
-    if read("convert_to_bfloat_before_bfp", 0):
-        raise ModelError(f"{node.name!r}: convert_to_bfloat_before_bfp is not known")
-    spec = BfpSpec(
-        bits=read("bit_width", 16),
-        block=read("block_size", 8),
-        pairs=pairs,
-        rounding=_ROUNDINGS[read("rounding_mode", 0)],
-    )
-    return _blocks(spec, node, opset)
-
-
-def _mx(node: ir.Node, opset: int) -> tuple[str, str]:
-    read = node.attributes.get_int
-    spec = MxSpec(
-        element=Element(node.attributes.get_string("element_dtype", "int8")),
-        block=read("block_size", 32),
-        rounding=_ROUNDINGS[read("rounding_mode", 0)],
-    )
-    return _blocks(spec, node, opset)
+    return signature, block_body(block_spec(node), opset)
 
 
 def _quantize(node: ir.Node, opset: int) -> tuple[str, str]:
@@ -174,8 +137,8 @@ _BODIES: Mapping[str, Body] = MappingProxyType(
     {
         "ExtendedQuantizeLinear": _quantize,
         "ExtendedDequantizeLinear": _dequantize,
-        "BFPQuantizeDequantize": _bfp,
-        "MXQuantizeDequantize": _mx,
+        "BFPQuantizeDequantize": _blocks,
+        "MXQuantizeDequantize": _blocks,
         "ExtendedInstanceNormalization": _instance_norm,
         "ExtendedLSTM": _lstm,
     }

@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from lowbit.emit.emission import Emission
 from lowbit.graph.editing import Uses, constant_shape, take_over
+from lowbit.graph.naming import MICROSOFT
 from lowbit.numerics.affine import QParams
 from lowbit.ops.weights import is_embedding
 
-_MICROSOFT = "com.microsoft"
 _FLOAT = int(ir.DataType.FLOAT)
 _SMALLEST_BLOCK = 16
 
@@ -77,7 +77,7 @@ class EmbeddingNodes:
         attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": size}
         name = f"{node.name}_GatherBlockQuantized"
         return [
-            self._editor.node("GatherBlockQuantized", inputs, name, attributes, domain=_MICROSOFT)
+            self._editor.node("GatherBlockQuantized", inputs, name, attributes, domain=MICROSOFT)
         ]
 
     def _blocked(self, node: ir.Node, table: Table) -> list[ir.Node]:

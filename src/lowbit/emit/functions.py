@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.config.specs import BfpSpec, BlockSpec, MxSpec
+from lowbit.config.specs import BlockSpec, MxSpec
 from lowbit.graph.editing import GraphEditor
 from lowbit.numerics.blocks import MINIFLOATS, Element, Minifloat, Rounding
+from lowbit.ops.quantizing import AMD_DOMAIN
 
-DOMAIN = "com.amd.quark"
 PAIR = "(x, scale, zero_point) => (y)"
 """The signature of the two operators of a Q/DQ pair."""
 
@@ -70,7 +70,7 @@ class Functions:
 
     def _add(self, name: str, signature: str, body: str, family: Mapping[str, Call]) -> Call:
         number = sum(known == name for known, _ in self._calls)
-        domain = DOMAIN if number == 1 else f"{DOMAIN}.v{number}"
+        domain = AMD_DOMAIN if number == 1 else f"{AMD_DOMAIN}.v{number}"
         call = next(iter(family.values()), Call(domain, ""))
         if family:
             call = Call(call.domain, f"v{len(family) + 1}")
@@ -193,16 +193,15 @@ def block_body(spec: BlockSpec, opset: int, *, whole: bool = False) -> str:
 
 def _inside(spec: BlockSpec) -> list[int]:
     """Return the dimensions of one block."""
-    return [spec.block // 2, 2] if isinstance(spec, BfpSpec) and spec.pairs else [spec.block]
+    return [spec.block // 2, 2] if spec.pairs else [spec.block]
 
 
 def _integers(spec: BlockSpec, opset: int) -> list[str]:
     """Return the steps from ``blocks`` and ``top`` to ``rounded``, integers times a step."""
-    bits = spec.bits - 9 if isinstance(spec, BfpSpec) else 7
-    high = 2**bits - 1
-    low = -high if isinstance(spec, BfpSpec) else -(2**bits)
+    low, high = spec.integers
+    bits = high.bit_length()
     steps, step = _binade("top", "step", 2.0 ** (1 - bits)), "step"
-    if isinstance(spec, BfpSpec) and spec.pairs:
+    if spec.pairs:
         step = "own_step"
         steps += [
             *_largest("pair", [-2], opset),

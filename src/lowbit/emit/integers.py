@@ -24,14 +24,13 @@ from lowbit.emit.functions import (
 from lowbit.emit.packed import Matrix, PackedNodes
 from lowbit.emit.recurrent import RecurrentNodes
 from lowbit.graph.editing import constant_shape, only_consumer
-from lowbit.graph.naming import tensor_name
+from lowbit.graph.naming import MICROSOFT, tensor_name
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.traits import is_data_movement
 from lowbit.planning.plan import BiasPlan, TensorPlan
 from lowbit.scales.stored import Stored
 
-_MICROSOFT = "com.microsoft"
 # The standard Q/DQ take 16 and 4 bits from this operator set on.
 _WIDE_OPSET = 21
 
@@ -60,7 +59,7 @@ class IntegerNodes:
             and domain is not None
             and self._trips_onnxruntime(value, params.format)
         ):
-            domain = _MICROSOFT
+            domain = MICROSOFT
         quantizer = self._node("QuantizeLinear", [value, scale, zero_point], name, params, domain)
         dequantizer = self._node(
             "DequantizeLinear", [quantizer.outputs[0], scale, zero_point], name, params, domain
@@ -159,7 +158,7 @@ class IntegerNodes:
     def _domain_of(self, fmt: IntegerFormat) -> str:
         if self._domain == "auto":
             wide = fmt.bits not in (8, 32)
-            return _MICROSOFT if wide and self._editor.opset < _WIDE_OPSET else ""
+            return MICROSOFT if wide and self._editor.opset < _WIDE_OPSET else ""
         return "" if self._domain == "ai.onnx" else self._domain
 
     def _trips_onnxruntime(self, value: ir.Value, fmt: IntegerFormat) -> bool:

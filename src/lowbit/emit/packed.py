@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from lowbit.emit.emission import Emission
 from lowbit.graph.editing import Uses, take_over
+from lowbit.graph.naming import MICROSOFT
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntArray
 from lowbit.scales.stored import Stored
 
-_MICROSOFT = "com.microsoft"
 _SMALLEST_BLOCK = 16
 # Of scales per channel, which the operator does not have: each is repeated for so many inputs.
 _BLOCK = 128
@@ -139,7 +139,7 @@ class PackedNodes:
             [node.inputs[0], *inputs],
             f"{node.name}_MatMulNBits",
             attributes,
-            domain=_MICROSOFT,
+            domain=MICROSOFT,
         )
         graph = self._editor.graph
         graph.insert_before(node, [made])

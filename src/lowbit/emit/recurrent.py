@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from lowbit.emit.emission import Emission
 from lowbit.graph.editing import Uses, constant_shape, take_over
-from lowbit.graph.naming import tensor_name
+from lowbit.graph.naming import MICROSOFT, tensor_name
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.scales.stored import Stored
 
-_MICROSOFT = "com.microsoft"
 _OPERATOR = "DynamicQuantizeLSTM"
 # Weights and recurrence weights; the operator has eight inputs before their parameters.
 _WEIGHTS = (1, 2)
@@ -95,14 +94,14 @@ class RecurrentNodes:
         others = [*node.inputs[3:], *[None] * (_BEFORE_PARAMETERS - len(node.inputs))]
         inputs = [source, weight[0], recurrence[0], *others, *weight[1:], *recurrence[1:]]
         made = ir.Node(
-            _MICROSOFT,
+            MICROSOFT,
             _OPERATOR,
             inputs,
             [a for name, a in node.attributes.items() if name != "layout"],
             num_outputs=len(node.outputs),
             name=f"{node.name}_{_OPERATOR}",
         )
-        self._editor.model.opset_imports.setdefault(_MICROSOFT, 1)
+        self._editor.model.opset_imports.setdefault(MICROSOFT, 1)
         self._editor.graph.insert_before(node, [made])
         for before, after in zip(node.outputs, made.outputs, strict=True):
             take_over(before, after)

@@ -22,6 +22,7 @@ from lowbit.errors import DataError, ModelError
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Session, model_inputs, session
+from lowbit.ops.families import LAYOUT
 from lowbit.ops.weights import is_embedding
 
 _TEXTS, _LENGTH = 24, 48
@@ -122,7 +123,7 @@ def _vocabulary(model: ir.Model, tokens: str) -> int | None:
 def _origin(value: ir.Value | None) -> str:
     """Return what a value is, casts and shapes aside."""
     while value is not None and (node := value.producer()) is not None:
-        if node.op_type not in ("Cast", "Reshape", "Identity"):
+        if node.op_type not in LAYOUT:
             break
         value = node.inputs[0]
     return "" if value is None else str(value.name)

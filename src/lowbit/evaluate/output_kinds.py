@@ -21,13 +21,10 @@ from lowbit.evaluate.outputs import OutputSlice, find_slices
 from lowbit.graph.naming import is_cache_name, tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.metrics import softmax
-from lowbit.ops.families import SOFTMAXES
+from lowbit.ops.families import LAYOUT, PROBABILITIES, SELECT, SOFTMAXES
 
 Kind: TypeAlias = Literal["classes", "labels", "embedding", "scores", "values"]
 
-# They change how numbers lie, not the numbers.
-_MOVES = frozenset("Identity Reshape Flatten Squeeze Unsqueeze Transpose Cast Dropout".split())
-_SELECTS = frozenset("NonMaxSuppression TopK ArgMax ArgMin NonZero Unique".split())
 _EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECASE)
 _FEW_LABELS = 16
 _LEAST_EMBEDDING = 32
@@ -240,9 +237,9 @@ def _activation(output: ir.Value) -> ir.Node | None:
     """Return the softmax or sigmoid that makes an output, with nothing but movement after it."""
     value: ir.Value | None = output
     while value is not None and (node := value.producer()) is not None and node.domain == "":
-        if node.op_type in SOFTMAXES or node.op_type == "Sigmoid":
+        if node.op_type in PROBABILITIES:
             return node
-        if node.op_type not in _MOVES:
+        if node.op_type not in LAYOUT:
             return None
         value = node.inputs[0]
     return None
@@ -258,7 +255,7 @@ def _selected(output: ir.Value) -> list[ir.Value]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.op_type in _SELECTS:
+        if node.op_type in SELECT:
             found |= dict.fromkeys(v for v in node.inputs[:2] if v is not None and v.producer())
             continue
         stack += [v for v in node.inputs if v is not None]

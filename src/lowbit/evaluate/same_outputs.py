@@ -15,7 +15,7 @@ from lowbit.errors import VerificationError
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.nesting import subgraphs
 from lowbit.graph.session import Array
-from lowbit.ops.families import READ_SHAPES
+from lowbit.ops.families import READ_SHAPES, SIZED_BY_DATA
 
 _WAY_OUT = (
     "that is another function. Is it made from this float model? If so keep the nodes before that "
@@ -42,12 +42,6 @@ def arrays_of(name: str, value: object) -> Iterator[tuple[str, Array]]:
         yield name, np.asarray(value)
 
 
-# How many elements they write depends on numbers.
-_SIZED_BY_DATA = frozenset(
-    "NonZero NonMaxSuppression Compress Unique If Loop Scan StringSplit".split()
-)
-
-
 def outputs_sized_by_data(model: ir.Model) -> frozenset[str]:
     """Return the outputs whose shapes follow from numbers: how many boxes are left, for one."""
     moving: set[ir.Value] = {value for value in model.graph.inputs if not value.is_initializer()}
@@ -64,7 +58,7 @@ def outputs_sized_by_data(model: ir.Model) -> frozenset[str]:
 def _chooses_sizes(node: ir.Node, moving: Container[ir.Value]) -> bool:
     """Whether numbers that a node reads may decide how many it writes."""
     if node.op_type != "If":
-        return node.op_type in _SIZED_BY_DATA or _rounds_to_integers(node)
+        return node.op_type in SIZED_BY_DATA or _rounds_to_integers(node)
     # Which branch is taken is the condition's choice; a constant one leaves it to the branch.
     inner = (
         each for graph in subgraphs(node) for each in ir.traversal.RecursiveGraphIterator(graph)

@@ -91,6 +91,7 @@ def replace_constant(
         raise ValueError(f"node {node.name!r} has no input {index} to replace")
     if len(value.uses()) == 1 and not value.is_graph_output():
         value.const_value = _tensor(data, value.name)
+        value.dtype = value.const_value.dtype
         value.shape = ir.Shape(value.const_value.shape.numpy())
     else:
         node.replace_input_with(index, add_constant(graph, f"{node.name}_{index}", data))

@@ -15,6 +15,9 @@ import onnx_ir as ir
 
 from lowbit.graph.nesting import every_graph, every_node
 
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
 _KEY = "lowbit.aliases"
 _CACHE = re.compile(r"past|present|cache", re.IGNORECASE)
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.editing import add_constant, constant_shape, take_over
-from lowbit.graph.naming import answer_to, operator_name, tensor_name
+from lowbit.graph.naming import MICROSOFT, answer_to, operator_name, tensor_name
 
 _SAME = ("num_heads", "mask_filter_value", "scale", "unidirectional")
 
@@ -84,7 +84,7 @@ def _separate(graph: ir.Graph, node: ir.Node) -> None:
         "MultiHeadAttention",
         [query, key, value, None, _input(node, 3), _input(node, 5)],
         {key: node.attributes[key] for key in _SAME if key in node.attributes},
-        domain="com.microsoft",
+        domain=MICROSOFT,
         name=f"{node.name}_attention",
     )
     made += [split, attention]

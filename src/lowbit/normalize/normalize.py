@@ -32,6 +32,7 @@ from lowbit.normalize.simplify import (
     fold_constants,
 )
 from lowbit.normalize.size_names import forget_placeholders
+from lowbit.ops.quantizing import QUANTIZED
 
 # What onnx-ir copies from a call to the nodes that take its place.
 _CALL = "lowbit.call"
@@ -65,12 +66,6 @@ LOWEST_OPSET = 13
 
 # The first in which an initializer need not be an input, and the one of operator set 13.
 _LOWEST_IR_VERSION = 7
-
-_QUANTIZED = frozenset(
-    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger "
-    "MatMulInteger QGemm QLinearAdd MatMulNBits ExtendedQuantizeLinear BFPQuantizeDequantize "
-    "MXQuantizeDequantize".split()
-)
 
 
 @garbage_collection_paused()
@@ -127,7 +122,7 @@ def _lift_constants(model: ir.Model) -> None:
 def refuse_quantized(model: ir.Model) -> None:
     """Raise for a model that is quantized already."""
     for node in every_node(model.graph):
-        if node.op_type in _QUANTIZED:
+        if node.op_type in QUANTIZED:
             raise ModelError(
                 f"the model is already quantized (node {node.name!r} is a {node.op_type}); "
                 "start from the float model it was made from"

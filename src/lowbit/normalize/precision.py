@@ -26,8 +26,9 @@ from lowbit.graph.editing import (
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.nesting import every_node
 from lowbit.graph.onnx_passes import infer_types
-from lowbit.numerics.blocks import Element, Rounding, round_bfp, round_mx
 from lowbit.numerics.formats import FloatFormat
+from lowbit.ops.block_attributes import block_attributes, block_spec
+from lowbit.ops.quantizing import AMD_DOMAIN, ROUND_BLOCKS
 
 _OTHER = frozenset((ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16))
 _FLOATS = _OTHER | {ir.DataType.FLOAT}
@@ -200,7 +201,6 @@ def _cast_output(graph: ir.Graph, value: ir.Value, dtype: ir.DataType) -> None:
 
 _HALF = frozenset((ir.DataType.FLOAT16, ir.DataType.BFLOAT16))
 _CASTABLE = _HALF | {ir.DataType.FLOAT}
-_ROUNDINGS = (Rounding.AWAY, Rounding.UP, Rounding.EVEN)
 
 Values = NDArray[Any]
 
@@ -228,7 +228,7 @@ def full_precision(model: ir.Model) -> None:
     for name, value in tuple(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
-    for key in [key for key in model.functions if key[0].startswith("com.amd.quark")]:
+    for key in [key for key in model.functions if key[0].startswith(AMD_DOMAIN)]:
         del model.functions[key]
     _retype_ends(model)
     single_precision(model)
@@ -250,11 +250,7 @@ def _step(node: ir.Node) -> Callable[[Values], Values] | None:
             return lambda x: x
         case "ExtendedQuantizeLinear" | "ExtendedDequantizeLinear":
             return _scaling(node, down=node.op_type == "ExtendedQuantizeLinear")
-        case "BFPQuantizeDequantize":
-            return _bfp(node)
-        case "MXQuantizeDequantize":
-            return _mx(node)
-    return None
+    return _rounding(node) if node.op_type in ROUND_BLOCKS else None
 
 
 def _between_floats(node: ir.Node) -> bool:
@@ -284,27 +280,9 @@ def _scaling(node: ir.Node, *, down: bool) -> Callable[[Values], Values]:
     return lambda x: x.astype(np.float32) * scale
 
 
-def _bfp(node: ir.Node) -> Callable[[Values], Values]:
-    read = node.attributes.get_int
-    return lambda x: round_bfp(
-        x,
-        read("axis", 1),
-        bits=read("bit_width", 16),
-        block=read("block_size", 8),
-        pairs=node.attributes.get_string("bfp_method", "to_bfp") == "to_bfp_prime",
-        rounding=_ROUNDINGS[read("rounding_mode", 0)],
-    )
-
-
-def _mx(node: ir.Node) -> Callable[[Values], Values]:
-    read = node.attributes.get_int
-    return lambda x: round_mx(
-        x,
-        read("axis", 1),
-        element=Element(node.attributes.get_string("element_dtype", "int8")),
-        block=read("block_size", 32),
-        rounding=_ROUNDINGS[read("rounding_mode", 0)],
-    )
+def _rounding(node: ir.Node) -> Callable[[Values], Values]:
+    spec, axis = block_spec(node), block_attributes(node).axis
+    return lambda x: spec.rounded(x, axis)
 
 
 def _converted(

@@ -14,13 +14,12 @@ import onnx_ir as ir
 from lowbit.graph.editing import bypass, constant_shape, is_constant, replace_node
 from lowbit.graph.naming import absorb, answer_to, tensor_name
 from lowbit.graph.session import Array, session
+from lowbit.ops.families import RANDOM
 from lowbit.ops.linear import LAYERS, LINEAR
+from lowbit.ops.quantizing import CONVERTERS
 
 # Random, quantizing, or larger than what they are made from.
-_NEVER = frozenset(
-    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli "
-    "QuantizeLinear DequantizeLinear ConstantOfShape Range Expand Tile".split()
-)
+_NEVER = RANDOM | CONVERTERS | {"ConstantOfShape", "Range", "Expand", "Tile"}
 
 
 def fold_constants(model: ir.Model) -> None:
@@ -93,11 +92,8 @@ def _make_constant(graph: ir.Graph, value: ir.Value, data: Array) -> None:
     graph.register_initializer(new)
 
 
-# Each draws anew, so two of them are not the same.
-_RANDOM = frozenset(
-    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli "
-    "Dropout".split()
-)
+# Two of them are not the same.
+_RANDOM = RANDOM | {"Dropout"}
 
 
 def drop_identities(model: ir.Model) -> None:

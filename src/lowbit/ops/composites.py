@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from lowbit.graph.editing import ARITHMETIC, is_constant, only_consumer, scalar
+from lowbit.ops.families import SCALINGS
 from lowbit.ops.traits import reduced_axes
 
 _ELEMENTWISE = frozenset(
@@ -107,7 +108,7 @@ def _gelu(node: ir.Node, order: Order) -> Composite | None:
         return None
     last = max(inner, key=order.__getitem__)
     half = only_consumer(last.outputs[0])
-    if half is not None and half.op_type in ("Mul", "Div"):
+    if half is not None and half.op_type in SCALINGS:
         inner |= {half} if any(scalar(v) in (0.5, 2.0) for v in half.inputs) else set()
     return _composite("GELU", inner, order)
 
@@ -150,7 +151,7 @@ def _around(seed: ir.Node, order: Order) -> set[ir.Node] | None:
 
 def _from_one_tensor(end: ir.Node, seed: ir.Node, order: Order) -> set[ir.Node] | None:
     """Return the nodes before ``end``, itself included, up to a tensor that all of them follow from."""
-    if end.op_type not in ("Mul", "Div"):
+    if end.op_type not in SCALINGS:
         return None
     inside, pending = {end}, set(_moving(end))
     while len(inside) <= _MOST:

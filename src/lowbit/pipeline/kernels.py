@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from lowbit.config.specs import IntegerSpec
 from lowbit.ops.linear import linear_operator
 from lowbit.planning.plan import Plan
 from lowbit.planning.saturation import summed_in_pairs
@@ -39,7 +38,7 @@ def find_saturating(state: Quantized) -> Saturation | None:
 
 def slow_kernels(plan: Plan, graph: ir.Graph) -> str:
     """Return what is slow about most activations in onnxruntime on x86 CPUs; nothing if they are fast."""
-    formats = {t.name: t.spec.format for t in plan.activations() if isinstance(t.spec, IntegerSpec)}
+    formats = {t.name: t.integer.format for t in plan.activations() if t.spec.is_integer}
     others = _read_by_others(graph)
     fast, fast_in_products = ONNXRUNTIME.fast_formats, ONNXRUNTIME.fast_product_formats
     slow = sum(

@@ -15,21 +15,14 @@ import onnx_ir as ir
 
 from lowbit.graph.disjoint_sets import DisjointSets
 from lowbit.graph.editing import is_constant, node_inputs
+from lowbit.graph.naming import operator_name
 from lowbit.graph.nesting import subgraphs
 from lowbit.ops.composites import Composite, find_composites
-from lowbit.ops.families import LAYER_NORMS
+from lowbit.ops.families import ATTENTION, NORMALIZE_LAST_AXES, PRODUCTS
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.weights import RECURRENT
 from lowbit.planning.masks import find_masks
 from lowbit.targets.target import FloatPart
-
-_NORMS = frozenset((*LAYER_NORMS, "EmbedLayerNormalization"))
-_ATTENTION = frozenset(
-    "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention "
-    "DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention LongformerAttention "
-    "SparseAttention PagedAttention".split()
-)
-_PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,11 +128,13 @@ def _parts(graph: ir.Graph, inner: Mapping[ir.Node, Composite]) -> list[_Part]:
 def _enter(part: _Part, node: ir.Node, inner: Mapping[ir.Node, Composite]) -> None:
     part.nodes.append(node)
     composite = inner.get(node)
-    part.has_norm |= node.op_type in _NORMS or (composite is not None and composite.last_axis)
+    part.has_norm |= node.op_type in NORMALIZE_LAST_AXES or (
+        composite is not None and composite.last_axis
+    )
     part.has_softmax |= node.op_type == "Softmax" or (
         composite is not None and composite.name == "Softmax"
     )
-    part.has_attention |= node.op_type in _ATTENTION
+    part.has_attention |= operator_name(node) in ATTENTION
     part.has_recurrence |= _recurs(node)
 
 
@@ -161,7 +156,7 @@ def _enter_cut(part: _Part, node: ir.Node, *, is_output: bool) -> None:
 def _is_cut(node: ir.Node) -> bool:
     if has_constant_weight(node):
         return True
-    return node.op_type in _PRODUCTS and sum(1 for _ in _floats(node.inputs)) > 1
+    return node.op_type in PRODUCTS and sum(1 for _ in _floats(node.inputs)) > 1
 
 
 def _touched(node: ir.Node) -> list[ir.Value]:

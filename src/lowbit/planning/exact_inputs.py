@@ -17,13 +17,9 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import is_float_tensor
 from lowbit.graph.naming import tensor_name
-from lowbit.ops.families import READ_SHAPES
+from lowbit.ops.families import POLE_AT_ZERO, READ_SHAPES, STEPS
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement, traits_of
 from lowbit.planning.requests import Placement
-
-# They write floats, but steps of them.
-_STEPS = ("Floor", "Ceil", "Round", "Sign", "Mod")
-_POLE_AT_ZERO = ("Log", "Reciprocal")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ def _decides(node: ir.Node, operators: Operators) -> bool:
     if node.op_type in READ_SHAPES or traits_of(node, operators) is not None:
         return False
     known = [v for v in node.outputs if v.dtype is not None]
-    return node.op_type in _STEPS or any(not v.dtype.is_floating_point() for v in known if v.dtype)
+    return node.op_type in STEPS or any(not v.dtype.is_floating_point() for v in known if v.dtype)
 
 
 def _from_input(
@@ -100,7 +96,7 @@ def drop_before_poles(graph: ir.Graph, placement: Placement, operators: Operator
     The same holds for data movement before them.
     """
     for node in graph:
-        pending = [node] if node.domain == "" and node.op_type in _POLE_AT_ZERO else []
+        pending = [node] if node.domain == "" and node.op_type in POLE_AT_ZERO else []
         while pending:
             value = pending.pop().inputs[0]
             request = None if value is None else placement.activations.get(str(value.name))

@@ -16,11 +16,13 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import constant_shape, is_constant
 from lowbit.ops.activations import FUSED_ACTIVATIONS
+from lowbit.ops.families import DECODE_DETECTIONS, LAYOUT, SCALINGS, SUMS
 from lowbit.ops.linear import has_constant_weight, linear_operator
 
 # A fixed kernel, such as the weights 0..15 of a box's expectation, is not a linear layer of the model.
 _FIXED_KERNEL = 64
-_DECODES = frozenset(("Exp", "NonMaxSuppression", "TopK", "GatherND", "ScatterND"))
+# A grid of positions is added to offsets, or multiplies them.
+_PLACES = SUMS | SCALINGS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,11 +68,11 @@ def _linear_layers(graph: ir.Graph) -> set[ir.Node]:
 def _sign(node: ir.Node) -> str | None:
     """Return what about this node of the tail speaks of decoding, if anything."""
     where = f"{node.op_type} {node.name}"
-    if node.op_type in _DECODES:
+    if node.op_type in DECODE_DETECTIONS:
         return where
     if linear_operator(node) is not None and _follows_softmax(node):
         return f"an expectation over a Softmax at {where}"
-    if node.op_type in ("Add", "Sub", "Mul", "Div") and any(_is_grid(v) for v in node.inputs):
+    if node.op_type in _PLACES and any(_is_grid(v) for v in node.inputs):
         return f"a grid of positions at {where}"
     return None
 
@@ -83,7 +85,7 @@ def _follows_softmax(node: ir.Node) -> bool:
             return False
         if producer.op_type == "Softmax":
             return True
-        if producer.domain != "" or producer.op_type not in ("Transpose", "Reshape"):
+        if producer.domain != "" or producer.op_type not in LAYOUT:
             return False
         value = producer.inputs[0]
     return False

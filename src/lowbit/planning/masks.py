@@ -10,14 +10,20 @@ activations, a mask does not, and both meet in a sum, a difference, a product or
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.editing import constant, constant_shape, is_constant
 from lowbit.graph.naming import operator_name
-from lowbit.ops.families import MASK_INPUTS, READ_SHAPES, SOFTMAXES
+from lowbit.ops.families import (
+    ATTENTION,
+    MASK_OFFSETS,
+    MASK_STEPS,
+    MASKING,
+    READ_SHAPES,
+    SOFTMAXES,
+)
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import Kind, traits_of
 
@@ -25,14 +31,6 @@ from lowbit.ops.traits import Kind, traits_of
 _MASKED = 1e3
 # Larger constants than this are not searched: a mask of 4096 positions squared.
 _LARGEST = 1 << 24
-
-_MEETS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1), "Div": (0, 1), "Where": (1, 2), "Min": (0, 1)}
-)
-"""Operators in which a mask meets scores, with their data inputs."""
-
-_OFFSETS = ("Add", "Sub", "Where")
-_PASSES = frozenset((*_MEETS, "Max", "Neg", "Cast", "Identity", "Clip", "Trilu", "Dropout"))
 
 
 def find_masks(graph: ir.Graph) -> set[ir.Value]:
@@ -44,7 +42,7 @@ def find_masks(graph: ir.Graph) -> set[ir.Value]:
     for node in reversed(tuple(graph)):
         if node.op_type in SOFTMAXES and node.inputs[0] in carrying:
             found.add(node.inputs[0])
-        mask = MASK_INPUTS.get(operator_name(node))
+        mask = ATTENTION.get(operator_name(node))
         if mask is not None and mask < len(node.inputs) and node.inputs[mask] is not None:
             found.add(node.inputs[mask])  # type: ignore[arg-type]  # just seen not to be None
         if any(value in found or value in large for value in node.outputs):
@@ -92,12 +90,12 @@ def _carrying(graph: ir.Graph, computed: set[ir.Value]) -> dict[ir.Value, bool]:
 def _passes(node: ir.Node) -> bool:
     traits = traits_of(node)
     moves = traits is not None and traits.kind in (Kind.MOVES, Kind.CONCATENATES)
-    return node.op_type in _PASSES or moves
+    return node.op_type in MASK_STEPS or moves
 
 
 def _meets(node: ir.Node, computed: set[ir.Value]) -> bool:
     """Whether scores meet what does not follow from any layer, and is no scalar or bias either."""
-    values = [node.inputs[i] for i in _MEETS.get(node.op_type, ()) if i < len(node.inputs)]
+    values = [node.inputs[i] for i in MASKING.get(node.op_type, ()) if i < len(node.inputs)]
     if not any(value in computed for value in values):
         return False
     others = [v for v in values if v is not None and v not in computed]
@@ -111,9 +109,9 @@ def _is_matrix(value: ir.Value) -> bool:
 
 def _adds_large(node: ir.Node) -> bool:
     """Whether a node puts numbers beside others that stand for "not at all"."""
-    if node.op_type not in _OFFSETS:
+    if node.op_type not in MASK_OFFSETS:
         return False
-    return any(_is_large(node.inputs[i]) for i in _MEETS[node.op_type] if i < len(node.inputs))
+    return any(_is_large(node.inputs[i]) for i in MASKING[node.op_type] if i < len(node.inputs))
 
 
 def _is_large(value: ir.Value | None) -> bool:

@@ -16,15 +16,13 @@ import onnx_ir as ir
 from lowbit.config.specs import Spec
 from lowbit.graph.editing import is_constant, only_consumer
 from lowbit.graph.naming import operator_name, tensor_name
-from lowbit.ops.families import SOFTMAXES
+from lowbit.ops.families import PROBABILITIES
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.traits import Operators, is_data_movement
 from lowbit.planning.requests import Placement
 from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
 
-# They turn scores into probabilities, number by number or along one axis.
-_SCORES = SOFTMAXES | {"Sigmoid"}
 _WHY = "nothing but outputs of the model follows from it, which stay in float"
 
 
@@ -119,5 +117,5 @@ def _tail(node: ir.Node, passes: Callable[[ir.Node], bool]) -> list[ir.Node] | N
 
 
 def _passes(node: ir.Node, operators: Operators) -> bool:
-    scores = node.op_type in _SCORES and node.domain == ""
+    scores = node.op_type in PROBABILITIES and node.domain == ""
     return len(node.outputs) == 1 and (scores or is_data_movement(node, operators))

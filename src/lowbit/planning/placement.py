@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
@@ -31,7 +30,6 @@ from lowbit.ops.traits import (
     Operators,
     OpTraits,
     clip_bounds,
-    moves_exactly,
     traits_of,
 )
 from lowbit.ops.weights import weight_inputs
@@ -228,19 +226,15 @@ def _granularity(
     Scales per group are for matrices; the weights of other layers, and those of no more inputs than
     a group has, get a scale per channel instead.
     """
-    if not isinstance(spec, IntegerSpec):
-        return spec, None
-    is_weight = value is _input(node, traits.weight)
     shape = value.shape.numpy() if value.shape is not None else ()
-    if spec.group_size is not None:
-        row = linear_operator(node)
-        axis = row.reduced_axis(node) if row is not None and row.is_matrix else None
-        if is_weight and axis is not None and len(shape) > 1 and shape[axis] > spec.group_size:
-            return spec, axis % len(shape)
-        spec = msgspec.structs.replace(spec, group_size=None, per_channel=True)
-    if is_weight and spec.per_channel and len(shape) > 1 and not _is_stack(node, shape):
-        return spec, traits.channel_axis(node) % len(shape)
-    return spec, None
+    if value is not _input(node, traits.weight) or len(shape) < 2:
+        return spec.along(shape, reduced=None, channel=None)
+    row = linear_operator(node)
+    return spec.along(
+        shape,
+        reduced=row.reduced_axis(node) if row is not None and row.is_matrix else None,
+        channel=None if _is_stack(node, shape) else traits.channel_axis(node),
+    )
 
 
 def _is_stack(node: ir.Node, shape: Sequence[int]) -> bool:
@@ -292,8 +286,6 @@ def _stays_float(
         return f"{node.op_type} with these attributes is not quantized"
     if traits.weight is not None and _is_empty(node.inputs[traits.weight]):
         return "its weight is empty"
-    if node.op_type == "Resize" and not moves_exactly(node) and "Resize" in target.shares:
-        return None
     # A mask has infinite values by intent, weights have them by mistake.
     if linear_operator(node) is None and any(_is_infinite(v) for v in node.inputs):
         return "one of its constants is infinite, or as large as masks are"

@@ -66,6 +66,7 @@ def find_groups(placement: Placement, graph: ir.Graph, target: Target) -> tuple[
                 placement, [v for v in data_inputs(node, traits) if not is_constant(v)]
             )
             outputs = _planned(placement, data_outputs(node, traits))
+            inputs, outputs = _of_one_format(placement, inputs, outputs)
             if inputs and outputs:
                 groups.append(
                     AlignedGroup(
@@ -77,6 +78,20 @@ def find_groups(placement: Placement, graph: ir.Graph, target: Target) -> tuple[
                     )
                 )
     return tuple(groups)
+
+
+def _of_one_format(
+    placement: Placement, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return those with the format of the first output: a scale for 16 bits is none for 8."""
+    if not outputs:
+        return inputs, outputs
+    formats = {n: placement.activations[n].spec.format_name for n in (*inputs, *outputs)}
+    wanted = formats[outputs[0]]
+    same_inputs, same_outputs = (
+        tuple(n for n in names if formats[n] == wanted) for names in (inputs, outputs)
+    )
+    return same_inputs, same_outputs
 
 
 def _planned(placement: Placement, values: list[ir.Value]) -> tuple[str, ...]:

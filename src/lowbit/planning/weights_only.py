@@ -10,10 +10,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import msgspec
 import onnx_ir as ir
 
-from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.traits import OpTraits, traits_of
@@ -105,29 +103,14 @@ def _place_weight(placement: Placement, node: ir.Node, weight: WeightInput, sche
     if name in placement.weights:
         return
     shape = constant_shape(value) or ()
-    spec, axis = _granularity(scheme.weight, weight, shape)
+    spec, axis = scheme.weight.along(
+        shape, reduced=weight.reduced_axis, channel=weight.channel_axis
+    )
     what = "table" if weight.index == 0 else "weight"
     why = f"{what} of {node.op_type} {node.name}"
     placement.weights[name] = Request(spec, scheme.priority, why)
     if axis is not None:
         placement.channel_axis[name] = axis
-
-
-def _granularity(
-    spec: Spec, weight: WeightInput, shape: tuple[int, ...]
-) -> tuple[Spec, int | None]:
-    """Return the spec of a weight, and the axis that its scales lie along.
-
-    Where there are no more inputs than a group has, or no axis of inputs, scales are per channel.
-    """
-    if not isinstance(spec, IntegerSpec):
-        return spec, None
-    if spec.group_size is not None:
-        axis = weight.reduced_axis
-        if axis is not None and shape[axis] > spec.group_size:
-            return spec, axis % len(shape)
-        spec = msgspec.structs.replace(spec, group_size=None, per_channel=True)
-    return spec, weight.channel_axis % len(shape) if spec.per_channel else None
 
 
 def _place_input(placement: Placement, node: ir.Node, scheme: Scheme) -> None:

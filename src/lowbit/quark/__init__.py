@@ -6,6 +6,16 @@
 
 from __future__ import annotations
 
-from lowbit.quark.version import __version__
+import sys
 
-__all__ = ["__version__"]
+from lowbit.quark.alias import OtherNamesFinder
+from lowbit.version import __version__ as _own_version
+
+__version__ = f"0.13+lowbit.{_own_version}"
+"""The version of Quark whose behaviour is mirrored, and ours."""
+git_version = "lowbit"
+
+__all__ = ["__version__", "git_version"]
+
+# First: where a folder of that name is left over, Python would take it for a package.
+sys.meta_path.insert(0, OtherNamesFinder())

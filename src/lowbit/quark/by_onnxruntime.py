@@ -19,10 +19,11 @@ from lowbit.config.specs import IntegerSpec
 from lowbit.errors import did_you_mean
 from lowbit.files import temporary_folder
 from lowbit.graph import io
-from lowbit.graph.editing import add_constant, constant
+from lowbit.graph.editing import add_constant, constant, drop_unused, take_over
+from lowbit.graph.naming import MICROSOFT
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
 from lowbit.quark.translate.selection import Nodes
 from lowbit.targets.builtin import find_target
 
@@ -173,11 +174,13 @@ def _packed(model: ir.Model, bits: int, size: int, level: int) -> ir.Model:
         if level:
             attributes["accuracy_level"] = level
         made = ir.node(
-            "MatMulNBits", inputs, attributes, domain="com.microsoft", name=f"{node.name}_Q{bits}"
+            "MatMulNBits", inputs, attributes, domain=MICROSOFT, name=f"{node.name}_Q{bits}"
         )
-        _replace(graph, node, made)
-    _drop_unread(graph)
-    model.opset_imports.setdefault("com.microsoft", 1)
+        graph.insert_before(node, made)
+        take_over(node.outputs[0], made.outputs[0])
+        graph.remove(node, safe=True)
+    drop_unused(graph)
+    model.opset_imports.setdefault(MICROSOFT, 1)
     return model
 
 
@@ -189,22 +192,3 @@ def _bytes(codes: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
     if each.shape[-1] % 2:
         each = np.concatenate([each, np.zeros((*each.shape[:-1], 1), np.uint8)], axis=-1)
     return np.asarray(each[..., ::2] | (each[..., 1::2] << 4), np.uint8)
-
-
-def _replace(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
-    before, after = old.outputs[0], new.outputs[0]
-    after.type, after.shape = before.type, before.shape
-    name, before.name = before.name, None
-    graph.insert_before(old, new)
-    ir.convenience.replace_all_uses_with(before, after, replace_graph_outputs=True)
-    after.name = name
-    graph.remove(old, safe=True)
-
-
-def _drop_unread(graph: ir.Graph) -> None:
-    for node in tuple(graph):
-        if node.op_type == "DequantizeLinear" and not node.outputs[0].uses():
-            graph.remove(node, safe=True)
-    for name, value in tuple(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]

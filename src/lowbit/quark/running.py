@@ -36,8 +36,7 @@ from lowbit.quark.models.npu_softmax import to_npu_softmax
 from lowbit.quark.models.stored import to_integer_operators
 from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
 from lowbit.quark.onnx.quantization.config.algorithm import AlgoConfig
-from lowbit.quark.onnx.quantization.config.config import QConfig
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.onnx.quantization.config.config import QConfig, QuantizationConfig
 from lowbit.quark.translate.algorithms import gptq_refinement, read_gptq
 from lowbit.quark.translate.job import Job, make_job
 from lowbit.quark.translate.options import ExtraOptions

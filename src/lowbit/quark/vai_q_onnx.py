@@ -23,6 +23,8 @@ from onnxruntime.quantization.quant_utils import (
     write_calibration_table,
 )
 
+from lowbit.quark import __version__, git_version
+from lowbit.quark.onnx.algorithm import optimize
 from lowbit.quark.onnx.calibration import (
     Int16Method,
     PowerOfTwoMethod,
@@ -30,10 +32,11 @@ from lowbit.quark.onnx.calibration import (
     create_calibrator_float_scale,
     create_calibrator_power_of_two,
 )
-from lowbit.quark.onnx.operators.custom_ops import _COP_DOMAIN, _COP_VERSION, get_library_path
-from lowbit.quark.onnx.optimize import optimize
-from lowbit.quark.onnx.quantization import quantize as newer
-from lowbit.quark.onnx.quantization.config.legacy import AnyCalibrationMethod
+from lowbit.quark.onnx.model_helpers import dump_model
+from lowbit.quark.onnx.operators import _COP_DOMAIN, _COP_VERSION, get_library_path
+from lowbit.quark.onnx.quantization import api as newer
+from lowbit.quark.onnx.quantization.api import quantize_dynamic
+from lowbit.quark.onnx.quantization.config.config import AnyCalibrationMethod
 from lowbit.quark.onnx.quantization.quant_utils import (
     AnyQuantFormat,
     AnyQuantType,
@@ -41,9 +44,6 @@ from lowbit.quark.onnx.quantization.quant_utils import (
     VitisQuantFormat,
     VitisQuantType,
 )
-from lowbit.quark.onnx.quantization.quantize import quantize_dynamic
-from lowbit.quark.onnx.utils.deploy_utils import dump_model
-from lowbit.quark.version import __version__, git_version
 
 __git_version__ = git_version
 # Submodules are found by name, in no folder.

@@ -14,10 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
-from lowbit.config.specs import BfpSpec, FloatSpec, MxSpec, Spec
+from lowbit.config.specs import BfpSpec, BlockSpec, FloatSpec, MxSpec, Spec
 from lowbit.errors import ModelError
 from lowbit.graph.editing import read_tensor
-from lowbit.numerics.blocks import round_bfp, round_mx
 from lowbit.numerics.formats import FloatArray, FloatFormat, rounded, scale_to_fit
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.ranges import range_of
@@ -58,43 +57,24 @@ class _Float16:
         return rounded(values, spec.format, scale)
 
 
-class _Unscaled:
-    def scale(self, spec: Spec, largest: float) -> float:
+class _Blocks:
+    def scale(self, spec: BlockSpec, largest: float) -> float:
         del spec, largest
         return 1.0
 
-    def storable(self, values: FloatArray, spec: Spec) -> FloatArray:
+    def storable(self, values: FloatArray, spec: BlockSpec) -> FloatArray:
         del spec
         return values
 
-
-class _BlockFloat(_Unscaled):
     def rounded(
-        self, values: FloatArray, spec: BfpSpec, axis: int | None, scale: float
+        self, values: FloatArray, spec: BlockSpec, axis: int | None, scale: float
     ) -> FloatArray:
         del scale
-        return round_bfp(
-            values,
-            axis or 0,
-            bits=spec.bits,
-            block=spec.block,
-            pairs=spec.pairs,
-            rounding=spec.rounding,
-        )
-
-
-class _Microscaling(_Unscaled):
-    def rounded(
-        self, values: FloatArray, spec: MxSpec, axis: int | None, scale: float
-    ) -> FloatArray:
-        del scale
-        return round_mx(
-            values, axis or 0, element=spec.element, block=spec.block, rounding=spec.rounding
-        )
+        return spec.rounded(values, axis or 0)
 
 
 NUMBER_FORMATS: Mapping[type[Any], NumberFormat] = MappingProxyType(
-    {FloatSpec: _Float16(), BfpSpec: _BlockFloat(), MxSpec: _Microscaling()}
+    {FloatSpec: _Float16(), BfpSpec: _Blocks(), MxSpec: _Blocks()}
 )
 
 

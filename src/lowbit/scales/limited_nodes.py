@@ -7,20 +7,18 @@ from collections.abc import Container, Sequence
 import onnx_ir as ir
 
 from lowbit.graph.editing import ARITHMETIC, only_consumer
+from lowbit.ops.families import GATES
 from lowbit.planning.placement import effective_output
 from lowbit.planning.plan import Plan
-from lowbit.scales.shift_limits import Limited
+from lowbit.scales.shift_limits import ELEMENTWISE, Limited
 from lowbit.targets.target import ShiftLimits
-
-_ELEMENTWISE = ("Add", "Sub", "Mul", "HardSigmoid")
-_GATES = ("Sigmoid", "HardSigmoid")
 
 
 def find_limited(model: ir.Model, plan: Plan, limits: ShiftLimits) -> list[Limited]:
     """Return the limited nodes whose tensors are all planned, in graph order."""
     planned = {t.name for t in plan.tensors}
     biases = {row.node for row in plan.biases if not row.spec.is_accumulator}
-    limited = (*limits.accumulating, *_ELEMENTWISE)
+    limited = (*limits.accumulating, *ELEMENTWISE)
     found = []
     for node in model.graph:
         if node.op_type not in limited or node.meta.get(ARITHMETIC):
@@ -89,6 +87,6 @@ def _is_swish(node: ir.Node) -> bool:
         producer = gate.producer()
         while producer is not None and producer.op_type == "Mul" and producer.inputs[0] is not None:
             producer = producer.inputs[0].producer()
-        if producer is not None and producer.op_type in _GATES and producer.inputs[0] is value:
+        if producer is not None and producer.op_type in GATES and producer.inputs[0] is value:
             return True
     return False

@@ -22,6 +22,10 @@ _ROUNDS = 64
 _COMMON = 7
 """Where every bound holds at once, if all tensors have so many."""
 
+_ADD, _SUB, _MUL, _HARD_SIGMOID = "Add", "Sub", "Mul", "HardSigmoid"
+ELEMENTWISE = (_ADD, _SUB, _MUL, _HARD_SIGMOID)
+"""What has limits beside the layers that accumulate."""
+
 FractionBits = dict[str, int]
 Move = Callable[[str, int, str], None]
 
@@ -38,6 +42,26 @@ class Limited:
     has_bias: bool = False
     before_leaky_relu: bool = False
     is_swish: bool = False
+
+    @property
+    def reads_aligned(self) -> bool:
+        """Whether it shifts what it reads to one position."""
+        return self.op_type in (_ADD, _SUB)
+
+    @property
+    def is_addition(self) -> bool:
+        """Whether it shifts a sum to write it."""
+        return self.op_type == _ADD
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it shifts a product of two tensors to write it."""
+        return self.op_type == _MUL and len(self.inputs) == 2
+
+    @property
+    def is_hard_sigmoid(self) -> bool:
+        """Whether it is the gate that the datapath has in fixed point."""
+        return self.op_type == _HARD_SIGMOID
 
     def tensors(self) -> tuple[str, ...]:
         """Return the names of all its tensors."""
@@ -212,7 +236,7 @@ def _sweep(
 
 
 def _read(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, **_: bool) -> None:
-    if n.op_type not in ("Add", "Sub") or len(n.inputs) < 2:
+    if not n.reads_aligned:
         return
     low = min(p[name] for name in n.inputs)
     for name in n.inputs:
@@ -221,9 +245,9 @@ def _read(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, **_: boo
 
 
 def _write(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, *, lowering: bool) -> None:
-    if n.op_type == "Add":
+    if n.is_addition:
         bounds, total = limits.write_add, min(p[name] for name in n.inputs)
-    elif n.op_type == "Mul" and len(n.inputs) == 2:
+    elif n.is_product:
         bounds, total = limits.write_mul, sum(p[name] for name in n.inputs)
     else:
         return
@@ -248,7 +272,7 @@ def _fit_output(
         move(n.output, total - bounds[1], why)
     elif shift > bounds[1]:
         excess = shift - bounds[1]
-        if n.op_type == "Mul":
+        if n.is_product:
             finest = max(n.inputs, key=lambda name: p[name])
             move(finest, p[finest] - excess, why)
         else:
@@ -284,7 +308,7 @@ def bounded_bias(n: Limited, p: FractionBits, wanted: int, limits: ShiftLimits) 
 
 
 def _hardsigmoid(n: Limited, p: FractionBits, limits: ShiftLimits, move: Move, **_: bool) -> None:
-    if n.op_type != "HardSigmoid":
+    if not n.is_hard_sigmoid:
         return
     source, why = n.inputs[0], f"fixed-point HardSigmoid {n.node}"
     low, high = limits.hardsigmoid_input
@@ -312,17 +336,17 @@ def violations(
 def _violations_of(n: Limited, p: FractionBits, limits: ShiftLimits) -> Iterable[str]:
     inputs, output = [p[name] for name in n.inputs], p[n.output]
     checks: list[tuple[str, int, tuple[int, int]]] = []
-    if n.op_type in ("Add", "Sub"):
+    if n.reads_aligned:
         checks.append(("shift read", max(inputs) - min(inputs), (0, limits.read)))
-    if n.op_type == "Add":
+    if n.is_addition:
         checks.append(("shift write", min(inputs) - output, limits.write_add))
-    if n.op_type == "Mul" and len(inputs) == 2:
+    if n.is_product:
         checks.append(("shift write", sum(inputs) - output, limits.write_mul))
     if n.is_swish:
         checks.append(("shift swish", sum(inputs) - output, limits.swish))
     if n.weight is not None:
         checks.append(("shift cut", p[n.weight] + inputs[0] - output, limits.cut))
-    if n.op_type == "HardSigmoid":
+    if n.is_hard_sigmoid:
         checks.append(("fraction bits of the input", inputs[0], limits.hardsigmoid_input))
         checks.append(
             ("fraction bits of the output", output, (limits.hardsigmoid_output_low, 1 << 10))

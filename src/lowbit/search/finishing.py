@@ -6,10 +6,12 @@ import dataclasses
 import math
 import os
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from lowbit.evaluate.verdict import Verdict
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import verify as verify_model
@@ -18,11 +20,14 @@ from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_values import USABLE, Requirement
 from lowbit.state import Quantized
 
-_ROUNDS = 2
-"""How often parts are promoted: once more if the first time was too little, or far too much."""
+_ROUNDS = 3
+"""How often parts are promoted: again while a model is not yet usable, or was far better than it has to be."""
 
 _BELIEVED, _SAVED = 0.7, 0.08
 """How much of the margin left is believed to be left again, and the cost that is worth another round."""
+
+_LEAST_LOST = 0.5
+"""Of a decibel less that is required at least so much is expected to be lost."""
 
 _EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
 """A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""
@@ -69,7 +74,8 @@ class Finisher:
     def _in_rounds(self, state: Quantized, promoter: Promoter, found: Finished | None) -> Finished:
         """Promote, and once more with another requirement if the refined model is worse or far better than it."""
         best, note, required = found, "", USABLE
-        for _ in range(_ROUNDS):
+        attempts: list[Attempt] = []
+        while len(attempts) < _ROUNDS:
             with self.pipeline.clock.charge("promote"):
                 result = promoter.promote(required)
             if not result.is_changed:
@@ -84,27 +90,17 @@ class Finisher:
             else:
                 report = msgspec.structs.replace(again[1], promoted=result.regions)
                 best, note = (again[0], report, again[2]), result.describe()
-            other = self._other_requirement(promoter, required, result.after_db, again)
+            verdict = again[1].verdict
+            if verdict is None or not again[2].complete:
+                break
+            gain_db = promoter.gain(required)
+            attempts.append(Attempt(required, result.after_db, gain_db, verdict))
+            other = next_requirement(attempts, promoter.saved)
             if other is None:
                 break
             required = other
         state, report, refinement = best or self.finished(state)
         return state, report, refinement.with_note(note)
-
-    def _other_requirement(
-        self, promoter: Promoter, required: Requirement, built_db: float, found: Finished
-    ) -> Requirement | None:
-        """Return what to promote for once more, if there is a reason; ``built_db`` is the margin before refinement."""
-        verdict = found[1].verdict
-        if verdict is None or not found[2].complete or required is not USABLE:
-            return None
-        if not verdict.is_usable:
-            return required.raised(promoter.margin(found[0]) - verdict.margin_db)
-        # What the model had to spare before it was refined could not be given back.
-        known_db = max(0.0, built_db - required.wanted_db)
-        spare_db = _BELIEVED * (verdict.safe_margin_db - required.least_db) - known_db
-        worth_it = spare_db > 0 and promoter.saved(required, spare_db) > _SAVED
-        return required.lowered(spare_db) if worth_it else None
 
     def _promoter(self, state: Quantized, refined: Quantized | None = None) -> Promoter:
         with self.pipeline.clock.charge("promote"):
@@ -141,6 +137,52 @@ class Finisher:
                 store=store,
             )
         return self.pipeline.emitted(solved), refinement
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attempt:
+    """A requirement, the margin of the model that was built for it, what refinement was to bring, and the verdict."""
+
+    required: Requirement
+    built_db: float
+    gain_db: float
+    verdict: Verdict
+
+
+def next_requirement(
+    attempts: Sequence[Attempt], saved: Callable[[Requirement, float], float]
+) -> Requirement | None:
+    """Return what to promote for next, if there is a reason; ``saved`` is the cost that less margin saves."""
+    last, required = attempts[-1], attempts[-1].required
+    usable = [a for a in attempts if a.verdict.is_usable]
+    if not last.verdict.is_usable:
+        # Less than what was usable once is too little.
+        promised_db = last.built_db + last.gain_db - last.verdict.margin_db
+        return None if usable else required.raised(promised_db)
+    # What the model had to spare before it was refined could not be given back.
+    known_db = max(0.0, last.built_db - required.wanted_db)
+    believed = _BELIEVED / _lost_by_lowering(attempts)
+    spare_db = believed * (last.verdict.safe_margin_db - USABLE.least_db) - known_db
+    too_low = [a.required.wanted_db for a in attempts if not a.verdict.is_usable]
+    if too_low:
+        spare_db = min(spare_db, (required.wanted_db - max(too_low)) / 2)
+    worth_it = spare_db > 0 and saved(required, spare_db) > _SAVED
+    return required.lowered(spare_db) if worth_it else None
+
+
+def _lost_by_lowering(attempts: Sequence[Attempt]) -> float:
+    """Return how much of each decibel that was required less was lost, as far as two attempts tell.
+
+    Refinement makes up for noise, often for more the more there is.
+    """
+    if len(attempts) < 2:
+        return 1.0
+    before, last = attempts[-2:]
+    less_db = before.required.wanted_db - last.required.wanted_db
+    if less_db <= 0:
+        return 1.0
+    lost_db = before.verdict.safe_margin_db - last.verdict.safe_margin_db
+    return min(max(lost_db / less_db, _LEAST_LOST), 1.0)
 
 
 def _is_better(found: Finished, other: Finished | None) -> bool:

@@ -110,7 +110,7 @@ class Promoter:
         before = self.before(required)
         if not math.isfinite(before):
             return Promoted(state, (), before, before, self._tried)
-        gain = self._gain(required)
+        gain = self.gain(required)
         best, rules, errors = self._exact_arithmetic(required)
         rescaled: tuple[str, ...] = ()
         if required.margin(errors) + gain < required.wanted_db:
@@ -129,10 +129,10 @@ class Promoter:
         """Return the cost that so much less margin is expected to save, in multiply-adds of the model."""
         if self._search is None:
             return 0.0
-        cost, wanted_db = self._search.expected_cost, required.wanted_db - self._gain(required)
+        cost, wanted_db = self._search.expected_cost, required.wanted_db - self.gain(required)
         return cost(wanted_db) - cost(wanted_db - spare_db)
 
-    def _gain(self, required: Requirement) -> float:
+    def gain(self, required: Requirement) -> float:
         """Return what refinement is expected to bring once more: as little as its own samples show."""
         if self._refined is None:
             return 0.0
@@ -155,14 +155,14 @@ class Promoter:
         """Return the model with as little promoted as is enough, and how far inside it then is."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            some, few = self._samples.some, self._samples.few(errors)
+            every, few = self._samples.all, self._samples.few(errors)
             most = required.margin(self._measured([graph.all_in_float()], few)[0])
             wanted_db = min(required.wanted_db - gain, most - 1.0)
             if self._search is None:
                 self._search = RegionSearch(
                     graph.costs,
                     lambda parts: [required.part(e) for e in self._measured(parts, few)],
-                    lambda choice: required.margin(self._measured([choice], some)[0]),
+                    lambda choice: required.margin(self._measured([choice], every)[0]),
                     bears_wide=lambda: self._bears_wide(state, graph, required, few),
                 )
                 self._search.divide(wanted_db, _EFFORT)
@@ -285,7 +285,7 @@ class Promoter:
         """Whether the device's approximations alone leave the model as good as it has to be."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
-            (errors,) = self._measured([graph.all_in_float()], self._samples.some)
+            (errors,) = self._measured([graph.all_in_float()], self._samples.all)
         return required.margin(errors) > required.wanted_db + _SPARE_DB
 
     def _costs(self, state: Quantized) -> Mapping[str, NodeCost]:

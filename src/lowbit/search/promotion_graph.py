@@ -42,7 +42,7 @@ def scale_groups(plan: Plan) -> list[list[str]]:
     tied = {n for rule in ("lowest", "merged") for names in components(plan, rule) for n in names}
     found: dict[str, list[str]] = {}
     for tensor in plan.activations():
-        if isinstance(tensor.spec, IntegerSpec) and tensor.leader not in tied:
+        if tensor.spec.is_integer and tensor.leader not in tied:
             found.setdefault(tensor.leader, []).append(tensor.name)
     planned = plan.by_name()
     return [members for leader, members in found.items() if planned[leader].range is None]

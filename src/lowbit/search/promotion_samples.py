@@ -16,8 +16,8 @@ from lowbit.graph.session import Array
 from lowbit.pipeline.verify import quantized_names
 from lowbit.state import Quantized
 
-_CONSIDERED, _SAMPLES, _FOR_CHOICES, _FOR_PARTS = 32, 16, 8, 3
-"""Samples to choose from, those to measure a model on, and those for a choice and for its parts."""
+_CONSIDERED, _SAMPLES, _FOR_PARTS = 32, 16, 3
+"""Samples to choose from, those to measure a model or a choice on, and those for its parts."""
 
 _UNSEEN = 16
 """So many tell how much of what refinement gained is seen elsewhere."""
@@ -57,11 +57,6 @@ class PromotionSamples:
     def all(self) -> range:
         """The numbers of all of them."""
         return range(len(self.chosen))
-
-    @property
-    def some(self) -> tuple[int, ...]:
-        """The numbers of those that a choice is measured on."""
-        return tuple(_by_strength(self.chosen, self.measured, _FOR_CHOICES))
 
     def few(self, errors: OutputErrors) -> tuple[int, ...]:
         """Return the numbers of those that parts are measured on: most of them have most of the noise.

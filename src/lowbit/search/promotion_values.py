@@ -16,6 +16,9 @@ _WANTED_DB = 0.7
 
 _LEAST_DB = 0.3
 
+_MORE_DB = 1.0
+"""At least so much more is required after a model that was not usable."""
+
 _NEAR_DB = 1.5
 """A margin that is larger by less than this is not worth another model."""
 
@@ -48,8 +51,8 @@ class Requirement:
     part: Margin = usable_margin
 
     def raised(self, promised_db: float) -> Requirement:
-        """Return a higher one, after other samples gave so much less than those of the search."""
-        more = max(promised_db, self.wanted_db)
+        """Return a higher one, after other samples gave so much less than the search promised."""
+        more = max(promised_db + _WANTED_DB - self.wanted_db, _MORE_DB)
         return dataclasses.replace(
             self, wanted_db=self.wanted_db + more, least_db=self.least_db + more
         )

@@ -28,7 +28,9 @@ from lowbit.graph.worker_sessions import packed, unpacked_model
 from lowbit.parallel import cpu_count, distributed_map, ordered_map, worker_count
 from lowbit.state import Quantized
 
-_CUTS = 4
+_CUTS, _MANY_NODES = 4, 10_000
+"""Of so many nodes no further sessions are opened: those of a graph cost more than running it again."""
+
 _MEMORY_FOR_CUTS = 128 << 20
 _REST = "rest"
 
@@ -142,7 +144,8 @@ def _opened(
     outputs: Sequence[str],
     samples: Sequence[ReferenceSample],
 ) -> Iterator[SwitchedModel]:
-    with open_tails(model, _CUTS, (), "the model with switches") as tails:
+    cuts = _CUTS if len(model.graph) < _MANY_NODES else 1
+    with open_tails(model, cuts, (), "the model with switches") as tails:
         yield SwitchedModel(model, tails, switches, outputs, samples)
 
 

@@ -20,6 +20,7 @@ from lowbit.numerics.formats import DoubleArray
 from lowbit.ops.activations import FUSED_ACTIVATIONS
 from lowbit.ops.channels import ChannelLayout, propagate
 from lowbit.ops.composites import Composite, find_composites
+from lowbit.ops.families import SCALINGS
 from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import clip_bounds
 from lowbit.transforms.layers import WeightedLayer, find_layer, output_ranges
@@ -194,7 +195,7 @@ class _Search:
             given = [i for i in (1, 2) if i < len(node.inputs) and node.inputs[i] is not None]
             site.factors += [Factor(node, index, last) for index in given]
             return last
-        if node.op_type in ("Mul", "Div"):
+        if node.op_type in SCALINGS:
             indices = [i for i, value in enumerate(node.inputs) if is_constant(value)]
             if len(indices) != 1:
                 return None

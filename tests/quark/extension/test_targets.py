@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 from helpers.planned_models import normalized_graph, plan_for
+from helpers.quark_helpers import QUARK_BLOCK
 
 from lowbit.config.specs import BLOCKS
 from lowbit.ops.traits import OPERATORS
 from lowbit.quark.extension import targets
 from lowbit.quark.extension.targets import (
-    QUARK_BLOCK,
     QUARK_EXTENDED,
     QUARK_NPU_CNN,
     QUARK_STANDARD,

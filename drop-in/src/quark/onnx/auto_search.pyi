@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.auto_search import *
+from lowbit.quark.onnx.quantization.auto_search import *

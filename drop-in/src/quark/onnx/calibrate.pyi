@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.calibrate import *
+from lowbit.quark.onnx.calibration import *

@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.finetuning import *
+from lowbit.quark.onnx.algorithm import *

@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.optimize import *
+from lowbit.quark.onnx.algorithm import *

@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.quant_utils import *
+from lowbit.quark.onnx.quantization.quant_utils import *

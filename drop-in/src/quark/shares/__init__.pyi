@@ -1,1 +1,1 @@
-from lowbit.quark.shares import *
+from lowbit.quark.common import *

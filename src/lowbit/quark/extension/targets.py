@@ -31,6 +31,9 @@ _BASE = tuple(name for name in NPU_OPERATORS if name not in _NPU_ONLY)
 _ANY_INTEGERS = (*INTEGERS, IntegerFormat.INT32, IntegerFormat.UINT32)
 _SHARES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Resize", "MaxPool", "Gather")
 
+FOLDED_RELU = FusedPair(producers=tuple(OPERATORS), consumers=("Relu", "Clip"))
+"""A Relu after anything, whose bounds become those of the quantized range."""
+
 QUARK_STANDARD = Target(
     name="quark-standard",
     description="where AMD Quark's standard flow puts Q/DQ (INT8_CNN_DEFAULT, U8S8_AAWS ...)",
@@ -42,7 +45,7 @@ QUARK_STANDARD = Target(
     data_movement="always",
     float_parts=(),
     fuse=(
-        FusedPair(producers=tuple(OPERATORS), consumers=("Relu", "Clip")),
+        FOLDED_RELU,
         FusedPair(producers=COMPUTING, consumers=("LeakyRelu", "PRelu")),
         PADDED_POOLS,
     ),
@@ -76,30 +79,6 @@ QUARK_EXTENDED = Target(
     calibrate_optimized=False,
     calibrate_padding=True,
     softmax_range=(0.0, 1.0),
-)
-
-QUARK_FLOAT = msgspec.structs.replace(
-    QUARK_EXTENDED,
-    name="quark-float",
-    description="AMD Quark's extended flow over every operator (BF16)",
-    every_operator=True,
-    align=(),
-)
-
-QUARK_BLOCK = msgspec.structs.replace(
-    QUARK_EXTENDED,
-    name="quark-block",
-    description="AMD Quark's extended flow for block formats (BFP16, MX)",
-    data_movement="after_quantized",
-    align=(),
-    fuse=(),
-)
-
-QUARK_MIXED = msgspec.structs.replace(
-    QUARK_BLOCK,
-    name="quark-mixed",
-    description="AMD Quark's extended flow for blocks and 16-bit floats together (BF16_BFP16)",
-    fuse=QUARK_EXTENDED.fuse,
 )
 
 QUARK_NPU_CNN = Target(

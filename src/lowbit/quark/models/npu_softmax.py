@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.graph.editing import add_constant, take_over
-from lowbit.quark.models.pairs import DEQUANTIZE, QUANTIZE
+from lowbit.ops.quantizing import DEQUANTIZE, QUANTIZE
 
 _LOG2_E, _LN_2 = 1.4453125, 0.69140625
 _POLYNOMIAL = (0.21875, 0.486328125, 1.0, 1.0)

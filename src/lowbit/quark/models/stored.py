@@ -18,10 +18,9 @@ from lowbit.data import open_data
 from lowbit.errors import ModelError
 from lowbit.files import temporary_folder
 from lowbit.graph import io
-from lowbit.graph.editing import constant
+from lowbit.graph.editing import constant, replace_constant
 from lowbit.graph.session import model_inputs, session
 from lowbit.normalize.precision import single_precision
-from lowbit.quark.models.pairs import replace_constant
 
 
 def own_constants(model: ir.Model, op_types: Collection[str]) -> ir.Model:

@@ -3,13 +3,7 @@
 # ruff: noqa: INP001
 
 import sys
-from pathlib import Path
 
-try:
-    from lowbit.quark import alias
-except ModuleNotFoundError:
-    # The parent found it in the folder it was started in; a child may be started elsewhere.
-    sys.path.append(str(Path(__file__).parents[3]))
-    from lowbit.quark import alias
+from quark import alias  # type: ignore[import-not-found]  # the module beside this one
 
 sys.modules[__name__] = alias.install(__name__)

@@ -25,9 +25,14 @@ from lowbit.quark.onnx.calibration import (
     create_calibrator_float_scale,
     create_calibrator_power_of_two,
 )
-from lowbit.quark.onnx.operators.custom_ops import _COP_DOMAIN, _COP_VERSION, get_library_path
+from lowbit.quark.onnx.model_helpers import (
+    dump_model,
+)
+from lowbit.quark.onnx.operators import _COP_DOMAIN, _COP_VERSION, get_library_path
 from lowbit.quark.onnx.quantization.api import (
     ModelQuantizer,
+    quantize_dynamic,
+    quantize_static,
 )
 from lowbit.quark.onnx.quantization.auto_search import (
     AutoSearch,
@@ -50,6 +55,7 @@ from lowbit.quark.onnx.quantization.config.algorithm import (
 from lowbit.quark.onnx.quantization.config.config import (
     Config,
     QConfig,
+    QuantizationConfig,
 )
 from lowbit.quark.onnx.quantization.config.custom_config import (
     A8W8_ADAQUANT_QCONFIG,
@@ -80,9 +86,6 @@ from lowbit.quark.onnx.quantization.config.data_type import (
     UInt8,
     UInt16,
     UInt32,
-)
-from lowbit.quark.onnx.quantization.config.legacy import (
-    QuantizationConfig,
 )
 from lowbit.quark.onnx.quantization.config.spec import (
     BFloat16Spec,
@@ -118,13 +121,6 @@ from lowbit.quark.onnx.quantization.quant_utils import (
     VitisExtendedQuantizer,
     VitisQuantFormat,
     VitisQuantType,
-)
-from lowbit.quark.onnx.quantization.quantize import (
-    quantize_dynamic,
-    quantize_static,
-)
-from lowbit.quark.onnx.utils.deploy_utils import (
-    dump_model,
 )
 
 __all__ = [

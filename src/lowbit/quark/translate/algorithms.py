@@ -16,10 +16,17 @@ from lowbit.errors import ConfigError
 from lowbit.graph.session import providers_of
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
-from lowbit.quark.translate.options import ExtraOptions, does, ignored, read_struct
+from lowbit.quark.translate.options import (
+    ExtraOptions,
+    does,
+    ignored,
+    read_struct,
+    rows_of,
+    say_effect,
+)
 from lowbit.refine.devices import Device
 
-_LOADER = ignored("lowbit trains without a data loader", 1, False)
+_LOADER = "lowbit trains without a data loader"
 
 
 class FastFinetune(
@@ -55,24 +62,17 @@ class FastFinetune(
     warm_start: Annotated[float, does("warm_start of AdaRound")] = 0.2
     optim_device: Annotated[str, does("optim_device")] = "cpu"
     infer_device: Annotated[str, does("infer_device")] = "cpu"
-    num_workers: Annotated[int, _LOADER] = 1
-    pin_memory: Annotated[bool, _LOADER] = False
-    use_gds: Annotated[bool, _LOADER] = msgspec.field(default=False, name="UseGDS")
-    select_max_mem_layer: Annotated[bool, _LOADER] = False
+    num_workers: Annotated[int, ignored(_LOADER, 1)] = 1
+    pin_memory: Annotated[bool, ignored(_LOADER, False)] = False
+    use_gds: Annotated[bool, ignored(_LOADER, False)] = msgspec.field(default=False, name="UseGDS")
+    select_max_mem_layer: Annotated[bool, ignored(_LOADER, False)] = False
 
 
 def read_finetune(given: Mapping[str, Any], *, lenient: bool) -> FastFinetune:
     """Return the parameters as a value; a key that is not one is an error."""
-    read = read_struct("FastFinetune", given, FastFinetune, lenient=lenient)
-    for field, default in (
-        ("num_workers", 1),
-        ("pin_memory", False),
-        ("use_gds", False),
-        ("select_max_mem_layer", False),
-    ):
-        if getattr(read, field) != default:
-            say(f"FastFinetune: {field} has no effect: lowbit trains without a data loader")
-    return read
+    for key, row in rows_of(FastFinetune).items():
+        say_effect(row, given.get(key))
+    return read_struct("FastFinetune", given, FastFinetune, lenient=lenient)
 
 
 def refinement_of(tune: FastFinetune) -> AdaRound | AdaQuant:

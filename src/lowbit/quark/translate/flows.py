@@ -14,18 +14,23 @@ from typing import Any
 import msgspec
 
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.ops.traits import OPERATORS
 from lowbit.quark.extension.targets import (
+    FOLDED_RELU,
     QUARK_EXTENDED,
     QUARK_NPU_CNN,
     QUARK_STANDARD,
     QUARK_STANDARD_SYMMETRIC,
 )
-from lowbit.quark.onnx.calibration.methods import Int16Method, PowerOfTwoMethod
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
-from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat, VitisQuantFormat
-from lowbit.quark.translate.options import ExtraOptions
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
+from lowbit.quark.onnx.quantization.quant_utils import (
+    ExtendedQuantFormat,
+    Int16Method,
+    PowerOfTwoMethod,
+    VitisQuantFormat,
+)
+from lowbit.quark.translate.options import ExtraOptions, given_or
 from lowbit.quark.translate.specs import fixed_neuron, is_block
+from lowbit.targets.common import POOLS
 from lowbit.targets.target import Alignment, AlignRule, FusedPair, ShiftLimits, Target
 
 _ANY = 1 << 20
@@ -35,22 +40,13 @@ _NO_BOUNDS = (-_ANY, _ANY)
 
 
 class Flow(enum.Enum):
-    """One of Quark's ways to quantize; the value is the name of the target it is in lowbit."""
+    """One of Quark's ways to quantize; the value is the target it is in lowbit."""
 
-    NPU_CNN = "quark-npu-cnn"
-    EXTENDED = "quark-extended"
-    STANDARD = "quark-standard"
-    STANDARD_SYMMETRIC = "quark-standard-symmetric"
+    NPU_CNN = QUARK_NPU_CNN
+    EXTENDED = QUARK_EXTENDED
+    STANDARD = QUARK_STANDARD
+    STANDARD_SYMMETRIC = QUARK_STANDARD_SYMMETRIC
 
-
-_TARGETS: Mapping[Flow, Target] = MappingProxyType(
-    {
-        Flow.NPU_CNN: QUARK_NPU_CNN,
-        Flow.EXTENDED: QUARK_EXTENDED,
-        Flow.STANDARD: QUARK_STANDARD,
-        Flow.STANDARD_SYMMETRIC: QUARK_STANDARD_SYMMETRIC,
-    }
-)
 
 _TRANSFORMS: Mapping[str, str] = MappingProxyType(
     {
@@ -71,10 +67,9 @@ _ARITHMETIC: Mapping[str, str] = MappingProxyType(
     }
 )
 _NOT_BY_DEFAULT = ("ConvertClipToDPUVersion",)
-_POOLS = ("MaxPool", "AveragePool", "GlobalAveragePool")
-_ALIGNED: tuple[tuple[str, tuple[str, ...], AlignRule], ...] = (
+ALIGNED: tuple[tuple[str, tuple[str, ...], AlignRule], ...] = (
     ("AlignConcat", ("Concat",), "output"),
-    ("AlignPool", _POOLS, "input"),
+    ("AlignPool", POOLS, "input"),
     ("AlignPad", ("Pad",), "output"),
     ("AlignSlice", ("Slice",), "input"),
     ("AlignTranspose", ("Transpose",), "output"),
@@ -119,7 +114,7 @@ def target_of(
 
     ``op_types`` are those of the model, for options that speak of all.
     """
-    base = _TARGETS[flow]
+    base = flow.value
     rewrites = config.enable_npu_cnn or config.enable_npu_transformer
     casts = options.BF16QDQToCast or options.EnableVaimlBF16
     rewrites = rewrites or (flow is Flow.EXTENDED and not casts)
@@ -182,7 +177,7 @@ def _align(flow: Flow, options: ExtraOptions) -> tuple[Alignment, ...]:
     if flow not in (Flow.NPU_CNN, Flow.EXTENDED) or options.NPULimitationCheck is False:
         return ()
     rows = []
-    for key, operators, rule in _ALIGNED:
+    for key, operators, rule in ALIGNED:
         npu = flow is Flow.NPU_CNN
         if npu and key in ("AlignTranspose", "AlignReshape"):
             continue
@@ -232,7 +227,7 @@ def _fuse(
         producers = (*first.producers, "InstanceNormalization")
         fused[0] = msgspec.structs.replace(first, producers=producers)
     if flow is Flow.EXTENDED and options.FoldRelu and not options.ActivationSymmetric:
-        fused.append(FusedPair(producers=tuple(OPERATORS), consumers=("Relu", "Clip")))
+        fused.append(FOLDED_RELU)
     if options.RemoveQDQMulAdd:
         fused.append(FusedPair(producers=("Mul",), consumers=("Add",)))
     for producer, consumer in options.RemoveQDQBetweenOps or ():
@@ -248,5 +243,4 @@ def _only(pair: FusedPair, kept: set[str]) -> FusedPair:
 
 
 def _is_on(options: ExtraOptions, key: str, *, default: bool) -> bool:
-    value = getattr(options, key)
-    return default if value is None else bool(value)
+    return bool(given_or(getattr(options, key), default))

@@ -18,8 +18,8 @@ from lowbit.numerics.formats import IntegerFormat
 from lowbit.numerics.metrics import Metric
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.extension import QuarkCle, QuarkSmoothQuant
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.custom_config import DefaultConfigMapping
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.translate.algorithms import (
     GptqParams,
     gptq_refinement,
@@ -35,7 +35,7 @@ from lowbit.quark.translate.mixed_precision import (
     read_mixed_precision,
     with_boundaries,
 )
-from lowbit.quark.translate.options import ExtraOptions, read_options
+from lowbit.quark.translate.options import ExtraOptions, given_or, read_options
 from lowbit.quark.translate.ranges import check_channel_axes, given_ranges
 from lowbit.quark.translate.selection import (
     LayerException,
@@ -95,7 +95,7 @@ def make_job(
         activation=None if options.WeightsOnly or gptq is not None else activation,
         weight=weight,
         bias=_bias(flow, activation, weight, options),
-        target=flow.value,
+        target=flow.value.name,
         rules=(*exceptions.rules, *subgraph_rules(config.subgraphs_to_exclude, nodes)),
         include=nodes.patterns(
             [*config.nodes_to_quantize, *(options.NodesToQuantize or ())], "nodes_to_quantize"
@@ -200,11 +200,11 @@ def _equalize(config: QuantizationConfig, options: ExtraOptions) -> QuarkCle | N
     if not config.include_cle:
         return None
     return QuarkCle(
-        steps=_or(options.CLESteps, 1),
-        weight_threshold=_or(options.CLEWeightThreshold, 0.5),
-        append_bias=_or(options.CLEScaleAppendBias, True),
-        use_threshold=_or(options.CLEScaleUseThreshold, True),
-        total_layer_diff_threshold=_or(options.CLETotalLayerDiffThreshold, _CLE_THRESHOLD),
+        steps=given_or(options.CLESteps, 1),
+        weight_threshold=given_or(options.CLEWeightThreshold, 0.5),
+        append_bias=given_or(options.CLEScaleAppendBias, True),
+        use_threshold=given_or(options.CLEScaleUseThreshold, True),
+        total_layer_diff_threshold=given_or(options.CLETotalLayerDiffThreshold, _CLE_THRESHOLD),
         replace_relu6=bool(options.ReplaceClip6Relu),
     )
 
@@ -218,7 +218,7 @@ def _rotate(config: QuantizationConfig, options: ExtraOptions) -> Rotation | Non
 def _smooth(config: QuantizationConfig, options: ExtraOptions) -> QuarkSmoothQuant | None:
     if not config.include_sq:
         return None
-    return QuarkSmoothQuant(alpha=_or(options.SmoothAlpha, 0.5))
+    return QuarkSmoothQuant(alpha=given_or(options.SmoothAlpha, 0.5))
 
 
 def _refine(
@@ -271,7 +271,3 @@ def _gptq(options: ExtraOptions, *, lenient: bool) -> GptqParams | None:
     if options.GPTQParams:
         say("GPTQParams is given without UseGPTQ, which it needs to have an effect")
     return None
-
-
-def _or(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value

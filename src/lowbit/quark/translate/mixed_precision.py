@@ -22,6 +22,7 @@ from lowbit.errors import ConfigError
 from lowbit.graph.naming import names_of
 from lowbit.numerics.metrics import Metric, Outputs
 from lowbit.quark.errors import QuarkConfigError, say
+from lowbit.quark.onnx.quantization.config.algorithm import LAYER_TYPES
 from lowbit.quark.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
 from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantType
 from lowbit.quark.translate.options import ExtraOptions, read_struct
@@ -30,8 +31,6 @@ from lowbit.quark.translate.specs import layer_spec, typed_spec
 from lowbit.search.boundaries import find_boundaries
 from lowbit.targets.target import Target
 
-_DEFAULT_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-
 
 class AutoMix(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="pascal"
@@ -39,7 +38,7 @@ class AutoMix(
     """The keys of the AutoMixprecision dictionary, with their defaults."""
 
     target_layer_config: Any = None
-    target_op_type: Sequence[str] = _DEFAULT_OPS
+    target_op_type: Sequence[str] = LAYER_TYPES
     subgraph_json: Any = None
     include_layers: list[str] | None = None
     exclude_layers: list[str] | None = None

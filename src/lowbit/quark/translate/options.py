@@ -286,8 +286,9 @@ class Option:
     anyway: tuple[Any, ...] = ()
 
 
-def _rows() -> dict[str, Option]:
-    info = msgspec.inspect.type_info(ExtraOptions)
+def rows_of(kind: type[msgspec.Struct]) -> dict[str, Option]:
+    """Return what becomes of each option of a dictionary, by its key."""
+    info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     rows = {}
     for field in info.fields:
@@ -296,7 +297,7 @@ def _rows() -> dict[str, Option]:
     return rows
 
 
-OPTIONS: dict[str, Option] = _rows()
+OPTIONS: dict[str, Option] = rows_of(ExtraOptions)
 
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -316,7 +317,7 @@ def read_options(given: Mapping[str, Any], *, lenient: bool) -> ExtraOptions:
     options = read_struct("extra_options", acting, ExtraOptions, lenient=lenient)
     for key, value in given.items():
         if key in OPTIONS:
-            _say_effect(OPTIONS[key], _python(value))
+            say_effect(OPTIONS[key], _python(value))
     return options
 
 
@@ -338,13 +339,19 @@ def read_struct(title: str, given: Mapping[str, Any], kind: type[T], *, lenient:
         raise QuarkConfigError(f"{title}: {error}") from error
 
 
-def _say_effect(option: Option, value: Any) -> None:
+def say_effect(option: Option, value: Any) -> None:
+    """Say that an option has no effect, or raise where that cannot be, if a value asks for more."""
     if value is None or value in option.anyway:
         return
     if option.effect == "ignored":
         say(f"{option.key}={value!r} has no effect: {option.why}")
     if option.effect == "refused" and _asks(value):
         raise NotSupportedError(f"{option.key}={value!r} is not supported: {option.why}")
+
+
+def given_or(value: Any, otherwise: Any) -> Any:
+    """Return what an option says, or what holds where it is not given."""
+    return otherwise if value is None else value
 
 
 def _asks(value: Any) -> bool:

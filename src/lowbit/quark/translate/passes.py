@@ -12,7 +12,9 @@ import msgspec
 
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
+from lowbit.quark.onnx.quantization.config.algorithm import CLEConfig
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
+from lowbit.quark.translate.flows import ALIGNED
 
 _KEY, _OLDER_KEY = "ShapeShifterYaml", "PreprocessYAML"
 _BEFORE, _AFTER, _FLAT = "preprocess_passes", "postprocess_passes", "passes"
@@ -56,27 +58,11 @@ _NOT_BUILT = frozenset(
     "constrain_per_channel_weight_scale fold_div_into_matmul set_node_attributes".split()
 )
 _ALIGNED: Mapping[str, str] = MappingProxyType(
-    {
-        "Concat": "AlignConcat",
-        "MaxPool": "AlignPool",
-        "AveragePool": "AlignPool",
-        "GlobalAveragePool": "AlignPool",
-        "Pad": "AlignPad",
-        "Slice": "AlignSlice",
-        "Transpose": "AlignTranspose",
-        "Reshape": "AlignReshape",
-    }
+    {name: option for option, names, _ in ALIGNED for name in names}
 )
 _EQUALIZATION: Mapping[str, str] = MappingProxyType(
-    {
-        "cle_steps": "CLESteps",
-        "cle_balance_method": "CLEBalanceMethod",
-        "cle_weight_threshold": "CLEWeightThreshold",
-        "cle_scale_append_bias": "CLEScaleAppendBias",
-        "cle_scale_use_threshold": "CLEScaleUseThreshold",
-        "cle_total_layer_diff_threshold": "CLETotalLayerDiffThreshold",
-        "replace_clip6_relu": "ReplaceClip6Relu",
-    }
+    {field.name: field.metadata["option"] for field in dataclasses.fields(CLEConfig)}
+    | {"replace_clip6_relu": "ReplaceClip6Relu"}
 )
 _TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"xint8": tuple(_REWRITES), "a8w8": (), "a16w8": (), "bf16": (), "bfp16": ()}

@@ -10,12 +10,6 @@ from onnxruntime.quantization.calibrate import CalibrationMethod
 from onnxruntime.quantization.quant_utils import QuantFormat
 
 from lowbit.quark.errors import QuarkConfigError, say
-from lowbit.quark.onnx.calibration.methods import (
-    ExtendedCalibrationMethod,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-)
 from lowbit.quark.onnx.quantization.config.algorithm import (
     AdaRoundConfig,
     AlgoConfig,
@@ -24,17 +18,27 @@ from lowbit.quark.onnx.quantization.config.algorithm import (
     QuarotConfig,
     SmoothQuantConfig,
 )
-from lowbit.quark.onnx.quantization.config.config import QConfig
-from lowbit.quark.onnx.quantization.config.legacy import AnyCalibrationMethod, QuantizationConfig
+from lowbit.quark.onnx.quantization.config.config import (
+    AnyCalibrationMethod,
+    QConfig,
+    QuantizationConfig,
+)
+from lowbit.quark.onnx.quantization.config.custom_config import block_attributes
 from lowbit.quark.onnx.quantization.config.spec import (
     CalibMethod,
     QTensorConfig,
     QuantGranularity,
     ScaleType,
 )
-from lowbit.quark.onnx.quantization.quant_utils import ExtendedQuantFormat
+from lowbit.quark.onnx.quantization.quant_utils import (
+    ExtendedCalibrationMethod,
+    ExtendedQuantFormat,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
+)
 from lowbit.quark.translate.selection import LayerException
-from lowbit.quark.translate.specs import block_attributes, group_of
+from lowbit.quark.translate.specs import group_of
 
 _METHODS: dict[CalibMethod, AnyCalibrationMethod] = {
     CalibMethod.MinMax: CalibrationMethod.MinMax,

@@ -13,10 +13,10 @@ import onnx_ir as ir
 from lowbit.config.specs import IntegerSpec, TensorOverride
 from lowbit.graph.editing import constant_shape
 from lowbit.ops.linear import linear_operator
+from lowbit.quark import __version__
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.translate.options import ExtraOptions
 from lowbit.quark.translate.selection import Nodes, inputs_of, outputs_of
-from lowbit.quark.version import __version__
 from lowbit.scales.ranges import chosen_range
 from lowbit.state import Calibrated
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from onnxruntime.quantization.calibrate import CalibrationMethod
 
 from lowbit.config.methods import Distribution, Method, MinMax, MinMse, NonOverflow
 from lowbit.config.specs import BfpSpec, FloatSpec, IntegerSpec, MxSpec, Spec
-from lowbit.numerics.blocks import Element, Rounding
+from lowbit.errors import ConfigError
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.ops.block_attributes import BfpAttributes, BlockAttributes, MxAttributes
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.extension import (
     QuarkEntropy,
@@ -21,51 +22,27 @@ from lowbit.quark.extension import (
     QuarkMinMse,
     QuarkPercentile,
 )
-from lowbit.quark.onnx.calibration.methods import (
-    ExtendedCalibrationMethod,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-)
+from lowbit.quark.onnx.quantization.config.config import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.custom_config import (
-    DEFAULT_BFP_PARAMS,
-    DEFAULT_MICROEXPONENTS_PARAMS,
-    DEFAULT_MICROSCALING_PARAMS,
+    block_attributes,
 )
-from lowbit.quark.onnx.quantization.config.data_type import DataType
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 from lowbit.quark.onnx.quantization.config.spec import QTensorConfig, QuantGranularity
 from lowbit.quark.onnx.quantization.quant_utils import (
     AnyQuantFormat,
     AnyQuantType,
+    ExtendedCalibrationMethod,
     ExtendedQuantType,
+    Int16Method,
+    LayerWiseMethod,
+    PowerOfTwoMethod,
     VitisQuantFormat,
 )
-from lowbit.quark.translate.options import ExtraOptions
+from lowbit.quark.translate.options import ExtraOptions, given_or
 
 _INTEGERS: Mapping[str, IntegerFormat] = MappingProxyType(
-    {
-        "QInt4": IntegerFormat.INT4,
-        "QUInt4": IntegerFormat.UINT4,
-        "QInt8": IntegerFormat.INT8,
-        "QUInt8": IntegerFormat.UINT8,
-        "QInt16": IntegerFormat.INT16,
-        "QUInt16": IntegerFormat.UINT16,
-        "QInt32": IntegerFormat.INT32,
-        "QUInt32": IntegerFormat.UINT32,
-    }
+    {f"Q{'Int' if kind.signed else 'UInt'}{kind.bits}": kind for kind in IntegerFormat}
 )
 """By the name of the member, which is the same in onnxruntime's and in both of Quark's types."""
-
-_PAIRED = {"MX4": 11, "MX6": 13, "MX9": 16}
-_ELEMENTS = {
-    "MXFP4E2M1": "fp4_e2m1",
-    "MXFP6E3M2": "fp6_e3m2",
-    "MXFP6E2M3": "fp6_e2m3",
-    "MXFP8E5M2": "fp8_e5m2",
-    "MXFP8E4M3": "fp8_e4m3",
-    "MXInt8": "int8",
-}
 
 
 def integer_format(kind: AnyQuantType) -> IntegerFormat:
@@ -88,19 +65,6 @@ def fixed_neuron(layout: AnyQuantFormat, kind: AnyQuantType) -> AnyQuantType:
     return kind
 
 
-def block_attributes(kind: type[DataType]) -> dict[str, dict[str, Any]]:
-    """Return the options that say which block format a data type is."""
-    name = kind.__name__
-    if name == "BFP16":
-        return {"BFPAttributes": dict(DEFAULT_BFP_PARAMS)}
-    if name in _PAIRED:
-        return {"BFPAttributes": {**DEFAULT_MICROEXPONENTS_PARAMS, "bit_width": _PAIRED[name]}}
-    if name in _ELEMENTS:
-        element = {"element_dtype": _ELEMENTS[name]}
-        return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, **element}}
-    return {}
-
-
 def is_power_of_two(method: Any, options: ExtraOptions) -> bool:
     """Whether a calibration method asks for power-of-two scales."""
     return isinstance(method, PowerOfTwoMethod) and options.UsePowerOf2Scale is not False
@@ -112,14 +76,14 @@ def activation_method(method: Any, options: ExtraOptions) -> Method:
         return _minmax(options)
     if method is CalibrationMethod.Percentile:
         return QuarkPercentile(
-            percentile=_given(options.Percentile, 99.999),
-            bins=_given(options.NumBins, 2048),
-            symmetric_range=_given(options.CalibTensorRangeSymmetric, True),
+            percentile=given_or(options.Percentile, 99.999),
+            bins=given_or(options.NumBins, 2048),
+            symmetric_range=given_or(options.CalibTensorRangeSymmetric, True),
         )
     if method is CalibrationMethod.Entropy:
         return QuarkEntropy(
-            bins=_given(options.NumBins, 128),
-            levels=_given(options.NumQuantizedBins, 128),
+            bins=given_or(options.NumBins, 128),
+            levels=given_or(options.NumQuantizedBins, 128),
         )
     if method is CalibrationMethod.Distribution:
         return Distribution()
@@ -172,39 +136,12 @@ def _minmax(options: ExtraOptions) -> Method:
     return MinMax()
 
 
-def _given(value: Any, otherwise: Any) -> Any:
-    return otherwise if value is None else value
-
-
 _FLOATS = {
     "QFloat16": FloatFormat.FLOAT16,
     "QBFloat16": FloatFormat.BFLOAT16,
     "QFLOAT8E4M3FN": FloatFormat.FLOAT8E4M3FN,
 }
-_ROUNDING = {0: Rounding.AWAY, 1: Rounding.UP, 2: Rounding.EVEN}
 _BLOCKS = ("QBFP", "QMX")
-
-
-class BfpAttributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attributes of Quark's block floating point, with its defaults."""
-
-    bfp_method: Literal["to_bfp", "to_bfp_prime"] = "to_bfp"
-    axis: int = 1
-    bit_width: int = 16
-    block_size: int = 8
-    rounding_mode: Literal[0, 1, 2] = 0
-    sub_block_size: int = 2
-    sub_block_shift_bits: int = 1
-    convert_to_bfloat_before_bfp: int = 0
-
-
-class MxAttributes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Attributes of Quark's microscaling formats, with its defaults."""
-
-    element_dtype: Element = Element.INT8
-    axis: int = 1
-    block_size: int = 32
-    rounding_mode: Literal[0, 1, 2] = 0
 
 
 def is_float(kind: AnyQuantType) -> bool:
@@ -236,30 +173,13 @@ def block_spec(
     kind: AnyQuantType, bfp: Mapping[str, Any] | None, mx: Mapping[str, Any] | None
 ) -> BfpSpec | MxSpec:
     """Return the spec of a block format, with the attributes given for it."""
-    if kind.name == "QBFP":
-        return _bfp(_read("BFPAttributes", bfp, BfpAttributes))
-    given = _read("MXAttributes", mx, MxAttributes)
+    name, asked = ("BFPAttributes", bfp) if kind.name == "QBFP" else ("MXAttributes", mx)
+    given = _read(name, asked, BfpAttributes if kind.name == "QBFP" else MxAttributes)
     _usual_axis(given.axis)
-    return MxSpec(
-        element=given.element_dtype,
-        block=given.block_size,
-        rounding=_ROUNDING[given.rounding_mode],
-    )
-
-
-def _bfp(given: BfpAttributes) -> BfpSpec:
-    _usual_axis(given.axis)
-    pairs = given.bfp_method == "to_bfp_prime"
-    if pairs and (given.sub_block_size, given.sub_block_shift_bits) != (2, 1):
-        raise NotSupportedError("BFPAttributes: sub-blocks other than of 2, 1 bit are not built")
-    if given.convert_to_bfloat_before_bfp:
-        raise NotSupportedError("BFPAttributes: convert_to_bfloat_before_bfp is not built")
-    return BfpSpec(
-        bits=given.bit_width,
-        block=given.block_size,
-        pairs=pairs,
-        rounding=_ROUNDING[given.rounding_mode],
-    )
+    try:
+        return given.spec()
+    except ConfigError as error:
+        raise NotSupportedError(f"{name}: {error}") from error
 
 
 def _usual_axis(axis: int) -> None:
@@ -270,7 +190,9 @@ def _usual_axis(axis: int) -> None:
         )
 
 
-def _read(name: str, given: Mapping[str, Any] | None, kind: type[Any]) -> Any:
+def _read(
+    name: str, given: Mapping[str, Any] | None, kind: type[BlockAttributes]
+) -> BlockAttributes:
     try:
         return msgspec.convert(dict(given or {}), kind)
     except msgspec.ValidationError as error:

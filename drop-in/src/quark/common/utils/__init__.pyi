@@ -1,1 +1,1 @@
-from lowbit.quark.common.utils import *
+from lowbit.quark.common import *

@@ -1,1 +1,1 @@
-from lowbit.quark.common.utils.log import *
+from lowbit.quark.common import *

@@ -1,1 +1,1 @@
-from lowbit.quark.common.utils.testing_utils import *
+from lowbit.quark.common import *

@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.calibration.methods import *
+from lowbit.quark.onnx.quantization.quant_utils import *

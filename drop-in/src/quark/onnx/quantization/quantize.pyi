@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.quantization.quantize import *
+from lowbit.quark.onnx.quantization.api import *

@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.utils import *
+from lowbit.quark.onnx.model_helpers import *

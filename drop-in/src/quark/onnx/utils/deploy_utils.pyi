@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.utils.deploy_utils import *
+from lowbit.quark.onnx.model_helpers import *

@@ -1,1 +1,1 @@
-from lowbit.quark.shares.utils import *
+from lowbit.quark.common import *

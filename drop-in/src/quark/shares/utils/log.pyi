@@ -1,1 +1,1 @@
-from lowbit.quark.shares.utils.log import *
+from lowbit.quark.common import *

@@ -1,1 +1,1 @@
-from lowbit.quark.shares.utils.testing_utils import *
+from lowbit.quark.common import *

@@ -1,5 +1,12 @@
 """Calibration by Quark's names."""
 
+from onnxruntime.quantization.calibrate import (
+    CalibraterBase,
+    CalibrationDataReader,
+    CalibrationMethod,
+    MinMaxCalibrater,
+)
+
 from lowbit.quark.onnx.calibration.calibrators import (
     calibrate_model,
     create_calibrator_float_scale,
@@ -11,7 +18,7 @@ from lowbit.quark.onnx.calibration.data_readers import (
     RandomDataReader,
     get_data_reader,
 )
-from lowbit.quark.onnx.calibration.methods import (
+from lowbit.quark.onnx.quantization.quant_utils import (
     ExtendedCalibrationMethod,
     Int16Method,
     LayerWiseMethod,
@@ -20,9 +27,13 @@ from lowbit.quark.onnx.calibration.methods import (
 
 __all__ = [
     "CachedDataReader",
+    "CalibraterBase",
+    "CalibrationDataReader",
+    "CalibrationMethod",
     "ExtendedCalibrationMethod",
     "Int16Method",
     "LayerWiseMethod",
+    "MinMaxCalibrater",
     "PathDataReader",
     "PowerOfTwoMethod",
     "RandomDataReader",

@@ -19,7 +19,7 @@ from lowbit.config.specs import IntegerSpec
 from lowbit.graph import io
 from lowbit.graph.session import session
 from lowbit.quark.errors import NotSupportedError, QuarkDataError
-from lowbit.quark.onnx.calibration.methods import PowerOfTwoMethod
+from lowbit.quark.onnx.quantization.quant_utils import PowerOfTwoMethod
 from lowbit.scales.ranges import params_of, range_of
 
 Source: TypeAlias = str | Path | onnx.ModelProto

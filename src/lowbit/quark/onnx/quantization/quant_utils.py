@@ -1,22 +1,16 @@
-"""Quark's names of quantized types and formats."""
+"""Quark's names of quantized types, formats and calibration methods beyond onnxruntime's."""
 
 from __future__ import annotations
 
 import enum
 import re
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
 
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
-from lowbit.quark.onnx.calibration.methods import (
-    ExtendedCalibrationMethod,
-    Int16Method,
-    LayerWiseMethod,
-    PowerOfTwoMethod,
-)
-from lowbit.quark.onnx.operators.custom_ops import (
+from lowbit.quark.onnx.operators import (
     _COP_BFP_OP_NAME,
     _COP_DEQUANT_OP_NAME,
     _COP_DOMAIN,
@@ -27,7 +21,8 @@ from lowbit.quark.onnx.operators.custom_ops import (
     _COP_VERSION,
 )
 
-_E = TypeVar("_E", bound=enum.Enum)
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
 
 COP_DOMAIN, COP_VERSION = _COP_DOMAIN, _COP_VERSION
 COP_QUANT_OP_NAME, COP_DEQUANT_OP_NAME = _COP_QUANT_OP_NAME, _COP_DEQUANT_OP_NAME
@@ -48,7 +43,56 @@ def is_version_below(lib: Any, target: str) -> bool:
     return here < wanted
 
 
-class ExtendedQuantType(enum.Enum):
+class PowerOfTwoMethod(enum.Enum):
+    """Methods that give power-of-two scales."""
+
+    NonOverflow = 0
+    MinMSE = 1
+
+
+class Int16Method(enum.Enum):
+    """Methods whose scales are 16-bit integers over a power of two."""
+
+    MinMax = 0
+
+
+class LayerWiseMethod(enum.Enum):
+    """Methods that choose among percentiles for each tensor."""
+
+    LayerWisePercentile = 0
+
+
+class ExtendedCalibrationMethod(enum.Enum):
+    """Methods for weights with float scales."""
+
+    MinMSE = 0
+
+
+class _Named(enum.Enum):
+    """A kind that is written as its name."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def from_string(cls, t: str) -> Self:
+        """Return the member of that name."""
+        try:
+            return cls[t]
+        except KeyError:
+            known = ", ".join(cls.__members__)
+            raise QuarkConfigError(f"no {cls.__name__} is called {t!r} (known: {known})") from None
+
+
+class _QuantType(_Named):
+    @property
+    def tensor_type(self) -> int:
+        """The element type in an ONNX file; block formats have none."""
+        kind: int = getattr(TensorProto, self.name[1:].upper(), TensorProto.UNDEFINED)
+        return kind
+
+
+class ExtendedQuantType(_QuantType):
     """What a tensor is quantized to. The 4-bit types are lowbit's addition."""
 
     QInt8 = 1
@@ -64,21 +108,8 @@ class ExtendedQuantType(enum.Enum):
     QInt4 = 11
     QUInt4 = 12
 
-    def __str__(self) -> str:
-        return self.name
 
-    @staticmethod
-    def from_string(t: str) -> ExtendedQuantType:
-        """Return the type of that name."""
-        return _member(ExtendedQuantType, t)
-
-    @property
-    def tensor_type(self) -> int:
-        """The element type in an ONNX file."""
-        return _TENSOR_TYPES[self.name]
-
-
-class VitisQuantType(enum.Enum):
+class VitisQuantType(_QuantType):
     """The older name of ``ExtendedQuantType``."""
 
     QInt8 = 1
@@ -92,50 +123,21 @@ class VitisQuantType(enum.Enum):
     QBFP = 9
     QMX = 10
 
-    def __str__(self) -> str:
-        return self.name
 
-    @staticmethod
-    def from_string(t: str) -> VitisQuantType:
-        """Return the type of that name."""
-        return _member(VitisQuantType, t)
-
-    @property
-    def tensor_type(self) -> int:
-        """The element type in an ONNX file."""
-        return _TENSOR_TYPES[self.name]
-
-
-class ExtendedQuantFormat(enum.Enum):
+class ExtendedQuantFormat(_Named):
     """How quantization is written into the graph."""
 
     QOperator = 0
     QDQ = 1
 
-    def __str__(self) -> str:
-        return self.name
 
-    @staticmethod
-    def from_string(t: str) -> ExtendedQuantFormat:
-        """Return the format of that name."""
-        return _member(ExtendedQuantFormat, t)
-
-
-class VitisQuantFormat(enum.Enum):
+class VitisQuantFormat(_Named):
     """The older name of ``ExtendedQuantFormat``."""
 
     QDQ = 2
     FixNeuron = 3
     BFPFixNeuron = 4
     MXFixNeuron = 5
-
-    def __str__(self) -> str:
-        return self.name
-
-    @staticmethod
-    def from_string(t: str) -> VitisQuantFormat:
-        """Return the format of that name."""
-        return _member(VitisQuantFormat, t)
 
 
 class VitisExtendedQuantizer:
@@ -151,30 +153,6 @@ class VitisExtendedQuantizer:
 
 AnyQuantType: TypeAlias = QuantType | ExtendedQuantType | VitisQuantType
 AnyQuantFormat: TypeAlias = QuantFormat | ExtendedQuantFormat | VitisQuantFormat
-
-_TENSOR_TYPES: dict[str, int] = {
-    "QInt8": TensorProto.INT8,
-    "QUInt8": TensorProto.UINT8,
-    "QInt16": TensorProto.INT16,
-    "QUInt16": TensorProto.UINT16,
-    "QInt32": TensorProto.INT32,
-    "QUInt32": TensorProto.UINT32,
-    "QFloat16": TensorProto.FLOAT16,
-    "QBFloat16": TensorProto.BFLOAT16,
-    "QBFP": TensorProto.UNDEFINED,
-    "QMX": TensorProto.UNDEFINED,
-    "QInt4": TensorProto.INT4,
-    "QUInt4": TensorProto.UINT4,
-}
-
-
-def _member(kind: type[_E], name: str) -> _E:
-    try:
-        return kind[name]
-    except KeyError:
-        known = ", ".join(kind.__members__)
-        raise QuarkConfigError(f"no {kind.__name__} is called {name!r} (known: {known})") from None
-
 
 __all__ = [
     "COP_BFP_OP_NAME",

@@ -20,11 +20,11 @@ import onnx_ir as ir
 from lowbit.cli.parser import Parser, one_of
 from lowbit.files import check_writable
 from lowbit.graph import io
+from lowbit.ops.quantizing import DEQUANTIZE
 from lowbit.quark import rewriting
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 from lowbit.quark.models.custom import without_casts
 from lowbit.quark.models.pairs import (
-    DEQUANTIZE,
     parameters,
     remove_pairs,
     remove_rounding,
@@ -40,7 +40,7 @@ from lowbit.quark.models.stored import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.quark.onnx.quantization.config.legacy import Subgraph
+    from lowbit.quark.onnx.quantization.config.config import Subgraph
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 _BF16_FORMATS = ("with_cast", "customqdq", "simulate_bf16", "bf16")
@@ -247,10 +247,10 @@ def write_weight_histograms(args: argparse.Namespace) -> None:
 
 def quantize_randomly(args: argparse.Namespace) -> None:
     """Quantize a file with a preset and random data."""
-    from lowbit.quark.onnx.calibration.methods import PowerOfTwoMethod
     from lowbit.quark.onnx.quantization.api import ModelQuantizer
     from lowbit.quark.onnx.quantization.config.config import Config
     from lowbit.quark.onnx.quantization.config.custom_config import get_default_config
+    from lowbit.quark.onnx.quantization.quant_utils import PowerOfTwoMethod
 
     config = get_default_config(args.config)
     method = config.calibrate_method

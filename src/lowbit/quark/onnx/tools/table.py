@@ -10,8 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.quark import rewriting
-from lowbit.quark.models import custom, retyping, stored
-from lowbit.quark.models.recurrent import to_extended_lstm
+from lowbit.quark.models import custom, pairs, stored
 from lowbit.quark.onnx.tools import functions
 from lowbit.quark.onnx.tools.front import (
     AddOptions,
@@ -110,13 +109,13 @@ _ROWS = (
     _plain(
         "convert_a8w8_npu_to_a8w8_cpu",
         "Give an XINT8 model 32-bit biases, for integer kernels of CPUs.",
-        retyping.int32_biases,
+        pairs.int32_biases,
         "Return the model with biases in the scale its layers accumulate in.",
     ),
     _plain(
         "convert_bias_int32_to_int16",
         "Clip 32-bit biases to 16 bits; the operator set becomes 21.",
-        retyping.int16_biases,
+        pairs.int16_biases,
         "Return the model with 16-bit biases.",
     ),
     _converter(
@@ -174,7 +173,7 @@ _ROWS = (
     _plain(
         "convert_lstm_to_customlstm",
         "Replace bidirectional LSTM between 16-bit Q/DQ pairs by ExtendedLSTM.",
-        to_extended_lstm,
+        custom.to_extended_lstm,
         "Return the model with LSTM as AMD's own operator.",
     ),
     _plain(
@@ -219,14 +218,14 @@ _ROWS = (
     _plain(
         "convert_resize_fs_to_pof2s",
         "Give the tensors around Resize power-of-two scales.",
-        retyping.power_of_two_resizes,
+        pairs.power_of_two_resizes,
         "Return the model with power-of-two scales around Resize.",
     ),
     _plain(
         "convert_s8s8_to_u8s8",
         "Turn int8 activations around zero into uint8 around 128.",
         partial(
-            retyping.shift_zero_point,
+            pairs.shift_zero_point,
             source=np.dtype(np.int8),
             zeros=(0,),
             target=np.dtype(np.uint8),
@@ -245,7 +244,7 @@ _ROWS = (
         "convert_u16s8_to_s16s8",
         "Turn uint16 activations around 32768 into int16 around zero.",
         partial(
-            retyping.shift_zero_point,
+            pairs.shift_zero_point,
             source=np.dtype(np.uint16),
             zeros=(32767, 32768),
             target=np.dtype(np.int16),
@@ -256,7 +255,7 @@ _ROWS = (
     _plain(
         "convert_u16u8_to_u8u8",
         "Narrow uint16 activations to uint8 over the same ranges.",
-        retyping.halve_width,
+        pairs.halve_width,
         "Return the model with uint8 activations.",
     ),
     Tool(

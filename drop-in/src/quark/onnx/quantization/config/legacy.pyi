@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.quantization.config.legacy import *
+from lowbit.quark.onnx.quantization.config.config import *

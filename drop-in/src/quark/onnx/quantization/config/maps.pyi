@@ -1,1 +1,1 @@
-from lowbit.quark.onnx.quantization.config.maps import *
+from lowbit.quark.onnx.quantization.config.custom_config import *

@@ -15,7 +15,6 @@ from onnxruntime.quantization.quant_utils import QuantType
 
 from lowbit.errors import LowbitError
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
-from lowbit.quark.onnx.calibration.methods import LayerWiseMethod, PowerOfTwoMethod
 from lowbit.quark.onnx.quantization.api import ModelQuantizer
 from lowbit.quark.onnx.quantization.auto_search.scoring import (
     DISTANCES,
@@ -28,6 +27,7 @@ from lowbit.quark.onnx.quantization.auto_search.scoring import (
 from lowbit.quark.onnx.quantization.auto_search.spaces import Choice, SearchSpace, levels
 from lowbit.quark.onnx.quantization.auto_search.studies import make_study, optimize
 from lowbit.quark.onnx.quantization.config.config import Config
+from lowbit.quark.onnx.quantization.quant_utils import LayerWiseMethod, PowerOfTwoMethod
 from lowbit.search.history import Budget, Rating, SearchHistory
 
 

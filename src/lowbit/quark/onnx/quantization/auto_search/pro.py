@@ -12,7 +12,6 @@ from typing import Any
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.quark.errors import QuarkConfigError, say
 from lowbit.quark.onnx.quantization.api import ModelQuantizer
-from lowbit.quark.onnx.quantization.auto_search.named import default_settings
 from lowbit.quark.onnx.quantization.auto_search.scoring import (
     PRO_DISTANCES,
     SIMILARITIES,
@@ -24,6 +23,7 @@ from lowbit.quark.onnx.quantization.auto_search.scoring import (
 from lowbit.quark.onnx.quantization.auto_search.spaces import (
     Choice,
     choices_of,
+    default_settings,
     generate_all_configs,
 )
 from lowbit.quark.onnx.quantization.auto_search.studies import (

@@ -1,12 +1,11 @@
 """Configurations and presets by Quark's names."""
 
-from lowbit.quark.onnx.quantization.config.config import Config, QConfig
+from lowbit.quark.onnx.quantization.config.config import Config, QConfig, QuantizationConfig
 from lowbit.quark.onnx.quantization.config.custom_config import (
     DefaultConfigMapping,
     get_default_config,
     get_default_config_mapping,
 )
-from lowbit.quark.onnx.quantization.config.legacy import QuantizationConfig
 
 DEFAULT_CONFIG_MAPPING = DefaultConfigMapping
 """The name of some versions before 0.13."""

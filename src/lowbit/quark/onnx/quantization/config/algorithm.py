@@ -16,14 +16,10 @@ from lowbit.quark.onnx.quantization.config.spec import QLayerConfig
 
 TargetLayerConfig: TypeAlias = QLayerConfig | dict[QLayerConfig, list[str]] | list[QLayerConfig]
 
-_FINETUNED = (
-    "Conv",
-    "ConvTranspose",
-    "Gemm",
-    "MatMul",
-    "InstanceNormalization",
-    "LayerNormalization",
-)
+LAYER_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""The layers that get formats of their own, where a script does not say which."""
+
+_FINETUNED = (*LAYER_TYPES, "InstanceNormalization", "LayerNormalization")
 
 
 def _older(option: str) -> Any:
@@ -191,9 +187,7 @@ class AutoMixprecisionConfig(AlgoConfig):
     name: ClassVar[str] = "auto_mixprecision"
     group: ClassVar[str | None] = "AutoMixprecision"
     target_layer_config: TargetLayerConfig = _field("TargetLayerConfig", None)
-    target_op_type: Sequence[str] = _field(
-        "TargetOpType", ("Conv", "ConvTranspose", "Gemm", "MatMul")
-    )
+    target_op_type: Sequence[str] = _field("TargetOpType", LAYER_TYPES)
     subgraph_json: str | Path | None = _field("SubgraphJson", None)
     include_layers: list[str] | None = _field("IncludeLayers", None)
     exclude_layers: list[str] | None = _field("ExcludeLayers", None)

@@ -14,12 +14,16 @@ from typing import Any
 from onnxruntime.quantization.calibrate import CalibrationMethod
 from onnxruntime.quantization.quant_utils import QuantFormat, QuantType
 
+from lowbit.config.specs import BLOCKS, MxSpec
 from lowbit.errors import did_you_mean
 from lowbit.quark.errors import QuarkConfigError
-from lowbit.quark.onnx.calibration.methods import PowerOfTwoMethod
+from lowbit.quark.onnx.quantization.config import data_type as types
 from lowbit.quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig
-from lowbit.quark.onnx.quantization.config.config import QConfig
-from lowbit.quark.onnx.quantization.config.legacy import AnyCalibrationMethod, QuantizationConfig
+from lowbit.quark.onnx.quantization.config.config import (
+    AnyCalibrationMethod,
+    QConfig,
+    QuantizationConfig,
+)
 from lowbit.quark.onnx.quantization.config.spec import (
     BFloat16Spec,
     BFP16Spec,
@@ -34,7 +38,9 @@ from lowbit.quark.onnx.quantization.quant_utils import (
     AnyQuantType,
     ExtendedQuantFormat,
     ExtendedQuantType,
+    PowerOfTwoMethod,
 )
+from lowbit.quark.translate.options import OPTIONS
 
 DEFAULT_ADAROUND_PARAMS: dict[str, Any] = {
     "DataSize": 1000,
@@ -143,12 +149,16 @@ def _tuned(config: QuantizationConfig, parameters: Mapping[str, Any]) -> Quantiz
     return dataclasses.replace(config, include_fast_ft=True, extra_options=options)
 
 
-def _blocks(**changes: Any) -> dict[str, Any]:
-    return {"BFPAttributes": {**DEFAULT_MICROEXPONENTS_PARAMS, **changes}}
-
-
-def _scaled(element: str) -> dict[str, Any]:
-    return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, "element_dtype": element}}
+def block_attributes(kind: type[types.DataType]) -> dict[str, dict[str, Any]]:
+    """Return the options that say which block format a data type is."""
+    spec = BLOCKS.get(kind.__name__.upper())
+    if spec is None:
+        return {}
+    if isinstance(spec, MxSpec):
+        element = {"element_dtype": spec.element.value}
+        return {"MXAttributes": {**DEFAULT_MICROSCALING_PARAMS, **element}}
+    usual = DEFAULT_MICROEXPONENTS_PARAMS if spec.pairs else DEFAULT_BFP_PARAMS
+    return {"BFPAttributes": {**usual, "bit_width": spec.bits}}
 
 
 def _mixed(spec: QTensorConfig, **more: Any) -> dict[str, Any]:
@@ -156,7 +166,7 @@ def _mixed(spec: QTensorConfig, **more: Any) -> dict[str, Any]:
     return {"AutoMixprecision": {"TargetLayerConfig": layer, **more}}
 
 
-_BFP16 = {"BFPAttributes": dict(DEFAULT_BFP_PARAMS)}
+_BFP16 = block_attributes(types.BFP16)
 _BF16_MIXED = {
     "ActivationSymmetric": True,
     "QuantizeBias": False,
@@ -197,23 +207,23 @@ BF16_CONFIG = _extended(_MINMAX, _BF16, _BF16, _ALL_TYPES)
 BF16_ADAQUANT_CONFIG = _tuned(BF16_CONFIG, _QUANT)
 BFP16_CONFIG = _extended(_MINMAX, _BFP, _BFP, _BFP16)
 BFP16_ADAQUANT_CONFIG = _tuned(BFP16_CONFIG, _QUANT)
-MX4_CONFIG = _extended(_MINMAX, _BFP, _BFP, _blocks(bit_width=11))
+MX4_CONFIG = _extended(_MINMAX, _BFP, _BFP, block_attributes(types.MX4))
 MX4_ADAQUANT_CONFIG = _tuned(MX4_CONFIG, _QUANT)
-MX6_CONFIG = _extended(_MINMAX, _BFP, _BFP, _blocks(bit_width=13))
+MX6_CONFIG = _extended(_MINMAX, _BFP, _BFP, block_attributes(types.MX6))
 MX6_ADAQUANT_CONFIG = _tuned(MX6_CONFIG, _QUANT)
-MX9_CONFIG = _extended(_MINMAX, _BFP, _BFP, _blocks(bit_width=16))
+MX9_CONFIG = _extended(_MINMAX, _BFP, _BFP, block_attributes(types.MX9))
 MX9_ADAQUANT_CONFIG = _tuned(MX9_CONFIG, _QUANT)
-MXFP8E5M2_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp8_e5m2"))
+MXFP8E5M2_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP8E5M2))
 MXFP8E5M2_ADAQUANT_CONFIG = _tuned(MXFP8E5M2_CONFIG, _QUANT)
-MXFP8E4M3_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp8_e4m3"))
+MXFP8E4M3_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP8E4M3))
 MXFP8E4M3_ADAQUANT_CONFIG = _tuned(MXFP8E4M3_CONFIG, _QUANT)
-MXFP6E3M2_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp6_e3m2"))
+MXFP6E3M2_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP6E3M2))
 MXFP6E3M2_ADAQUANT_CONFIG = _tuned(MXFP6E3M2_CONFIG, _QUANT)
-MXFP6E2M3_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp6_e2m3"))
+MXFP6E2M3_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP6E2M3))
 MXFP6E2M3_ADAQUANT_CONFIG = _tuned(MXFP6E2M3_CONFIG, _QUANT)
-MXFP4E2M1_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("fp4_e2m1"))
+MXFP4E2M1_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXFP4E2M1))
 MXFP4E2M1_ADAQUANT_CONFIG = _tuned(MXFP4E2M1_CONFIG, _QUANT)
-MXINT8_CONFIG = _extended(_MINMAX, _MX, _MX, _scaled("int8"))
+MXINT8_CONFIG = _extended(_MINMAX, _MX, _MX, block_attributes(types.MXInt8))
 MXINT8_ADAQUANT_CONFIG = _tuned(MXINT8_CONFIG, _QUANT)
 S16S16_MIXED_S8S8_CONFIG = _extended(
     _PERCENTILE,
@@ -247,8 +257,8 @@ BF16_MIXED_MXINT8_CONFIG = _extended(
 )
 BF16_MIXED_MXINT8_ADAQUANT_CONFIG = _tuned(BF16_MIXED_MXINT8_CONFIG, _QUANT)
 BF16_BFP16_CONFIG = _extended(_MINMAX, _BF16, _BFP, _BFP16)
-BF16_MXINT8_CONFIG = _extended(_MINMAX, _BF16, _MX, _scaled("int8"))
-MX9_INT8_CONFIG = _extended(_MINMAX, _BFP, _S8, _blocks(bit_width=16))
+BF16_MXINT8_CONFIG = _extended(_MINMAX, _BF16, _MX, block_attributes(types.MXInt8))
+MX9_INT8_CONFIG = _extended(_MINMAX, _BFP, _S8, block_attributes(types.MX9))
 INT8_CNN_DEFAULT_CONFIG = _standard(_MINMAX, _U8, _S8, _FORCE)
 INT16_CNN_DEFAULT_CONFIG = _extended(_MINMAX, _U16, _S16, _FORCE)
 INT8_TRANSFORMER_DEFAULT_CONFIG = _standard(
@@ -347,3 +357,6 @@ A16W8_ADAROUND_QCONFIG = _qconfig(Int16Spec(), Int8Spec(), _QALIGNED16, _adaroun
 A16W8_ADAQUANT_QCONFIG = _qconfig(Int16Spec(), Int8Spec(), _QALIGNED16, _adaquant())
 BF16_QCONFIG = _qconfig(BFloat16Spec(), BFloat16Spec(), _FORCE)
 BFP16_QCONFIG = _qconfig(BFP16Spec(), BFP16Spec(), {})
+
+QCONFIG_ALL_PARAMS = {*(field.name for field in dataclasses.fields(QConfig)), *OPTIONS}
+"""The words that ``QConfig`` takes."""

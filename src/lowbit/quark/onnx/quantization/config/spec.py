@@ -109,46 +109,45 @@ def _parse(kind: type[enum.Enum], text: Any) -> Any:
 
 
 @dataclasses.dataclass
-class Int4Spec(QTensorConfig):
-    """4-bit integers around zero; lowbit's addition."""
+class _Usual(QTensorConfig):
+    """One float scale for a tensor and its whole range; each spec says what is otherwise."""
 
     symmetric: bool = True
     scale_type: ScaleType = ScaleType.Float32
     calibration_method: CalibMethod = CalibMethod.MinMax
     quant_granularity: QuantGranularity = QuantGranularity.Tensor
+    data_type: type[DataType] = DataType
+
+
+@dataclasses.dataclass
+class Int4Spec(_Usual):
+    """4-bit integers around zero; lowbit's addition."""
+
     data_type: type[DataType] = types.Int4
 
 
 @dataclasses.dataclass
-class UInt4Spec(QTensorConfig):
+class UInt4Spec(_Usual):
     """4-bit integers with a zero point; lowbit's addition."""
 
     symmetric: bool = False
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.UInt4
 
 
 @dataclasses.dataclass
-class Int8Spec(QTensorConfig):
+class Int8Spec(_Usual):
     """8-bit integers around zero."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
     calibration_method: CalibMethod = CalibMethod.Percentile
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.Int8
 
 
 @dataclasses.dataclass
-class UInt8Spec(QTensorConfig):
+class UInt8Spec(_Usual):
     """8-bit integers with a zero point."""
 
     symmetric: bool = False
-    scale_type: ScaleType = ScaleType.Float32
     calibration_method: CalibMethod = CalibMethod.Percentile
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.UInt8
 
 
@@ -156,186 +155,125 @@ class UInt8Spec(QTensorConfig):
 class XInt8Spec(Int8Spec):
     """8-bit integers with power-of-two scales, for NPUs."""
 
-    symmetric: bool = True
     scale_type: ScaleType = ScaleType.PowerOf2
     calibration_method: CalibMethod = CalibMethod.MinMSE
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
-    data_type: type[DataType] = types.Int8
 
 
 @dataclasses.dataclass
-class Int16Spec(QTensorConfig):
+class Int16Spec(_Usual):
     """16-bit integers around zero."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
     calibration_method: CalibMethod = CalibMethod.Percentile
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.Int16
 
 
 @dataclasses.dataclass
-class UInt16Spec(QTensorConfig):
+class UInt16Spec(_Usual):
     """16-bit integers with a zero point."""
 
     symmetric: bool = False
-    scale_type: ScaleType = ScaleType.Float32
     calibration_method: CalibMethod = CalibMethod.Percentile
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.UInt16
 
 
 @dataclasses.dataclass
-class Int32Spec(QTensorConfig):
+class Int32Spec(_Usual):
     """32-bit integers around zero."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
     calibration_method: CalibMethod = CalibMethod.Percentile
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.Int32
 
 
 @dataclasses.dataclass
-class UInt32Spec(QTensorConfig):
+class UInt32Spec(_Usual):
     """32-bit integers with a zero point."""
 
     symmetric: bool = False
-    scale_type: ScaleType = ScaleType.Float32
     calibration_method: CalibMethod = CalibMethod.Percentile
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.UInt32
 
 
 @dataclasses.dataclass
-class Float16Spec(QTensorConfig):
+class Float16Spec(_Usual):
     """Half precision."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.Float16
 
 
 @dataclasses.dataclass
-class BFloat16Spec(QTensorConfig):
+class BFloat16Spec(_Usual):
     """The upper half of a float32."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.BFloat16
 
 
 @dataclasses.dataclass
-class BFP16Spec(QTensorConfig):
+class BFP16Spec(_Usual):
     """Block floating point."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.BFP16
 
 
 @dataclasses.dataclass
-class MX4Spec(QTensorConfig):
+class MX4Spec(_Usual):
     """Block floating point with micro-exponents, 4 bits."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MX4
 
 
 @dataclasses.dataclass
-class MX6Spec(QTensorConfig):
+class MX6Spec(_Usual):
     """Block floating point with micro-exponents, 6 bits."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MX6
 
 
 @dataclasses.dataclass
-class MX9Spec(QTensorConfig):
+class MX9Spec(_Usual):
     """Block floating point with micro-exponents, 9 bits."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MX9
 
 
 @dataclasses.dataclass
-class MXFP4E2M1Spec(QTensorConfig):
+class MXFP4E2M1Spec(_Usual):
     """Microscaling, 4-bit floats."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MXFP4E2M1
 
 
 @dataclasses.dataclass
-class MXFP6E3M2Spec(QTensorConfig):
+class MXFP6E3M2Spec(_Usual):
     """Microscaling, 6-bit floats."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MXFP6E3M2
 
 
 @dataclasses.dataclass
-class MXFP6E2M3Spec(QTensorConfig):
+class MXFP6E2M3Spec(_Usual):
     """Microscaling, 6-bit floats."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MXFP6E2M3
 
 
 @dataclasses.dataclass
-class MXFP8E5M2Spec(QTensorConfig):
+class MXFP8E5M2Spec(_Usual):
     """Microscaling, 8-bit floats."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MXFP8E5M2
 
 
 @dataclasses.dataclass
-class MXFP8E4M3Spec(QTensorConfig):
+class MXFP8E4M3Spec(_Usual):
     """Microscaling, 8-bit floats."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MXFP8E4M3
 
 
 @dataclasses.dataclass
-class MXInt8Spec(QTensorConfig):
+class MXInt8Spec(_Usual):
     """Microscaling, 8-bit integers."""
 
-    symmetric: bool = True
-    scale_type: ScaleType = ScaleType.Float32
-    calibration_method: CalibMethod = CalibMethod.MinMax
-    quant_granularity: QuantGranularity = QuantGranularity.Tensor
     data_type: type[DataType] = types.MXInt8
 
 

@@ -1,20 +1,30 @@
-"""Algorithms that change a float model, by Quark's names. They return a new model."""
+"""Algorithms as calls on their own, by Quark's names. Those on a float model return a new one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 import onnx
 
 from lowbit.graph import io
 from lowbit.graph.session import Feed
 from lowbit.normalize.normalize import normalize
-from lowbit.quark.errors import QuarkConfigError, say
+from lowbit.quark.errors import NotSupportedError, QuarkConfigError, say
 from lowbit.quark.extension.cle import QuarkCle, equalize_like_quark, equalize_stem
 from lowbit.quark.extension.smooth_quant import QuarkSmoothQuant
+from lowbit.quark.onnx.quantization.config.algorithm import AdaQuantConfig, AdaRoundConfig
 from lowbit.transforms import Context, implementation_of
 
-__all__ = ["cle_transforms", "smooth_transforms", "stem_equalize_transforms"]
+__all__ = [
+    "AdaQuantConfig",
+    "AdaRoundConfig",
+    "cle_transforms",
+    "fast_finetune",
+    "optimize",
+    "smooth_transforms",
+    "stem_equalize_transforms",
+]
 
 
 def cle_transforms(
@@ -69,6 +79,22 @@ def smooth_transforms(
     config = QuarkSmoothQuant(alpha=alpha)
     found = implementation_of(config).apply(model, config, Context(data=dataloader))
     return io.to_proto(found.model)
+
+
+def optimize(model: onnx.ModelProto, *args: Any, **options: Any) -> onnx.ModelProto:
+    """Return the model in lowbit's normal form: it computes the same with fewer nodes."""
+    if args or options:
+        say("optimize: the normal form is one and the same; further arguments have no effect")
+    return io.to_proto(normalize(io.load(model)))
+
+
+def fast_finetune(*args: Any, **kwargs: Any) -> NoReturn:
+    """Raise: weights are refined before the model is written, not afterwards."""
+    del args, kwargs
+    raise NotSupportedError(
+        "fast_finetune on a quantized model is not supported: give AdaRoundConfig or "
+        "AdaQuantConfig to the configuration that quantizes it"
+    )
 
 
 def _say_unused(op_types: Sequence[str], nodes: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
-"""Small things about models that scripts take from Quark: sessions, files, constants."""
+"""Small things about models that scripts take from Quark: sessions, files, constants, what nodes compute."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,9 +12,14 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from lowbit.graph import io
+from lowbit.graph.session import session
 from lowbit.quark import rewriting
+from lowbit.quark.errors import QuarkDataError
 from lowbit.quark.models.stored import constants_are_no_inputs, own_constants, write_text
+from lowbit.quark.onnx.calibration.data_readers import RandomDataReader
 
+# The names below this one are rows of a table.
+__path__: list[str] = []
 __all__ = [
     "check_onnx_model",
     "check_shared_initializers",
@@ -21,6 +27,7 @@ __all__ = [
     "convert_nchw_to_nhwc",
     "copy_shared_nodes",
     "create_infer_session_for_onnx_model",
+    "dump_model",
     "generate_initializer",
     "get_shape_list",
     "get_tensor_value",
@@ -76,10 +83,10 @@ def run_onnx_model(
     data_reader: Any,
 ) -> None:
     """Run a model once on what a reader gives."""
-    session = create_infer_session_for_onnx_model(
+    running = create_infer_session_for_onnx_model(
         model_input, use_external_data_format=use_external_data_format
     )
-    session.run(None, data_reader.get_next())
+    running.run(None, data_reader.get_next())
 
 
 def save_model(
@@ -137,3 +144,39 @@ def generate_initializer(tensor_array: Any, dtype: Any, name: str) -> onnx.Tenso
 def get_shape_list(shape: onnx.TensorShapeProto) -> list[int | str]:
     """Return the sizes of a shape, names where they are not fixed."""
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in shape.dim]
+
+
+def dump_model(
+    model_input: Source,
+    dump_data_reader: Any = None,
+    random_data_reader_input_shape: Mapping[str, Sequence[int]] | None = None,
+    dump_float: bool = False,  # noqa: FBT001, FBT002
+    output_dir: str = "./dump_results",
+) -> None:
+    """Write the tensors that nodes compute for one feed, each as ``.bin`` and ``.txt``.
+
+    Integers (the outputs of QuantizeLinear) are written as they are; everything else only if
+    ``dump_float``, under a name that ends in ``_float``.
+    """
+    reader = dump_data_reader or RandomDataReader(model_input, random_data_reader_input_shape)
+    feed = reader.get_next()
+    if not feed:
+        raise QuarkDataError("dump_data_reader gave no feed; one is needed")
+    model = io.load(model_input)
+    names = [str(v.name) for node in model.graph for v in node.outputs if v.name]
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with session(model, names, name="the model to dump") as running:
+        arrays = running.run(names, feed)
+    for name, array in zip(names, arrays, strict=True):
+        flat = np.asarray(array).reshape(-1)
+        stem = name.replace("/", "_")
+        if flat.dtype.kind in "iu":
+            _write(folder / stem, flat, "%d")
+        elif dump_float:
+            _write(folder / f"{stem}_float", flat, "%s")
+
+
+def _write(path: Path, values: Any, layout: str) -> None:
+    values.tofile(path.with_name(f"{path.name}.bin"))
+    np.savetxt(path.with_name(f"{path.name}.txt"), values, fmt=layout, delimiter=",")

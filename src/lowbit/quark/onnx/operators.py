@@ -1,4 +1,4 @@
-"""The library that sessions register before they load one of Quark's models.
+"""Quark's custom operators: their names, and the library that sessions register before they load one.
 
 lowbit writes Quark's operators as functions into the model itself, so a session needs nothing.
 Scripts register a library all the same: here is one that adds no operator. onnxruntime opens a
@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from lowbit.files import TemporaryFolder
+from lowbit.ops.quantizing import AMD_DOMAIN
 from lowbit.quark.errors import NotSupportedError, QuarkConfigError
 
-_COP_DOMAIN = "com.amd.quark"
+_COP_DOMAIN = AMD_DOMAIN
 _COP_QUANT_OP_NAME = "ExtendedQuantizeLinear"
 _COP_DEQUANT_OP_NAME = "ExtendedDequantizeLinear"
 _COP_IN_OP_NAME = "ExtendedInstanceNormalization"
@@ -32,6 +33,8 @@ _COP_VERSION = 1
 _DEVICES = ("cpu", "gpu", "rocm", "cuda")
 _LIBRARIES = ("custom_ops",)
 
+# The names below this one are rows of a table.
+__path__: list[str] = []
 __all__ = [
     "_COP_BFP_OP_NAME",
     "_COP_DEQUANT_OP_NAME",

@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.model_helpers import *

@@ -1,0 +1,1 @@
+from lowbit.quark.onnx.operators import *

@@ -1,1 +1,0 @@
-from lowbit.quark.onnx.operators.custom_ops import *

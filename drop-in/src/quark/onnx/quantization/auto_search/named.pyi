@@ -1,1 +1,0 @@
-from lowbit.quark.onnx.quantization.auto_search.named import *

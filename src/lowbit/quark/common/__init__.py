@@ -1,1 +1,0 @@
-"""What Quark shares between its parts."""

@@ -1,1 +1,0 @@
-"""Helpers by Quark's names."""

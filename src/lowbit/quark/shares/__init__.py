@@ -1,1 +1,0 @@
-"""The older name of ``quark.common``."""
