@@ -3,6 +3,7 @@
 import pathlib
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -16,9 +17,11 @@ def _commands() -> list[list[str]]:
     return [shlex.split(line.split("#")[0])[1:] for line in lines]
 
 
-@pytest.mark.usefixtures("images")
-def test_the_commands_run(model_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_run(
+    model_path: pathlib.Path, images: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(model_path.parent)
+    shutil.copytree(images, "val")
     commands = _commands()
 
     codes = [main(command) for command in commands]
