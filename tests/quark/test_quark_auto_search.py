@@ -204,10 +204,22 @@ def test_without_optuna_the_extra_is_named(model, monkeypatch) -> None:
         search.run()
 
 
-def test_a_study_is_in_optunas_own_format(model) -> None:
+def test_a_study_is_in_optunas_own_format(model, request, monkeypatch) -> None:
+    opened = []
+
+    class Storage(optuna.storages.RDBStorage):
+        def __init__(self, url: str) -> None:
+            super().__init__(url)
+            opened.append(self)
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", Storage)
     best = AutoSearchPro(_pro(model, study_storage_db="s.db", study_name="mine")).run()
 
-    study = optuna.load_study(study_name="mine", storage="sqlite:///output/s.db")
+    # No connection to the file is left open.
+    assert [storage.engine.pool.checkedin() for storage in opened] == [0]
+    storage = Storage("sqlite:///output/s.db")
+    request.addfinalizer(storage.engine.dispose)
+    study = optuna.load_study(study_name="mine", storage=storage)
     assert study.best_params == best
     assert len(study.trials) == 3
     number = study.best_trial.number

@@ -25,7 +25,7 @@ from lowbit.quark.onnx.quantization.auto_search.scoring import (
     read_feeds,
 )
 from lowbit.quark.onnx.quantization.auto_search.spaces import Choice, SearchSpace, levels
-from lowbit.quark.onnx.quantization.auto_search.studies import make_study, optimize
+from lowbit.quark.onnx.quantization.auto_search.studies import open_study, optimize
 from lowbit.quark.onnx.quantization.config.config import Config
 from lowbit.quark.onnx.quantization.quant_utils import LayerWiseMethod, PowerOfTwoMethod
 from lowbit.search.history import Budget, Rating, SearchHistory
@@ -342,20 +342,20 @@ class AutoSearch:
                 chosen["LearningRate"] = asked.suggest_float("LearningRate", *ends, log=True)
             return {"include_fast_ft": True, "extra_options": {"FastFinetune": chosen}}
 
-        study = make_study(
+        count = int(settings.get("n_trials", 10))
+        jobs = min(int(self._setting("n_jobs")), count)
+        with open_study(
             f"AutoSearch {time.time():.0f}",
             settings.get("sampler_algo", "TPE"),
             settings.get("direction", "minimize"),
             None,
             load=False,
-        )
-        count = int(settings.get("n_trials", 10))
-        jobs = min(int(self._setting("n_jobs")), count)
-        found = optimize(
-            study, suggested, trial.score, trials=count, jobs=jobs, history=self.history
-        )
-        for number, _, score in found:
-            if score is not None:
-                self.searched_space[number] = score
-        params: dict[str, Any] = study.best_trial.params
-        return params
+        ) as study:
+            found = optimize(
+                study, suggested, trial.score, trials=count, jobs=jobs, history=self.history
+            )
+            for number, _, score in found:
+                if score is not None:
+                    self.searched_space[number] = score
+            params: dict[str, Any] = study.best_trial.params
+            return params

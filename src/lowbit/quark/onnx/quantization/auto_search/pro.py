@@ -27,7 +27,7 @@ from lowbit.quark.onnx.quantization.auto_search.spaces import (
     generate_all_configs,
 )
 from lowbit.quark.onnx.quantization.auto_search.studies import (
-    make_study,
+    open_study,
     optimize,
     suggest,
     write_plots,
@@ -237,30 +237,30 @@ class AutoSearchPro:
 
     def _sampled(self, trial: _Trial, space: dict[str, Any]) -> dict[str, Any]:
         database = self.config["study_storage_db"]
-        study = make_study(
+        with open_study(
             self.config["study_name"],
             self.config["search_algo"],
             self.direction,
             None if database is None else (self.output_dir / database).absolute(),
             load=bool(self.config["load_study_if_exists"]),
-        )
-        found = list(
-            optimize(
-                study,
-                lambda asked: suggest(asked, space),
-                trial,
-                trials=self.n_trials,
-                jobs=self._jobs,
-                history=self.history,
+        ) as study:
+            found = list(
+                optimize(
+                    study,
+                    lambda asked: suggest(asked, space),
+                    trial,
+                    trials=self.n_trials,
+                    jobs=self._jobs,
+                    history=self.history,
+                )
             )
-        )
-        if all(score is None for *_, score in found):
-            raise QuarkConfigError("no choice of the search space can be quantized")
-        params: dict[str, Any] = study.best_params
-        self._write_best(params)
-        if self.config["plot_results"]:
-            write_plots(study, self.output_dir)
-        return params
+            if all(score is None for *_, score in found):
+                raise QuarkConfigError("no choice of the search space can be quantized")
+            params: dict[str, Any] = study.best_params
+            self._write_best(params)
+            if self.config["plot_results"]:
+                write_plots(study, self.output_dir)
+            return params
 
     def _write_best(self, best: Mapping[str, Any]) -> None:
         text = json.dumps(best, indent=2, default=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -48,17 +49,27 @@ def make_sampler(name: str) -> Any:
         return getattr(import_optuna().samplers, _SAMPLERS[name])(seed=_SEED)
 
 
-def make_study(
+@contextlib.contextmanager
+def open_study(
     name: str, sampler: str, direction: str, database: Path | None, *, load: bool
-) -> Any:
-    """Return a study, kept in Optuna's own format if there is a file for it."""
-    return import_optuna().create_study(
-        study_name=name,
-        direction=direction,
-        sampler=make_sampler(sampler),
-        storage=None if database is None else f"sqlite:///{database}",
-        load_if_exists=load,
-    )
+) -> Iterator[Any]:
+    """Yield a study, kept in Optuna's own format if there is a file for it, which is closed at the end."""
+    optuna = import_optuna()
+    storage = None
+    if database is not None:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{database}")
+    try:
+        yield optuna.create_study(
+            study_name=name,
+            direction=direction,
+            sampler=make_sampler(sampler),
+            storage=storage,
+            load_if_exists=load,
+        )
+    finally:
+        if storage is not None:
+            storage.remove_session()
+            storage.engine.dispose()
 
 
 def suggest(trial: Any, space: Space) -> Choice:
