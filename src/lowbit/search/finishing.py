@@ -27,7 +27,7 @@ _BELIEVED, _SAVED = 0.7, 0.08
 """How much of the margin left is believed to be left again, and the cost that is worth another round."""
 
 _LEAST_LOST = 0.5
-"""Of a decibel less that is required at least so much is expected to be lost."""
+"""A requirement lower by a decibel is expected to cost the verified model at least so much."""
 
 _EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
 """A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""
@@ -72,7 +72,7 @@ class Finisher:
         return self._in_rounds(state, self._promoter(state, found[0]), found)
 
     def _in_rounds(self, state: Quantized, promoter: Promoter, found: Finished | None) -> Finished:
-        """Promote, and once more with another requirement if the refined model is worse or far better than it."""
+        """Promote, and again for another requirement while the refined model is worse or far better than required."""
         best, note, required = found, "", USABLE
         attempts: list[Attempt] = []
         while len(attempts) < _ROUNDS:
@@ -171,7 +171,7 @@ def next_requirement(
 
 
 def _lost_by_lowering(attempts: Sequence[Attempt]) -> float:
-    """Return how much of each decibel that was required less was lost, as far as two attempts tell.
+    """Return how many decibels of verified margin a requirement lower by one cost, by the last two attempts.
 
     Refinement makes up for noise, often for more the more there is.
     """
