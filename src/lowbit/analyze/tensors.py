@@ -19,10 +19,12 @@ from lowbit.analyze.quantizers import (
     is_refined,
     read_constants,
 )
+from lowbit.analyze.region import OrderedNodes, RegionFinder, find_region
 from lowbit.analyze.sensitivity import Switch, Switched, add_switches, open_variant_runner
 from lowbit.analyze.suggestions import promote
 from lowbit.calibrate.subsampling import subsampled
 from lowbit.config.specs import IntegerSpec, TensorOverride
+from lowbit.evaluate.cost import node_costs
 from lowbit.evaluate.outputs import OutputSlice, SliceErrors
 from lowbit.evaluate.runner import Outputs, ReferenceSample, Run, compared
 from lowbit.graph.session import Array
@@ -95,6 +97,12 @@ def analyze_tensors(
         runner.load(samples, observed.add)
         if effort > 0:
             budget = make_budget(runner, subjects, len(samples), effort, target)
+            costs = node_costs(floats, samples[0].feed)
+            order = OrderedNodes.of(quantized, quantizers, costs)
+            kinds = _kinds(quantized)
+            used = {s.quantizer.tensor: s.switch for s in subjects if s.quantizer.kind in kinds}
+            region = find_region(RegionFinder(order, runner, used), len(samples))
+            budget = msgspec.structs.replace(budget, region=region)
     notes = tuple(_notes(quantizers, switched.switches, budget))
     if budget is not None:
         promotion = _promotion(quantized, quantizers, constants, budget, samples, slices, target)
@@ -176,8 +184,7 @@ def _promotion(
 ) -> Promotion | None:
     """Promote the worst tensors, run that model with them in 16 bits and return what it gains."""
     by_name = {q.tensor: q for q in quantizers}
-    # A refined weight differs from the float one on purpose: by itself it looks worse than it is.
-    kinds = {"activation"} if is_refined(model) else {"activation", "weight"}
+    kinds = _kinds(model)
     eight = [row for row in budget.rows if row.samples and row.format.endswith("int8")]
     rows = [row for row in eight if row.kind in kinds][:_WORST]
     if not rows or not np.isfinite(budget.sqnr_db):
@@ -193,6 +200,14 @@ def _promotion(
         noise_recovered=1 - noise / 10 ** (-budget.sqnr_db / 10),
         config=_line(worst, target),
     )
+
+
+def _kinds(model: ir.Model) -> frozenset[str]:
+    """Return the kinds of tensors that can be judged by themselves.
+
+    A refined weight differs from the float one on purpose: by itself it looks worse than it is.
+    """
+    return frozenset({"activation"} if is_refined(model) else {"activation", "weight"})
 
 
 def noise_of(
