@@ -8,6 +8,7 @@ than a limit is never opened as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -24,6 +25,8 @@ LARGE_BYTES = 112 << 20
 
 LARGE_NODES = 4000
 """Models with more nodes than this are run in parts."""
+
+_T = TypeVar("_T")
 
 _PART_BYTES = LARGE_BYTES // 3
 # Opening parts of a few hundred nodes takes least: onnxruntime's time grows faster than their number,
@@ -90,22 +93,25 @@ def run_in_parts(
     model: ir.Model,
     names: Sequence[str],
     feeds: Iterable[Feed],
-    keep: Callable[[str, Array], Array],
+    keep: Callable[[int, str, Array], _T],
     *,
     optimize: Optimize = "none",
     name: str,
-) -> list[dict[str, Array]]:
-    """Return what a large model gives for each sample, of each value what ``keep`` returns."""
+) -> list[dict[str, _T]]:
+    """Return what a large model gives for each sample.
+
+    ``keep`` returns what is kept of a value, given the number of the sample, its name and itself.
+    """
     first: Iterator[tuple[int, Feed | None]] = enumerate(feeds)
-    kept: list[dict[str, Array]] = []
+    kept: list[dict[str, _T]] = []
     with open_store() as store:
         run = PartwiseRun(model, names, store, optimize=optimize, name=name)
         for part in range(len(run)):
             run.begin(part)
 
-            def take(item: tuple[int, Feed | None], part: int = part) -> dict[str, Array]:
+            def take(item: tuple[int, Feed | None], part: int = part) -> dict[str, _T]:
                 values = run.run(part, *item)
-                return {name: keep(name, array) for name, array in values.items()}
+                return {name: keep(item[0], name, array) for name, array in values.items()}
 
             items = first if part == 0 else ((index, None) for index in range(len(kept)))
             for index, values in enumerate(ordered_map(take, items)):
@@ -123,7 +129,7 @@ def check_parts(model: ir.Model, feed: Feed) -> None:
     """
     names = [tensor_name(value) for value in model.graph.outputs]
     name = "the quantized model"
-    run_in_parts(model, names, [feed], lambda _, array: array, optimize="all", name=name)
+    run_in_parts(model, names, [feed], lambda *_: None, optimize="all", name=name)
 
 
 def _well_named(model: ir.Model) -> ir.Model:
