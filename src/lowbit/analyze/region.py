@@ -38,7 +38,7 @@ _CONCENTRATED = 0.4
 _WORTH_DB, _COST_OF_DB = 3.0, 0.01
 """The gain from which on a region is told, and the share of the cost that a decibel is worth."""
 
-_MUCH_NOISE = 0.01
+MUCH_NOISE = 0.01
 """A model with less noise, as a share of its signal, needs no region in float."""
 
 _FEW = 5
@@ -166,7 +166,7 @@ class RegionFinder:
 def find_region(finder: RegionFinder, samples: int) -> Promotion | None:
     """Return the region of most noise and what it brings in float, if that is much."""
     now = finder.in_float((0, 0), samples)
-    found = finder.find(samples) if _MUCH_NOISE < now < math.inf else None
+    found = finder.find(samples) if 0 < now < math.inf else None
     if found is None:
         return None
     noises = {run: finder.in_float(run, samples) for run in _extended(finder.order, found)}

@@ -19,8 +19,14 @@ from lowbit.analyze.quantizers import (
     is_refined,
     read_constants,
 )
-from lowbit.analyze.region import OrderedNodes, RegionFinder, find_region
-from lowbit.analyze.sensitivity import Switch, Switched, add_switches, open_variant_runner
+from lowbit.analyze.region import MUCH_NOISE, OrderedNodes, RegionFinder, find_region
+from lowbit.analyze.sensitivity import (
+    Switch,
+    Switched,
+    VariantRunner,
+    add_switches,
+    open_variant_runner,
+)
 from lowbit.analyze.suggestions import promote
 from lowbit.calibrate.subsampling import subsampled
 from lowbit.config.specs import IntegerSpec, TensorOverride
@@ -97,11 +103,7 @@ def analyze_tensors(
         runner.load(samples, observed.add)
         if effort > 0:
             budget = make_budget(runner, subjects, len(samples), effort, target)
-            costs = node_costs(floats, samples[0].feed)
-            order = OrderedNodes.of(quantized, quantizers, costs)
-            kinds = _kinds(quantized)
-            used = {s.quantizer.tensor: s.switch for s in subjects if s.quantizer.kind in kinds}
-            region = find_region(RegionFinder(order, runner, used), len(samples))
+            region = _region(quantized, floats, samples, subjects, runner)
             budget = msgspec.structs.replace(budget, region=region)
     notes = tuple(_notes(quantizers, switched.switches, budget))
     if budget is not None:
@@ -171,6 +173,23 @@ def _notes(
             f"with nothing quantized the model would be at {budget.float_sqnr_db:.1f} dB: most of "
             "the error comes from graph rewrites or from weights that cannot be told apart"
         )
+
+
+def _region(
+    model: ir.Model,
+    floats: ir.Model,
+    samples: Sequence[ReferenceSample],
+    subjects: Sequence[Subject],
+    runner: VariantRunner,
+) -> Promotion | None:
+    """Return the region with most of the error, if the model has much of it."""
+    if runner.noise_of("quantized", len(samples)) < MUCH_NOISE:
+        return None
+    quantizers = [subject.quantizer for subject in subjects]
+    order = OrderedNodes.of(model, quantizers, node_costs(floats, samples[0].feed))
+    kinds = _kinds(model)
+    used = {s.quantizer.tensor: s.switch for s in subjects if s.quantizer.kind in kinds}
+    return find_region(RegionFinder(order, runner, used), len(samples))
 
 
 def _promotion(
