@@ -52,8 +52,11 @@ def part_message(
     inputs: Mapping[str, np.dtype[Any] | None],
     constants: Mapping[str, NDArray[Any]],
     ir_version: int,
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """Return a part of a graph as the message of a model of its own.
+
+    ``renamed`` are values that nodes, though not those in subgraphs, and outputs read instead of others.
 
     ``inputs`` have types where they are known, and are floats if the graph does not say either.
     ``constants`` are added to those that the part has. What onnxruntime finds out itself, the types and
@@ -73,6 +76,8 @@ def part_message(
             ir.serde.serialize_value_into(graph.output.add(), value)
         for node in part:
             add_node(graph.node.add(), node)
+        if renamed:
+            _rename(graph, renamed)
         for value in part.initializers.values():
             if value.const_value is not None:
                 proto_tensor = graph.initializer.add()
@@ -89,6 +94,16 @@ def part_message(
         elif not info.type.WhichOneof("value"):
             info.type.tensor_type.elem_type = int(ir.DataType.FLOAT)
     return bytes(proto.SerializeToString())
+
+
+def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name in renamed:
+                node.input[index] = renamed[name]
+    for info in graph.output:
+        if info.name in renamed:
+            graph.node.add(op_type="Identity", input=[renamed[info.name]], output=[info.name])
 
 
 def add_node(proto: onnx.NodeProto, node: ir.Node) -> None:

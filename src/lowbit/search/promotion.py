@@ -39,7 +39,8 @@ from lowbit.search.promotion_values import (
 )
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
-from lowbit.search.switched_model import Switching, open_switched
+from lowbit.search.switched_model import open_switched
+from lowbit.search.switched_parts import Switching
 from lowbit.state import Quantized, Transformed, extended
 
 _EFFORT, _BUILT = 30, 5
