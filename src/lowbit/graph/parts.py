@@ -146,7 +146,9 @@ def _steps(graph: ir.Graph, names: Sequence[str]) -> list[list[str]]:
     inputs = {tensor_name(v) for v in graph.inputs if not v.is_initializer()}
     varying = varying_values(graph, inputs)
     nodes = [n for n in graph if any(value.name in varying for value in n.outputs)]
-    parts = list(_parts(nodes, varying))
+    # Where all constants are few none has to be counted, which takes longer than the rest of this.
+    weigh = _bytes(graph.initializers.values()) > _PART_BYTES
+    parts = list(_parts(nodes, varying, weigh=weigh))
     made_in = {v.name: index for index, part in enumerate(parts) for n in part for v in n.outputs}
     last_read: dict[ir.Value, int] = {}
     for index, part in enumerate(parts):
@@ -174,19 +176,19 @@ def _before_repeated(value: ir.Value) -> str:
     return tensor_name(value)
 
 
-def _parts(nodes: Sequence[ir.Node], varying: set[str]) -> Iterator[list[ir.Node]]:
+def _parts(nodes: Sequence[ir.Node], varying: set[str], *, weigh: bool) -> Iterator[list[ir.Node]]:
     """Yield the nodes of each part, in order: as many as the limits allow, one at least."""
     part: list[ir.Node] = []
     counted: set[ir.Value] = set()
     size = 0
     for node in nodes:
-        constants = _constants(node, varying) - counted
+        constants = _constants(node, varying) - counted if weigh else set()
         more = _bytes(constants)
         full = size + more > _PART_BYTES or len(part) >= _PART_NODES
         if part and full and not _ends_pair(node):
             yield part
             part, counted, size = [], set(), 0
-            constants = _constants(node, varying)
+            constants = _constants(node, varying) if weigh else constants
             more = _bytes(constants)
         part.append(node)
         counted |= constants
