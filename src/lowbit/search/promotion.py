@@ -17,7 +17,7 @@ import msgspec
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.specs import IntegerSpec, Rule, TensorOverride
+from lowbit.config.specs import IntegerSpec, Rule
 from lowbit.errors import PlanError
 from lowbit.evaluate.cost import NodeCost, node_costs
 from lowbit.evaluate.verdict import OutputErrors
@@ -25,7 +25,6 @@ from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import PromotedRegion
-from lowbit.scales.ranges import scaled_range
 from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
 from lowbit.search.promotion_samples import PromotionSamples
 from lowbit.search.promotion_values import (
@@ -39,6 +38,7 @@ from lowbit.search.promotion_values import (
 )
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
+from lowbit.search.scale_search import rescaled
 from lowbit.search.switched_model import Switching, open_switched
 from lowbit.state import Quantized, Transformed, extended
 
@@ -254,7 +254,7 @@ class Promoter:
             self._rescaled = (state, (), errors)
             factors = self._factors(state, errors, required)
             if factors:
-                overrides = tuple(_rescaled(state, name, factors[name]) for name in factors)
+                overrides = tuple(rescaled(state, name, factors[name]) for name in factors)
                 tensors = (*state.config.tensors, *overrides)
                 config = msgspec.structs.replace(state.config, tensors=tensors)
                 candidate = self._rebuilt(state, config)
@@ -337,13 +337,6 @@ class Promoter:
                 )
             )
         return tuple(rows)
-
-
-def _rescaled(state: Quantized, name: str, factor: float) -> TensorOverride:
-    """Return what gives a tensor its scale times a factor."""
-    params = state.params.tensors[name]
-    low, high = scaled_range(params, state.plan.by_name()[name].integer, factor)
-    return TensorOverride(tensor=name, range=(low, high), optional=True)
 
 
 def _is_too_narrow(margin_db: float, expected_db: float) -> bool:
