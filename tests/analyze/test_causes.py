@@ -210,3 +210,8 @@ def test_tensors_of_one_scale_around_a_node_are_found() -> None:
     expected = SharedScale("y_node", "Concat", ("a", "b", "y"))
     # c has its Relu's scale, but of one input and its output neither gives the other its scale.
     assert found == {"a": expected, "b": expected, "y": expected}
+
+
+def test_a_single_number_and_an_empty_constant_are_weights_too() -> None:
+    assert list(made_of(np.float32(0.3), 0.1)) == ["few bits"]
+    assert made_of(np.zeros((0, 3)), 0.1) == {}

@@ -17,6 +17,7 @@ from lowbit.analyze.sensitivity import Switched, Variant, add_switches, open_var
 from lowbit.evaluate.outputs import OutputSlice
 from lowbit.evaluate.runner import ReferenceSample
 from lowbit.graph import io
+from lowbit.graph.sharing import Sharing
 from lowbit.normalize.normalize import normalize
 
 ON, OFF = np.array(True), np.array(False)
@@ -187,6 +188,30 @@ def test_the_bases_are_everything_quantized_and_everything_in_float(long_case) -
     for sample, (floats, quantized) in zip(samples, told, strict=True):
         np.testing.assert_array_equal(floats["x"], sample.feed["x"])
         assert 0 < share(floats["r0"], quantized["r0"]) < 1e-2
+
+
+def test_values_of_a_large_sample_are_told_in_several_passes_each_once(
+    long_case, monkeypatch
+) -> None:
+    model, samples, *_ = long_case
+    seen = [f"r{i}" for i in range(LAYERS)]
+    told = {}
+    for one_by_one in (False, True):
+        monkeypatch.setattr(sensitivity, "sharing_of", lambda _, own=one_by_one: Sharing(own))
+        calls = told[one_by_one] = []
+        with open_variant_runner(model, [OutputSlice(f"r{LAYERS - 1}")], seen) as runner:
+            runner.load(samples[:1], lambda *both, into=calls: into.append(both))
+            noise = runner.noise_of("quantized", 1)
+        assert noise > 0
+
+    (whole,), parts = told[False], told[True]
+    assert len(parts) > 2
+    for base in (0, 1):
+        names = [name for part in parts for name in part[base]]
+        assert sorted(names) == sorted(whole[base])
+        for part in parts:
+            for name, array in part[base].items():
+                np.testing.assert_array_equal(array, whole[base][name])
 
 
 @pytest.mark.parametrize("base", ["float", "quantized"])

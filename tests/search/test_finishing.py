@@ -68,6 +68,12 @@ class _Promotions:
         )
         return Promoted(self._made or self._state, (region,), -10.0, 5.0, 1)
 
+    free_db = 0.0
+
+    def change_for_free(self, _: Requirement) -> Promoted:
+        changed = ("t",) if self.free_db else ()
+        return Promoted(self._state, (), -10.0, -10.0 + self.free_db, 1, changed)
+
     def gain(self, _: object) -> float:
         return 0.0
 
@@ -118,6 +124,50 @@ def _attempt(wanted_db: float, verified_db: float, *, gain_db: float = 0.0) -> A
 
 def _saves_much(_: Requirement, spare_db: float) -> float:
     return spare_db
+
+
+@pytest.mark.parametrize(
+    ("free_db", "shown", "asked"),
+    [
+        (6.0, (1.0,), 0),
+        (6.0, (-2.0, 1.0), 1),
+        (6.0, (-7.0, 1.0), 1),
+        (4.0, (1.0,), 1),
+        (0.5, (1.0,), 1),
+    ],
+    ids=["enough", "better than expected", "worse than expected", "hopeless", "little"],
+)
+def test_what_costs_nothing_is_refined_before_regions_are_searched(
+    monkeypatch, free_db: float, shown: tuple[float, ...], asked: int
+) -> None:
+    promotions, margins = _Promotions(), iter([-9.0, *shown])
+    promotions.free_db = free_db
+    monkeypatch.setattr(finishing, "Promoter", promotions)
+
+    def finished(_, state):
+        return state, _Report(verdict=_verdict(next(margins))), Refinement()
+
+    monkeypatch.setattr(Finisher, "finished", finished)
+
+    _, report, _ = _finisher().promoted(object())
+
+    assert (report.verdict.margin_db, len(promotions.asked)) == (1.0, asked)
+    if len(shown) > 1:
+        # -4 dB were expected of it; of what refinement brought besides, half is counted on.
+        more_db = shown[0] + 4.0
+        lowered = USABLE.wanted_db - (more_db / 2 if more_db > 0 else more_db)
+        assert promotions.asked[0].wanted_db == pytest.approx(lowered)
+
+
+def test_changes_that_cost_nothing_were_not_too_little_for_what_was_required() -> None:
+    free = Attempt(USABLE, -5.0, 1.0, _verdict(-1.0))
+    searched = _attempt(0.7, 9.0)
+
+    found = next_requirement([free, searched], _saves_much)
+
+    # Half way to the -4 dB that were expected of them, not to what they were measured for.
+    assert found is not None
+    assert found.wanted_db == pytest.approx((0.7 - 4.0) / 2)
 
 
 def test_what_refinement_was_to_bring_counts_as_promised() -> None:

@@ -93,10 +93,11 @@ def weight_causes(
         if stuck:
             text = f"{stuck} of {bias.codes.size} biases are at the limit of {bias.codes.dtype}"
             found.append(Cause(name=SATURATED, detail=text))
-    if scale is None or plain is None:
+    if scale is None or plain is None or not plain.size:
         return tuple(found)
-    rows = np.moveaxis(plain, axis, 0).reshape(plain.shape[axis], -1)
-    codes = np.moveaxis(weight.quantized, axis, 0).reshape(rows.shape)
+    ranked = np.atleast_1d(plain)  # a constant of an Add may be a single number
+    rows = np.moveaxis(ranked, axis, 0).reshape(ranked.shape[axis], -1)
+    codes = np.moveaxis(np.atleast_1d(weight.quantized), axis, 0).reshape(rows.shape)
     dead = np.flatnonzero(~codes.any(axis=1) & rows.any(axis=1))
     if dead.size:
         text = (

@@ -27,6 +27,7 @@ from lowbit.evaluate.runner import Outputs, ReferenceSample
 from lowbit.graph.editing import add_constant, bypass, drop_unused, take_over
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array
+from lowbit.graph.sharing import sharing_of
 from lowbit.graph.submodels import Tail, open_tails
 from lowbit.numerics.formats import FloatArray
 from lowbit.parallel import ordered_map
@@ -189,6 +190,8 @@ Listener = Callable[[Outputs, Outputs], None]
 
 _BASES: tuple[Base, ...] = ("float", "quantized")
 _TAILS = 4
+_LARGE_PASSES = 4
+"""All values of a large image take a gigabyte: they are looked at in several passes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -219,29 +222,35 @@ class VariantRunner:
         self._slices = slices
         self._outputs = list(dict.fromkeys(part.output for part in slices))
         self._samples: list[_Kept] = []
+        self._at_once = 1
 
     def load(self, samples: Sequence[ReferenceSample], listener: Listener) -> None:
         """Run both bases on the samples, tell all values, and keep what the tails read."""
         whole = self._tails[0]
-        names = whole.session.outputs
         kept = {name for tail in self._tails for name in tail.inputs} | set(self._outputs)
+        self._at_once = sharing_of(samples[0].feed if samples else None).samples
         for sample in samples:
-            values: dict[Base, Outputs] = {}
-            for base in _BASES:
-                feed = {**sample.feed, **(self._off if base == "float" else {})}
-                arrays = whole.session.run(names, feed)
-                values[base] = {**sample.feed, **dict(zip(names, arrays, strict=True))}
-            listener(values["float"], values["quantized"])
-            read: dict[Base, Outputs] = {
-                base: {k: v for k, v in values[base].items() if k in kept} for base in _BASES
+            read: dict[Base, dict[str, Array]] = {
+                base: {k: v for k, v in sample.feed.items() if k in kept} for base in _BASES
             }
+            known: Outputs = sample.feed
+            for names in _seen_at_once(whole.session.outputs, sample):
+                values: dict[Base, Outputs] = {}
+                for base in _BASES:
+                    feed = {**sample.feed, **(self._off if base == "float" else {})}
+                    arrays = dict(zip(names, whole.session.run(names, feed), strict=True))
+                    values[base] = {**known, **arrays}
+                    # Copied: an array of onnxruntime's keeps the memory of its whole run.
+                    read[base] |= {k: np.array(v) for k, v in arrays.items() if k in kept}
+                listener(values["float"], values["quantized"])
+                known = {}
             self._samples.append(_Kept(read, sample.outputs))
 
     def noise(self, variants: Sequence[Variant], samples: int) -> list[float]:
         """Return the noise of each variant as a share of the signal, over the first samples."""
         chosen = self._samples[:samples]
         jobs = ((variant, kept) for variant in variants for kept in chosen)
-        results = ordered_map(lambda job: self._run(*job), jobs)
+        results = ordered_map(lambda job: self._run(*job), jobs, self._at_once)
         totals = []
         for _ in variants:
             errors = SliceErrors(self._slices)
@@ -271,6 +280,13 @@ class VariantRunner:
         settings = {**(self._off if variant.base == "float" else {}), **variant.changes}
         feed |= {name: value for name, value in settings.items() if name in tail.defaults}
         return dict(zip(self._outputs, tail.session.run(self._outputs, feed), strict=True))
+
+
+def _seen_at_once(names: Sequence[str], sample: ReferenceSample) -> Iterator[Sequence[str]]:
+    """Yield values that are looked at in one pass: all, or a few of a large sample."""
+    count = _LARGE_PASSES if sharing_of(sample.feed).one_by_one else 1
+    size = max(1, -(-len(names) // count))
+    return (names[start : start + size] for start in range(0, len(names), size))
 
 
 @contextlib.contextmanager

@@ -19,10 +19,18 @@ from lowbit.analyze.quantizers import (
     is_refined,
     read_constants,
 )
-from lowbit.analyze.sensitivity import Switch, Switched, add_switches, open_variant_runner
+from lowbit.analyze.region import MUCH_NOISE, OrderedNodes, RegionFinder, find_region
+from lowbit.analyze.sensitivity import (
+    Switch,
+    Switched,
+    VariantRunner,
+    add_switches,
+    open_variant_runner,
+)
 from lowbit.analyze.suggestions import promote
 from lowbit.calibrate.subsampling import subsampled
 from lowbit.config.specs import IntegerSpec, TensorOverride
+from lowbit.evaluate.cost import node_costs
 from lowbit.evaluate.outputs import OutputSlice, SliceErrors
 from lowbit.evaluate.runner import Outputs, ReferenceSample, Run, compared
 from lowbit.graph.session import Array
@@ -95,6 +103,8 @@ def analyze_tensors(
         runner.load(samples, observed.add)
         if effort > 0:
             budget = make_budget(runner, subjects, len(samples), effort, target)
+            region = _region(quantized, floats, samples, subjects, runner)
+            budget = msgspec.structs.replace(budget, region=region)
     notes = tuple(_notes(quantizers, switched.switches, budget))
     if budget is not None:
         promotion = _promotion(quantized, quantizers, constants, budget, samples, slices, target)
@@ -165,6 +175,23 @@ def _notes(
         )
 
 
+def _region(
+    model: ir.Model,
+    floats: ir.Model,
+    samples: Sequence[ReferenceSample],
+    subjects: Sequence[Subject],
+    runner: VariantRunner,
+) -> Promotion | None:
+    """Return the region with most of the error, if the model has much of it."""
+    if runner.noise_of("quantized", len(samples)) < MUCH_NOISE:
+        return None
+    quantizers = [subject.quantizer for subject in subjects]
+    order = OrderedNodes.of(model, quantizers, node_costs(floats, samples[0].feed))
+    kinds = _kinds(model)
+    used = {s.quantizer.tensor: s.switch for s in subjects if s.quantizer.kind in kinds}
+    return find_region(RegionFinder(order, runner, used), len(samples))
+
+
 def _promotion(
     model: ir.Model,
     quantizers: Sequence[Quantizer],
@@ -176,8 +203,7 @@ def _promotion(
 ) -> Promotion | None:
     """Promote the worst tensors, run that model with them in 16 bits and return what it gains."""
     by_name = {q.tensor: q for q in quantizers}
-    # A refined weight differs from the float one on purpose: by itself it looks worse than it is.
-    kinds = {"activation"} if is_refined(model) else {"activation", "weight"}
+    kinds = _kinds(model)
     eight = [row for row in budget.rows if row.samples and row.format.endswith("int8")]
     rows = [row for row in eight if row.kind in kinds][:_WORST]
     if not rows or not np.isfinite(budget.sqnr_db):
@@ -193,6 +219,14 @@ def _promotion(
         noise_recovered=1 - noise / 10 ** (-budget.sqnr_db / 10),
         config=_line(worst, target),
     )
+
+
+def _kinds(model: ir.Model) -> frozenset[str]:
+    """Return the kinds of tensors that can be judged by themselves.
+
+    A refined weight differs from the float one on purpose: by itself it looks worse than it is.
+    """
+    return frozenset({"activation"} if is_refined(model) else {"activation", "weight"})
 
 
 def noise_of(

@@ -95,7 +95,8 @@ def compare(
         tolerance: For how wide a gap of accuracy the number of samples needed is told.
         timed: Measure how long both models take here.
         runtime: Whose kernels run as well, beside exact arithmetic: ``onnxruntime`` or ``openvino``.
-        calibration: Data to quantize again on, with the worst tensors promoted to 16 bits.
+        calibration: Data to quantize again on, with the suggestion that gained most: the worst tensors
+            promoted to 16 bits, or a region in float.
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
     """
@@ -319,20 +320,24 @@ def _quantized_again(
 ) -> TensorAnalysis:
     """Return the analysis with what a new run with the promoted tensors gives, on the same samples."""
     budget = analysis.budget
-    if budget is None or budget.promotion is None:
+    if budget is None or not budget.tried_together:
         return analysis
+    best = budget.tried_together[0]
     result = quantize(
         reference,
         data=data,
-        config=_changed(quantized, budget.promotion.config),
+        config=_changed(quantized, best.config),
         limit=_CALIBRATED_ON,
         preprocessing=preprocessing,
         progress=progress,
     )
     noise = noise_of(result.quantized, found.samples, found.slices)
     sqnr = decibels(1.0, noise)
-    promotion = msgspec.structs.replace(budget.promotion, requantized_sqnr_db=sqnr)
-    budget = msgspec.structs.replace(budget, promotion=promotion)
+    again = msgspec.structs.replace(best, requantized_sqnr_db=sqnr)
+    if best is budget.region:
+        budget = msgspec.structs.replace(budget, region=again)
+    else:
+        budget = msgspec.structs.replace(budget, promotion=again)
     return dataclasses.replace(analysis, budget=budget)
 
 
@@ -351,10 +356,12 @@ def _changed(model: ir.Model, line: str) -> QuantConfig:
             f"the quantized model's lowbit.config, how it was made, cannot be read ({error}); skip "
             "--retry"
         ) from error
-    change = convert({**msgspec.to_builtins(config), **msgspec.json.decode(line)}, QuantConfig)
+    fields = {**msgspec.to_builtins(config), "tensors": [], "rules": [], "exclude": []}
+    change = convert({**fields, **msgspec.json.decode(line)}, QuantConfig)
     return msgspec.structs.replace(
-        change,
+        config,
         tensors=(*config.tensors, *change.tensors),
+        rules=(*config.rules, *change.rules),
         exclude=tuple(dict.fromkeys((*config.exclude, *change.exclude))),
         # The float model has them fixed already.
         fix_inputs={},

@@ -193,7 +193,7 @@ def _compare(parser: Parser) -> None:
     parser.add_argument(
         "--retry",
         metavar="PATH",
-        help="calibration data: quantize again with the five worst tensors promoted to 16 bits, and measure",
+        help="calibration data: quantize again with the suggestion that gains most, and measure",
     )
     accuracy = parser.add_argument_group("accuracy")
     accuracy.add_argument(

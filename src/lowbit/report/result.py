@@ -51,8 +51,8 @@ def show_budget(console: Console, budget: Budget) -> None:
         console.print(Text(visible(useless), style="dim"))
         console.print()
     console.print(Text(_how(budget), style="dim"))
-    if (tried := budget.promotion) is not None:
-        console.print(_promotion(budget))
+    for tried in budget.tried_together:
+        console.print(_promotion(budget, tried))
         if tried.gain_db > 0 or tried.requantized_sqnr_db is not None:
             _print_json(console, tried.config)
     _show_configurations(console, budget)
@@ -122,27 +122,20 @@ def _how(budget: Budget) -> str:
     )
 
 
-def _promotion(budget: Budget) -> Text:
-    promotion = budget.promotion
-    if promotion is None:
-        return Text()
+def _promotion(budget: Budget, promotion: Promotion) -> Text:
     return Text.assemble(
         (f"{promotion.words}, measured together: ", "bold"),
         f"{decibels(budget.sqnr_db)} -> {decibels(promotion.sqnr_db)} dB, ",
-        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget)}"
+        f"{promotion.noise_recovered:.0%} of the noise recovered{_of_known(budget, promotion)}"
         if promotion.gain_db > 0
         else "no help",
         _requantized(promotion),
     )
 
 
-def _of_known(budget: Budget) -> str:
+def _of_known(budget: Budget, promotion: Promotion) -> str:
     """Return the share recovered of what can be told apart, where there is much that cannot."""
-    if budget.promotion is None:
-        return ""
-    noise = [
-        10 ** (-db / 10) for db in (budget.sqnr_db, budget.promotion.sqnr_db, budget.float_sqnr_db)
-    ]
+    noise = [10 ** (-db / 10) for db in (budget.sqnr_db, promotion.sqnr_db, budget.float_sqnr_db)]
     now, after, rest = noise
     if rest < _MUCH * now or rest >= now:
         return ""

@@ -66,7 +66,7 @@ class BudgetRow(_Value, frozen=True, kw_only=True):
 
 
 class Promotion(_Value, frozen=True, kw_only=True):
-    """The worst tensors promoted at once: measured, not added up.
+    """Tensors promoted at once, the worst or those of a region: measured, not added up.
 
     ``words`` say which, and to what; ``requantized_sqnr_db`` is what a whole new run gives, if asked for.
     """
@@ -81,7 +81,10 @@ class Promotion(_Value, frozen=True, kw_only=True):
 
 
 class Budget(_Value, frozen=True, kw_only=True):
-    """How the error of the outputs divides among the quantized tensors, the worst first."""
+    """How the error of the outputs divides among the quantized tensors, the worst first.
+
+    ``promotion`` is what the worst tensors bring together, ``region`` what a stretch of the network does.
+    """
 
     sqnr_db: float
     samples: int
@@ -90,6 +93,13 @@ class Budget(_Value, frozen=True, kw_only=True):
     float_sqnr_db: float
     rows: tuple[BudgetRow, ...]
     promotion: Promotion | None = None
+    region: Promotion | None = None
+
+    @property
+    def tried_together(self) -> tuple[Promotion, ...]:
+        """Changes of several tensors at once, the one that gains most first."""
+        found = [p for p in (self.region, self.promotion) if p is not None]
+        return tuple(sorted(found, key=lambda p: -p.gain_db))
 
 
 class Histogram(_Value, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
 from lowbit.search.promotion import Promoter
-from lowbit.search.promotion_values import USABLE, Requirement
+from lowbit.search.promotion_values import USABLE, Promoted, Requirement
 from lowbit.state import Quantized
 
 _ROUNDS = 3
@@ -26,11 +26,17 @@ _ROUNDS = 3
 _BELIEVED, _SAVED = 0.7, 0.08
 """How much of the margin left is believed to be left again, and the cost that is worth another round."""
 
+_BROUGHT = 0.5
+"""How much of what refinement brought beyond all expectation it is expected to bring again."""
+
 _LEAST_LOST = 0.5
 """A requirement lower by a decibel is expected to cost the verified model at least so much."""
 
 _EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
 """A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""
+
+_FREE_DB = 1.0
+"""What costs nothing is refined by itself if it brings more than this."""
 
 Finished: TypeAlias = tuple[Quantized, Report, stages.Refinement]
 
@@ -77,7 +83,8 @@ class Finisher:
         attempts: list[Attempt] = []
         while len(attempts) < _ROUNDS:
             with self.pipeline.clock.charge("promote"):
-                result = promoter.promote(required)
+                result = None if attempts else _free_changes(promoter, found)
+                result = result or promoter.promote(required)
             if not result.is_changed:
                 note = note or result.describe()
                 break
@@ -148,6 +155,16 @@ class Attempt:
     gain_db: float
     verdict: Verdict
 
+    @property
+    def expected_db(self) -> float:
+        """The margin that was expected of the refined model."""
+        return self.built_db + self.gain_db
+
+    @property
+    def promised_db(self) -> float:
+        """The same, or what was required if that is less."""
+        return min(self.required.wanted_db, self.expected_db)
+
 
 def next_requirement(
     attempts: Sequence[Attempt], saved: Callable[[Requirement, float], float]
@@ -157,17 +174,31 @@ def next_requirement(
     usable = [a for a in attempts if a.verdict.is_usable]
     if not last.verdict.is_usable:
         # Less than what was usable once is too little.
-        promised_db = last.built_db + last.gain_db - last.verdict.margin_db
-        return None if usable else required.raised(promised_db)
+        short_db = last.expected_db - last.verdict.margin_db
+        if short_db < 0:
+            # Refinement brings less the less noise there is.
+            required = required.lowered(-_BROUGHT * short_db)
+            return None if usable else required
+        return None if usable else required.raised(short_db)
     # What the model had to spare before it was refined could not be given back.
     known_db = max(0.0, last.built_db - required.wanted_db)
     believed = _BELIEVED / _lost_by_lowering(attempts)
     spare_db = believed * (last.verdict.safe_margin_db - USABLE.least_db) - known_db
-    too_low = [a.required.wanted_db for a in attempts if not a.verdict.is_usable]
+    too_low = [a.promised_db for a in attempts if not a.verdict.is_usable]
     if too_low:
         spare_db = min(spare_db, (required.wanted_db - max(too_low)) / 2)
     worth_it = spare_db > 0 and saved(required, spare_db) > _SAVED
     return required.lowered(spare_db) if worth_it else None
+
+
+def _free_changes(promoter: Promoter, found: Finished | None) -> Promoted | None:
+    """Return the model with what costs nothing, if that brings much and may be enough once it is refined."""
+    result = promoter.change_for_free(USABLE)
+    gained_db = result.after_db - result.before_db
+    verdict = None if found is None else found[1].verdict
+    expected_db = result.after_db if verdict is None else verdict.margin_db + gained_db
+    worth_it = gained_db > _FREE_DB and expected_db > -_HOPELESS_DB
+    return result if worth_it else None
 
 
 def _lost_by_lowering(attempts: Sequence[Attempt]) -> float:

@@ -106,24 +106,46 @@ class Promoter:
 
     def promote(self, required: Requirement = USABLE) -> Promoted:
         """Return the model, not yet refined, with as little promoted as is required when it is."""
-        state = self._state
-        before = self.before(required)
+        before, gain = self.before(required), self.gain(required)
         if not math.isfinite(before):
-            return Promoted(state, (), before, before, self._tried)
-        gain = self.gain(required)
-        best, rules, errors = self._exact_arithmetic(required)
-        rescaled: tuple[str, ...] = ()
-        if required.margin(errors) + gain < required.wanted_db:
-            best, rescaled, errors = self._with_other_scales(best, errors, required)
+            return Promoted(self._state, (), before, before, self._tried)
+        best, rules, rescaled, errors = self._for_free(required)
         after = required.margin(errors)
         if after + gain < required.wanted_db:
             # Not in the refined model: its weights make up for quantizers that would be switched off.
             found = self._found(best, errors, required, gain)
             if found is not None and found[0] > after:
                 after, best, rules = found[0], found[1], (*rules, *found[2])
+        return self._promoted(best, rules, rescaled, before, after)
+
+    def change_for_free(self, required: Requirement = USABLE) -> Promoted:
+        """Return the model with no more than what costs nothing: exact arithmetic, other scales."""
+        before = self.before(required)
+        if not math.isfinite(before):
+            return Promoted(self._state, (), before, before, self._tried)
+        best, rules, rescaled, errors = self._for_free(required)
+        return self._promoted(best, rules, rescaled, before, required.margin(errors))
+
+    def _for_free(
+        self, required: Requirement
+    ) -> tuple[Quantized, tuple[Rule, ...], tuple[str, ...], OutputErrors]:
+        best, rules, errors = self._exact_arithmetic(required)
+        rescaled: tuple[str, ...] = ()
+        if required.margin(errors) + self.gain(required) < required.wanted_db:
+            best, rescaled, errors = self._with_other_scales(best, errors, required)
+        return best, rules, rescaled, errors
+
+    def _promoted(
+        self,
+        state: Quantized,
+        rules: tuple[Rule, ...],
+        rescaled: tuple[str, ...],
+        before: float,
+        after: float,
+    ) -> Promoted:
         if after <= before:
-            return Promoted(state, (), before, before, self._tried)
-        return Promoted(best, self._regions(rules), before, after, self._tried, rescaled)
+            return Promoted(self._state, (), before, before, self._tried)
+        return Promoted(state, self._regions(rules), before, after, self._tried, rescaled)
 
     def saved(self, required: Requirement, spare_db: float) -> float:
         """Return the cost that so much less margin is expected to save, in multiply-adds of the model."""

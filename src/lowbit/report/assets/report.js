@@ -390,8 +390,7 @@
           return make("div", {}, (helps ? "suggested fix: " : "tried, and no help: ") + fix.what + ": ", make("span", { className: helps ? "gain" : "loss", textContent: gain }), helps ? make("code", { className: "line", textContent: fix.config }) : null);
         })));
     });
-    const promotion = budget.promotion;
-    if (promotion) place.append(make("p", {}, make("b", { textContent: "T" + promotion.words.slice(1) + ", measured together: " }), db(budget.sqnr_db) + " → " + db(promotion.sqnr_db) + " dB, " + (promotion.gain_db > 0 ? percent(promotion.noise_recovered, 0) + " of the noise recovered." : "no help.") + (known(promotion.requantized_sqnr_db) ? " Quantized again so: " + db(promotion.requantized_sqnr_db) + " dB." : ""), promotion.gain_db > 0 || known(promotion.requantized_sqnr_db) ? make("code", { className: "line", textContent: promotion.config }) : null));
+    for (const promotion of [budget.region, budget.promotion].filter(Boolean).sort((a, b) => b.gain_db - a.gain_db)) place.append(make("p", {}, make("b", { textContent: "T" + promotion.words.slice(1) + ", measured together: " }), db(budget.sqnr_db) + " → " + db(promotion.sqnr_db) + " dB, " + (promotion.gain_db > 0 ? percent(promotion.noise_recovered, 0) + " of the noise recovered." : "no help.") + (known(promotion.requantized_sqnr_db) ? " Quantized again so: " + db(promotion.requantized_sqnr_db) + " dB." : ""), promotion.gain_db > 0 || known(promotion.requantized_sqnr_db) ? make("code", { className: "line", textContent: promotion.config }) : null));
   }
   // ---- every command and every line of a configuration can be copied
   for (const text of document.querySelectorAll("pre, code.line")) {
