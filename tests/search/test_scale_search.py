@@ -211,6 +211,18 @@ def test_the_loudest_come_first_and_trifles_not_at_all() -> None:
     assert asked[-1] == [0, 1]
 
 
+def test_of_many_groups_the_loudest_are_tried() -> None:
+    groups: list[Group] = [(str(number),) for number in range(100)]
+
+    def decibels(factors: Mapping[str, float], samples: Sequence[int]) -> DoubleArray:
+        (name,) = factors
+        return np.full(len(samples), -10 * np.log10(1 + int(name)))
+
+    found = loud_groups(groups, decibels, 16)
+
+    assert found == [(str(number),) for number in range(99, 51, -1)]
+
+
 def test_noise_is_the_mean_of_powers() -> None:
     assert noise_of(np.array([10.0, 20.0])) == pytest.approx((0.1 + 0.01) / 2)
     assert noise_of(np.zeros(0)) == 0.0

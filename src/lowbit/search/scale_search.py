@@ -36,8 +36,9 @@ _STEP = 2**-0.5
 _LEAST, _MOST = 1 / 16, 4.0
 """Factors are within these."""
 
-_FIRST, _TELLING = 4, 0.004
-"""Samples that show how loud a tensor is, and the share of all noise below which it is left alone."""
+_FIRST, _TELLING, _TRIED = 4, 0.004, 48
+"""Samples that show how loud a tensor is, the share of all noise below which it is left alone, and how many
+tensors are tried with other scales at most: a large network is not to take hours."""
 
 _NAME = "scales by outputs"
 
@@ -132,7 +133,8 @@ def loud_groups(groups: Sequence[Group], decibels: Decibels, count: int) -> list
     few = [index * count // _FIRST for index in range(_FIRST)] if count > _FIRST else range(count)
     noises = {group: noise_of(decibels(dict.fromkeys(group, 1.0), few)) for group in groups}
     least = _TELLING * sum(noises.values())
-    return sorted((g for g in groups if noises[g] > least), key=lambda g: -noises[g])
+    loud = sorted((g for g in groups if noises[g] > least), key=lambda g: -noises[g])
+    return loud[:_TRIED]
 
 
 def noise_of(decibels: DoubleArray) -> float:
