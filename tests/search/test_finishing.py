@@ -51,7 +51,7 @@ class _Promotions:
         self.asked: list[Requirement] = []
         self._made = made
 
-    def __call__(self, _: object, state: Any, *_refined: object) -> _Promotions:
+    def __call__(self, _: object, state: Any, **_more: object) -> _Promotions:
         self._state = state
         return self
 
@@ -157,6 +157,20 @@ def test_what_costs_nothing_is_refined_before_regions_are_searched(
         more_db = shown[0] + 4.0
         lowered = USABLE.wanted_db - (more_db / 2 if more_db > 0 else more_db)
         assert promotions.asked[0].wanted_db == pytest.approx(lowered)
+
+
+def test_the_search_is_told_what_verification_showed(monkeypatch) -> None:
+    promotions, margins, told = _Promotions(), iter([-3.0, 1.0]), []
+    monkeypatch.setattr(finishing, "Promoter", lambda *a, **k: told.append(k) or promotions(*a))
+    monkeypatch.setattr(
+        Finisher,
+        "finished",
+        lambda _, state: (state, _Report(verdict=_verdict(next(margins))), Refinement()),
+    )
+
+    _finisher().promoted(object())
+
+    assert told == [{"verified_db": -3.0}]
 
 
 def test_changes_that_cost_nothing_were_not_too_little_for_what_was_required() -> None:

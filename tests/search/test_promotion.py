@@ -11,6 +11,9 @@ from onnx import helper, numpy_helper
 import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.errors import RuinedError
+from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
+from lowbit.search.promotion import Promoter
+from lowbit.search.promotion_values import USABLE
 
 
 def _front_end(layers: int = 4) -> onnx.ModelProto:
@@ -171,3 +174,20 @@ def test_a_sigmoid_is_exact_where_its_approximation_alone_is_too_coarse() -> Non
     gained = result.report.verdict.margin_db - first.report.verdict.margin_db
     assert gained > 6
     assert "HardSigmoid" not in {node.op_type for node in result.model.graph.node}
+
+
+def test_refinement_is_expected_to_bring_most_of_what_verification_showed() -> None:
+    result = lowbit.quantize(
+        _front_end(), data=_signals(48, 1), preset="A8W8", promote=False, allow_ruined=True
+    )
+    pipeline = Pipeline(Clock(ignore_progress))
+    before = Promoter(pipeline, result.state).before()
+
+    better, worse = (
+        Promoter(pipeline, result.state, verified_db=before + change).gain(USABLE)
+        for change in (4.0, -4.0)
+    )
+
+    assert 2.0 < better < 4.0
+    assert worse == 0.0
+    assert Promoter(pipeline, result.state).gain(USABLE) == 0.0

@@ -75,7 +75,8 @@ class Finisher:
         verdict = found[1].verdict
         if verdict is None or verdict.is_usable or not found[2].complete:
             return found
-        return self._in_rounds(state, self._promoter(state, found[0]), found)
+        promoter = self._promoter(state, verdict.safe_margin_db)
+        return self._in_rounds(state, promoter, found)
 
     def _in_rounds(self, state: Quantized, promoter: Promoter, found: Finished | None) -> Finished:
         """Promote, and again for another requirement while the refined model is worse or far better than required."""
@@ -109,9 +110,9 @@ class Finisher:
         state, report, refinement = best or self.finished(state)
         return state, report, refinement.with_note(note)
 
-    def _promoter(self, state: Quantized, refined: Quantized | None = None) -> Promoter:
+    def _promoter(self, state: Quantized, verified_db: float | None = None) -> Promoter:
         with self.pipeline.clock.charge("promote"):
-            return Promoter(self.pipeline, state, refined)
+            return Promoter(self.pipeline, state, verified_db=verified_db)
 
     def _looks_hopeless(self) -> bool:
         """Whether the error that is expected after refinement, known from the steps, is very large."""

@@ -48,6 +48,9 @@ _EFFORT, _BUILT = 30, 5
 _FITTED = 0.5
 """What is believed of refinement's gain on the samples that it was fitted to."""
 
+_SHOWN = 0.7
+"""What is believed of its gain on verification samples: it brings less the less noise there is."""
+
 _SPARE_DB = 4.0
 """An approximation that leaves so much more than is wanted is left as it is."""
 
@@ -64,14 +67,21 @@ class Promoter:
     """Finds what to promote in one model, as often as is asked for."""
 
     def __init__(
-        self, pipeline: Pipeline, state: Quantized, refined: Quantized | None = None
+        self,
+        pipeline: Pipeline,
+        state: Quantized,
+        refined: Quantized | None = None,
+        verified_db: float | None = None,
     ) -> None:
-        """Run the float model on a few samples; ``refined`` is what refinement made of the model."""
+        """Run the float model on a few samples.
+
+        ``refined`` is what refinement made of the model, ``verified_db`` how far inside the usable that is.
+        """
         if state.samples is None:
             raise ValueError("promotion is measured on samples")
         # Tensors that share a scale may have different formats, so all statistics must serve all.
         self._pipeline = dataclasses.replace(pipeline, keep_histograms=True)
-        self._state, self._refined = state, refined
+        self._state, self._refined, self._verified_db = state, refined, verified_db
         self._tried = 0
         self._samples = PromotionSamples.of(state, state.samples)
         self._errors: OutputErrors | None = None
@@ -155,18 +165,24 @@ class Promoter:
         return cost(wanted_db) - cost(wanted_db - spare_db)
 
     def gain(self, required: Requirement) -> float:
-        """Return what refinement is expected to bring once more: as little as its own samples show."""
-        if self._refined is None:
-            return 0.0
+        """Return what refinement is expected to bring once more: most of what verification showed.
+
+        Where nothing was verified, as little as its own samples show.
+        """
+        if self._verified_db is not None:
+            return max(0.0, _SHOWN * (self._verified_db - self.before(required)))
+        return 0.0 if self._refined is None else self._fitted(self._refined, required)
+
+    def _fitted(self, refined: Quantized, required: Requirement) -> float:
         if self._refining is None:
             unseen = self._samples.unseen
             self._refining = (
-                self._samples.errors(self._refined),
+                self._samples.errors(refined),
                 self._samples.errors(self._state, unseen) if unseen else None,
-                self._samples.errors(self._refined, unseen) if unseen else None,
+                self._samples.errors(refined, unseen) if unseen else None,
             )
-        refined, plain_unseen, refined_unseen = self._refining
-        fitted = required.margin(refined) - self.before(required)
+        own, plain_unseen, refined_unseen = self._refining
+        fitted = required.margin(own) - self.before(required)
         if plain_unseen is None or refined_unseen is None:
             return max(0.0, _FITTED * fitted)
         return max(0.0, min(fitted, required.part(refined_unseen) - required.part(plain_unseen)))
