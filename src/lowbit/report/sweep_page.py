@@ -106,9 +106,10 @@ def sweep_page(rows: Sequence[SweepRow]) -> str:
 _HEADINGS = ("model", "preset", "verdict", *_FIGURES, "the verdict rests on")
 _STYLE = (
     ":root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;"
-    "max-width:70rem;padding:0 1rem}table{border-collapse:collapse;width:100%}"
+    "max-width:84rem;padding:0 1rem}table{border-collapse:collapse;width:100%}"
     "th,td{text-align:left;vertical-align:top;padding:.3rem .6rem;border-bottom:1px solid #8884;white-space:nowrap}"
-    "td:last-child{min-width:14rem;white-space:normal;overflow-wrap:anywhere}h2{overflow-wrap:anywhere}"
+    "td:last-child{min-width:12rem;white-space:normal;overflow-wrap:anywhere}h2{overflow-wrap:anywhere}"
+    "td.accuracy{min-width:9rem;white-space:normal}"
     ".wide{overflow-x:auto}svg{width:100%;max-width:60rem;height:auto}text{fill:currentColor;font-size:13px}"
     ".axis{stroke:#888}.grid{stroke:#8883}@media(max-width:600px){text{font-size:20px}body{margin:1rem auto;padding:0 .6rem}}"
 )
@@ -119,8 +120,9 @@ def _line(row: SweepRow) -> tuple[str, ...]:
     colour = _COLOURS.get(row.level, "#d1242f")
     verdict = f"<td><b style=color:{colour}>{html.escape(row.level or 'refused')}</b></td>"
     words = (row.model, row.preset, *_cells(row), row.figure or row.refused)
-    model, preset, *rest = (f"<td>{html.escape(word)}</td>" if word else "" for word in words)
-    return model, preset, verdict, *rest
+    cells = (f"<td>{html.escape(word)}</td>" if word else "" for word in words)
+    model, preset, accuracy, *rest = cells
+    return model, preset, verdict, accuracy.replace("<td>", "<td class=accuracy>", 1), *rest
 
 
 def _drawing(model: str, rows: Sequence[SweepRow]) -> str:
