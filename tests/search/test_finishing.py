@@ -26,6 +26,13 @@ class _Report(msgspec.Struct, frozen=True):
 
     verdict: Any
     promoted: tuple[PromotedRegion, ...] = ()
+    size_before: int = 3_200_000_000
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch) -> None:
+    """Let anything stand in for a model with few constants."""
+    monkeypatch.setattr(finishing, "bears_switches", lambda _: True)
 
 
 def _finisher() -> Finisher:
@@ -158,6 +165,26 @@ def test_what_costs_nothing_is_refined_before_regions_are_searched(
         more_db = shown[0] + 4.0
         lowered = USABLE.wanted_db - (more_db / 2 if more_db > 0 else more_db)
         assert promotions.asked[0].wanted_db == pytest.approx(lowered)
+
+
+@pytest.mark.parametrize("margin", [-3.0, 1.0], ids=["poor", "usable"])
+def test_a_model_with_gigabytes_of_constants_is_not_promoted_and_says_so(
+    monkeypatch, margin: float
+) -> None:
+    promotions = _Promotions()
+    monkeypatch.setattr(finishing, "Promoter", promotions)
+    monkeypatch.setattr(finishing, "bears_switches", lambda _: False)
+    monkeypatch.setattr(
+        Finisher,
+        "finished",
+        lambda _, state: (state, _Report(verdict=_verdict(margin)), Refinement()),
+    )
+
+    _, report, refinement = _finisher().promoted(object())
+
+    assert (promotions.asked, report.promoted) == ([], ())
+    told = [note for note in refinement.notes if "nothing was promoted: with 3.2 GB" in note]
+    assert len(told) == (margin < 0)
 
 
 def test_the_search_is_told_what_verification_showed(monkeypatch) -> None:

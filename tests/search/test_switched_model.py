@@ -14,9 +14,10 @@ from lowbit import parallel
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import TensorOverride
 from lowbit.evaluate.runner import ReferenceSample, Run, reference_samples, run_model
+from lowbit.graph.tensors import tensors_size
 from lowbit.scales.ranges import scaled_range
 from lowbit.search import switched_model
-from lowbit.search.switched_model import open_switched
+from lowbit.search.switched_model import bears_switches, open_switched
 from lowbit.search.switched_parts import Switching
 from lowbit.state import Quantized
 
@@ -169,3 +170,13 @@ def test_another_scale_is_what_a_model_with_its_range_computes(preset: str, fact
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     scales = [state.params.tensors[tensor].scale for state in (plain, built)]
     assert scales[1] == pytest.approx(factor * scales[0], rel=1e-5)
+
+
+def test_a_model_with_gigabytes_of_constants_does_not_bear_switches(state, monkeypatch) -> None:
+    size = tensors_size(state.loaded)
+
+    assert bears_switches(state)
+    monkeypatch.setattr(switched_model, "_MOST_BYTES", size)
+    assert bears_switches(state)
+    monkeypatch.setattr(switched_model, "_MOST_BYTES", size - 1)
+    assert not bears_switches(state)

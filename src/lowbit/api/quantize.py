@@ -52,6 +52,7 @@ from lowbit.search.goal import Goal
 from lowbit.search.goal_search import Request
 from lowbit.search.goals import reach_goal
 from lowbit.search.keep_if_better import as_collected, has_optional_steps, keep_what_helps
+from lowbit.search.scale_search import search_scales
 from lowbit.search.sensitivity_file import MixedPrecisionResult
 from lowbit.search.strategies import search_mixed_precision
 from lowbit.state import Loaded, Normalized, Planned, Quantized, extended
@@ -264,6 +265,9 @@ def _built(
         built, steps = keep_what_helps(pipeline, state, plan)
     else:
         built = pipeline.build(state, calibration_feeds(state.samples), plan=plan, stats=stats)
+    if state.config.scale_search is not None and plan is None:
+        built, more = search_scales(pipeline, built, state.config.scale_search)
+        steps = (*steps, *more)
     mixed: MixedPrecisionResult | None = None
     if state.config.mixed_precision is not None:
         built, mixed = search_mixed_precision(pipeline, built, state.config.mixed_precision, metric)

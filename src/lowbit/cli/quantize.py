@@ -133,7 +133,7 @@ def _stages(config: QuantConfig, args: argparse.Namespace) -> set[str]:
     """Return the stages that this run will go through, for the time that is left."""
     needed = {
         "refine": config.refinement is not None,
-        "search": config.mixed_precision is not None or args.goal is not None,
+        "search": any((config.mixed_precision, config.scale_search, args.goal)),
         "promote": False,  # only where a model turns out not to be usable
         "validate": has_optional_steps(config) and not args.stats,
         "calibrate": not args.stats,

@@ -9,6 +9,7 @@ import msgspec
 from lowbit.config.methods import Method, MinMse, OutputMse
 from lowbit.config.mixed_precision import PrecisionSearch
 from lowbit.config.refinement import Refinement
+from lowbit.config.scale_search import ScaleSearch
 from lowbit.config.specs import (
     BiasSpec,
     IntegerSpec,
@@ -57,6 +58,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         equalization: How factors move between layers before anything is quantized; ``None``: not.
         smooth_quant: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
         bias_correction: Whether biases make up for what rounding weights shifts (bias correction).
+        scale_search: How scales of activations are chosen by the error of the outputs; ``None``: by the method
+            of their spec alone.
         refinement: How weights are rounded better than to the nearest integer; ``None``: not.
         mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
         keep_only_if_better: Whether equalization, smoothing and bias correction are kept only if they lower the
@@ -89,6 +92,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     smooth_quant: FloatTransform | None = None
     bias_correction: bool = False
     keep_only_if_better: bool = False
+    scale_search: ScaleSearch | None = None
     refinement: Refinement | None = None
     mixed_precision: PrecisionSearch | None = None
     fix_inputs: dict[str, FixedValue] = {}
@@ -105,7 +109,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return "the scales of activations are calibrated"
         if self.cache is not None:
             return "the scales of caches are calibrated"
-        if self.mixed_precision is not None or self.keep_only_if_better:
+        searches = (self.mixed_precision, self.scale_search)
+        if self.keep_only_if_better or any(each is not None for each in searches):
             return "what helps is measured"
         transforms = (self.rotation, self.equalization, self.smooth_quant)
         if any(each is not None and each.reads_data for each in transforms):

@@ -11,6 +11,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import AdaQuant, Gptq, LayerReconstruction, Refinement
+from lowbit.config.scale_search import ScaleSearch
 from lowbit.config.specs import BLOCKS, AccumulatorBias, DynamicSpec, FloatSpec, IntegerSpec, Spec
 from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
@@ -246,12 +247,19 @@ _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
 
 def _accurate(preset: Preset) -> Preset:
     """Return the variant that takes more time for more accuracy."""
-    refine = _ACCURATE[preset.name]
+    refine, activation = _ACCURATE[preset.name], preset.config.activation
     how = "weights tuned by AdaQuant"
     if isinstance(refine, LayerReconstruction):
         how = "reconstruction looks at four times the positions, twice as often"
+    # What 16 bits round away is too little to be worth a search.
+    is_coarse = isinstance(activation, IntegerSpec) and activation.format.bits <= 8
+    if is_coarse:
+        how = f"scales of activations chosen by the error of the outputs; {how}"
     config = msgspec.structs.replace(
-        preset.config, name=f"{preset.name}_ACCURATE", refinement=refine
+        preset.config,
+        name=f"{preset.name}_ACCURATE",
+        refinement=refine,
+        scale_search=ScaleSearch() if is_coarse else None,
     )
     return Preset(config=config, summary=f"{preset.name}, more slowly: {how}")
 

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
-from lowbit.evaluate.runner import Outputs, Run, compared, output_names, reference_samples
+from lowbit.evaluate.runner import (
+    Outputs,
+    ReferenceSample,
+    Run,
+    compared,
+    output_names,
+    reference_samples,
+)
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.formats import DoubleArray
 from lowbit.numerics.metrics import channel_decibels
@@ -41,17 +48,25 @@ class Validation:
 
         ``names`` are what the quantized model calls tensors, if not as the float model does.
         """
-        names = names or {name: name for name in output_names(self._reference)}
-        values = strongest(sample.outputs for sample in self._samples)
-        measured = self._measured(values, names)
-        # Arrays of a sequence cannot be asked for by themselves.
-        tensors = {row.tensor: names[row.tensor] for row in measured if row.tensor in names}
+        tensors = self.tensors(names or {name: name for name in output_names(self._reference)})
         run = Run.quantized_model(quantized, list(tensors.values())).quick()
         found = [
-            _ratios([(want[a], got[b]) for a, b in tensors.items()])
+            decibels_of((want[a], got[b]) for a, b in tensors.items())
             for want, got in (compared(run, self._samples) if tensors else ())
         ]
         return np.array([float(np.mean(ratios)) for ratios in found if len(ratios)])
+
+    @property
+    def samples(self) -> Sequence[ReferenceSample]:
+        """The samples, with what the float model gives for them."""
+        return self._samples
+
+    def tensors(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return what is measured, as the float model and the quantized one call it."""
+        values = strongest(sample.outputs for sample in self._samples)
+        measured = self._measured(values, names)
+        # Arrays of a sequence cannot be asked for by themselves.
+        return {row.tensor: names[row.tensor] for row in measured if row.tensor in names}
 
     def _measured(self, values: Outputs, names: Mapping[str, str]) -> Iterable[MeasuredOutput]:
         """Return the float tensors that the verdict rests on: before what saturates."""
@@ -59,7 +74,8 @@ class Validation:
         return [row for row in found if values[row.tensor].dtype.kind == "f"]
 
 
-def _ratios(pairs: Iterable[tuple[Array, Array]]) -> DoubleArray:
+def decibels_of(pairs: Iterable[tuple[Array, Array]]) -> DoubleArray:
+    """Return the SQNR of each channel of pairs of tensors, the wanted one first."""
     parts = [
         channel_decibels(a, b)
         for a, b in pairs

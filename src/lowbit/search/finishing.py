@@ -18,6 +18,7 @@ from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
 from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_values import USABLE, Promoted, Requirement
+from lowbit.search.switched_model import bears_switches
 from lowbit.state import Quantized
 
 _BELIEVED, _SAVED = 0.7, 0.08
@@ -65,6 +66,8 @@ class Finisher:
 
         A model of which refinement would make nothing is promoted before it is refined.
         """
+        if not bears_switches(state):
+            return _not_promoted(self.finished(state))
         promoter = self._promoter(state) if self._looks_hopeless() else None
         if promoter is not None and promoter.is_hopeless(_HOPELESS_DB):
             return self._in_rounds(state, promoter, None)
@@ -191,6 +194,18 @@ def next_requirement(
         spare_db = min(spare_db, (required.wanted_db - max(too_low)) / 2)
     worth_it = spare_db > 0 and saved(required, spare_db) > _SAVED
     return required.lowered(spare_db) if worth_it else None
+
+
+def _not_promoted(found: Finished) -> Finished:
+    """Return a model that is too large to be promoted, and say so if it would have been."""
+    state, report, refinement = found
+    if report.verdict is None or report.verdict.is_usable:
+        return found
+    note = (
+        f"nothing was promoted: with {report.size_before / 1e9:.1f} GB of constants the search would take several times as "
+        "much memory; --exclude, or another preset, leaves parts in wider formats"
+    )
+    return state, report, refinement.with_note(note)
 
 
 def _free_changes(promoter: Promoter, found: Finished | None) -> Promoted | None:

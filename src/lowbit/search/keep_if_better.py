@@ -94,7 +94,7 @@ def keep_what_helps(
         known = before.float_weights if option.field == "bias_correction" else None
         with clock.stage("validate"):
             after = expected_sqnr(validation, candidate, known)
-        step = _step(option.name, before.sqnr, after.sqnr)
+        step = step_of(option.name, before.sqnr, after.sqnr)
         steps.append(step)
         if step.kept:
             best, before = candidate, after
@@ -120,7 +120,8 @@ def _with_step(
     return pipeline.emitted(solved)
 
 
-def _step(name: str, before: DoubleArray, after: DoubleArray) -> Step:
+def step_of(name: str, before: DoubleArray, after: DoubleArray) -> Step:
+    """Return whether a step is kept, by the SQNR of samples before and after it."""
     gain = Gain.of(before, after)
     return Step(
         name=name,

@@ -25,16 +25,20 @@ from lowbit.graph.parts import is_large
 from lowbit.graph.session import Array
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.submodels import Tail, open_tails
+from lowbit.graph.tensors import tensors_size
 from lowbit.graph.worker_sessions import packed, unpacked_model
 from lowbit.numerics.formats import FloatArray
 from lowbit.parallel import cpu_count, distributed_map, ordered_map, worker_count
 from lowbit.search.switched_parts import SwitchedParts, Switching
-from lowbit.state import Quantized
+from lowbit.state import Loaded, Quantized
 
 _CUTS = 4
 
 MANY_NODES = 6000
 """Quantized models of more nodes are run part by part."""
+
+_MOST_BYTES = 512 << 20
+"""Constants of a model that is opened with switches: they are in it in float as well, several times over."""
 
 _MEMORY_FOR_CUTS = 128 << 20
 _REST = "rest"
@@ -197,6 +201,11 @@ def _known(state: Quantized) -> tuple[tuple[Quantizer, ...], dict[str, FloatArra
     constants = read_constants(state.emitted.model, state.adapted, quantizers)
     known = {n: c.float_value for n, c in constants.items() if c.float_value is not None}
     return quantizers, known
+
+
+def bears_switches(state: Loaded) -> bool:
+    """Whether a model is small enough to be opened with switches."""
+    return tensors_size(state.loaded) <= _MOST_BYTES
 
 
 def is_run_in_parts(state: Quantized) -> bool:
