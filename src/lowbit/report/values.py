@@ -22,10 +22,7 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SuggestedFix(_Value, frozen=True, kw_only=True):
-    """A change that was tried, and what the worst output would then have.
-
-    ``config`` is a line for a configuration file, or the option to give.
-    """
+    """A change that was tried, what it brings, and the line of configuration or the option that asks for it."""
 
     what: str
     config: str
@@ -81,10 +78,7 @@ class Promotion(_Value, frozen=True, kw_only=True):
 
 
 class Budget(_Value, frozen=True, kw_only=True):
-    """How the error of the outputs divides among the quantized tensors, the worst first.
-
-    ``promotion`` is what the worst tensors bring together, ``region`` what a stretch of the network does.
-    """
+    """How the error of the outputs divides among the quantized tensors, and what the worst bring together."""
 
     sqnr_db: float
     samples: int
@@ -98,8 +92,7 @@ class Budget(_Value, frozen=True, kw_only=True):
     @property
     def tried_together(self) -> tuple[Promotion, ...]:
         """Changes of several tensors at once, the one that gains most first."""
-        found = [p for p in (self.region, self.promotion) if p is not None]
-        return tuple(sorted(found, key=lambda p: -p.gain_db))
+        return tuple(sorted(filter(None, (self.region, self.promotion)), key=lambda p: -p.gain_db))
 
 
 class Histogram(_Value, frozen=True, kw_only=True):
