@@ -19,6 +19,7 @@ from lowbit.evaluate.runner import (
     run_model,
     run_models,
     run_models_in_turn,
+    run_together,
 )
 from lowbit.graph import io, session, sharing
 
@@ -225,3 +226,34 @@ def test_large_samples_run_one_by_one_and_give_the_same(monkeypatch: pytest.Monk
 
     assert found == plain == [[2.0 * i, 3.0 * i] for i in range(5)]
     assert running == [0, 1]
+
+
+def test_a_large_model_of_several_groups_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, other = model(), model(3.0)
+    monkeypatch.setattr(runner, "is_large", lambda found: found is large)
+    passes: list[list[str]] = []
+    run = runner.run_in_parts
+
+    def counted(found, names, *rest, **options):
+        passes.append(list(names))
+        return run(found, names, *rest, **options)
+
+    monkeypatch.setattr(runner, "run_in_parts", counted)
+    whole = Run.quantized_model(large)
+    inner = Run(
+        model=large,
+        names=["x"],
+        name="m",
+        samples=frozenset([0]),
+        keep=lambda _, array: 10 * array,
+    )
+
+    found = list(run_together([[inner], [Run.quantized_model(other), whole]], feeds(3)))
+
+    assert passes == [["x", *whole.names]]
+    for number, (feed, ((few,), (third, every))) in enumerate(found):
+        assert (few is None) == (number > 0)
+        if few is not None:
+            assert np.array_equal(few["x"], 10 * feed["x"])
+        assert np.array_equal(every["y"], next(run_model(whole, [feed]))["y"])
+        assert np.array_equal(third["y"], next(run_model(Run.quantized_model(other), [feed]))["y"])

@@ -7,11 +7,12 @@ import pathlib
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 
 import lowbit
 from lowbit.graph import io, message
-from lowbit.graph.message import write_message
+from lowbit.graph.message import part_message, write_message
 from lowbit.graph.submodels import Extractor
 from tests.helpers.small_models import small_cnn, small_feeds
 
@@ -117,3 +118,46 @@ def test_a_part_calls_its_constants_as_the_graph_does() -> None:
 
     (y,) = session.run(["y"], {"x": np.ones((1, 2), np.float32)})
     np.testing.assert_array_equal(y, [[3.0, 4.0]])
+
+
+@pytest.mark.parametrize("name", ["FLOAT", "INT8", "UINT16", "INT32", "INT64", "BOOL", "FLOAT16"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
+def test_a_part_has_its_constants_as_onnx_ir_writes_them(name: str, shape) -> None:
+    data = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    tensor = ir.Tensor(data.astype(ir.DataType[name].numpy()), name="other")
+    value = ir.Value(name="c", const_value=tensor)
+    result = ir.Value(name="y")
+    node = ir.Node("", "Identity", [value], outputs=[result])
+    part = ir.GraphView([], [result], nodes=[node], initializers=[value], opset_imports={"": 17})
+
+    (got,) = onnx.ModelProto.FromString(part_message(part, {}, {}, 8)).graph.initializer
+
+    want = ir.serde.serialize_tensor(tensor)
+    want.name = "c"
+    assert got.SerializeToString() == want.SerializeToString()
+
+
+def test_a_constant_of_a_type_numpy_does_not_know_is_written() -> None:
+    tensor = ir.Tensor(np.array([1, -2, 3], ir.DataType.INT4.numpy()), dtype=ir.DataType.INT4)
+    value, result = ir.Value(name="c", const_value=tensor), ir.Value(name="y")
+    node = ir.Node("", "Identity", [value], outputs=[result])
+    part = ir.GraphView([], [result], nodes=[node], initializers=[value], opset_imports={"": 21})
+
+    (got,) = onnx.ModelProto.FromString(part_message(part, {}, {}, 10)).graph.initializer
+
+    assert onnx.numpy_helper.to_array(got).astype(int).tolist() == [1, -2, 3]
+
+
+def test_values_are_read_instead_of_others() -> None:
+    given, extra = ir.Value(name="x"), ir.Value(name="y")
+    middle = ir.Node("", "Neg", [given], outputs=[ir.Value(name="m")])
+    last = ir.Node("", "Abs", [middle.outputs[0]], outputs=[extra])
+    part = ir.GraphView(
+        [given], [extra, middle.outputs[0]], nodes=[last], opset_imports={"": 17}, name="g"
+    )
+
+    data = part_message(part, {"x": None}, {}, 8, {"m": "x"})
+
+    running = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    y, m = running.run(["y", "m"], {"x": np.array([-2.0], np.float32)})
+    assert (y.tolist(), m.tolist()) == ([2.0], [-2.0])

@@ -33,7 +33,7 @@ def _whole(model: ir.Model, names: list[str], feeds: list) -> list[dict[str, np.
 
 
 def _assert_same(model: ir.Model, names: list[str], feeds: list) -> None:
-    found = run_in_parts(model, names, feeds, lambda _, array: np.array(array), name="m")
+    found = run_in_parts(model, names, feeds, lambda _, __, array: np.array(array), name="m")
     for got, want in zip(found, _whole(model, names, feeds), strict=True):
         assert got.keys() == want.keys()
         assert all(np.array_equal(got[name], want[name]) for name in names)
@@ -67,7 +67,7 @@ def test_no_part_is_larger_than_the_limits(monkeypatch) -> None:
 
     monkeypatch.setattr(submodels, "Session", recorded)
     model = io.load(small_cnn())
-    run_in_parts(model, ["logits"], small_feeds(2), lambda _, array: array, name="m")
+    run_in_parts(model, ["logits"], small_feeds(2), lambda _, __, array: array, name="m")
     sizes = [tensors_size(part) for part in opened]
     largest = max(v.const_value.nbytes for v in model.graph.initializers.values())
     assert len(opened) == 4, "once each, however many samples"
@@ -143,7 +143,7 @@ def test_nodes_of_one_name_are_run_and_keep_it() -> None:
 def test_a_tensor_that_does_not_exist_is_named() -> None:
     with pytest.raises(ModelError, match=r"no tensor 'logit'.*logits"):
         run_in_parts(
-            io.load(small_cnn()), ["logit"], small_feeds(1), lambda _, array: array, name="m"
+            io.load(small_cnn()), ["logit"], small_feeds(1), lambda _, __, array: array, name="m"
         )
 
 

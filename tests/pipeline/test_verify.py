@@ -16,8 +16,9 @@ import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.errors import VerificationError
-from lowbit.graph import io
+from lowbit.graph import io, parts
 from lowbit.graph.tensors import tensors_size
+from lowbit.pipeline import verify as verifying
 from lowbit.pipeline.verify import check_sqnr, verify
 from lowbit.report.values import Report, Score, Step
 
@@ -292,3 +293,38 @@ def test_constants_are_counted_as_they_are_stored() -> None:
     )
 
     assert tensors_size(io.load(model)) == 2 * 4 + 3
+
+
+def _counted_passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of what is run in parts from now on, everything being large."""
+    names: list[str] = []
+    make = parts.PartwiseRun
+
+    def counted(*args, name: str, **options):
+        names.append(name)
+        return make(*args, name=name, **options)
+
+    monkeypatch.setattr(parts, "LARGE_NODES", 2)
+    monkeypatch.setattr(parts, "PartwiseRun", counted)
+    return names
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_large_model_is_verified_in_one_pass_of_each_kind(
+    monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    """To open all of its parts takes longer than to run them."""
+    monkeypatch.setattr(verifying, "_runs_fused", lambda _: fused)
+    result = lowbit.quantize(small_cnn(), data=small_feeds(6), preset="A8W8")
+    small = verify(result.state, result.samples)
+    passes = _counted_passes(monkeypatch)
+
+    large = verify(result.state, result.samples)
+
+    assert sorted(passes).count("the quantized model") == (1 if fused else 2)
+    assert passes.count("the quantized model, fused") == fused
+    assert passes.count("the float model") == 2  # as loaded, and as calibrated
+    assert [score.tensor for score in large.layers] == [score.tensor for score in small.layers]
+    for rows in (lambda report: report.layers, lambda report: report.outputs):
+        got, want = ([score.sqnr_db for score in rows(r)] for r in (large, small))
+        assert got == pytest.approx(want, abs=0.05)

@@ -28,6 +28,7 @@ from lowbit.graph.submodels import Extractor
 from lowbit.numerics.affine import QParams, dequantize
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.ops.linear import LAYERS
+from lowbit.refine import layers as refined_layers
 from lowbit.refine.layers import (
     LayerInput,
     LayerResult,
@@ -400,3 +401,48 @@ def test_a_replaced_function_is_told_from_a_rounded_average(op: str, replaced: b
     assert state.float_names  # the device computes both otherwise
     assert layers["second"].reads_other_curve is replaced
     assert not layers["first"].reads_other_curve
+
+
+def _residual_stream(blocks: int) -> onnx.ModelProto:
+    """Return a model whose sums all go back to its first sigmoid."""
+    rng = np.random.default_rng(5)
+    names = [f"w{index}" for index in range(blocks)]
+    weights = [rng.normal(0, 0.3, (4, 4, 1, 1)).astype(np.float32) for _ in names]
+    nodes, source = [helper.make_node("Sigmoid", ["x"], ["s"], "front")], "s"
+    for index, name in enumerate(names):
+        nodes += [
+            helper.make_node("Conv", [source, name], [f"c{index}"], f"conv{index}"),
+            helper.make_node("Add", [source, f"c{index}"], [f"a{index}"], f"add{index}"),
+        ]
+        source = f"a{index}"
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [1, 4, 3, 3])],
+        [helper.make_tensor_value_info(source, 1, [1, 4, 3, 3])],
+        [onnx.numpy_helper.from_array(w, n) for n, w in zip(names, weights, strict=True)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_nodes_are_looked_at_as_often_in_a_deep_graph_as_in_a_shallow_one(monkeypatch) -> None:
+    """Each sum was followed back to the front: the time grew with the square of the number of layers."""
+    calls: list[ir.Node] = []
+    real = refined_layers.has_constant_weight
+
+    def counted(node: ir.Node) -> bool:
+        calls.append(node)
+        return real(node)
+
+    monkeypatch.setattr(refined_layers, "has_constant_weight", counted)
+    visits = []
+    for blocks in (4, 16):
+        rng = np.random.default_rng(6)
+        feeds = [{"x": rng.normal(size=(1, 4, 3, 3)).astype(np.float32)} for _ in range(2)]
+        state = quantized(_residual_stream(blocks), find_preset("XINT8"), feeds)
+        calls.clear()
+        layers, _ = find_layers(state, ())
+        assert all(layer.reads_other_curve for layer in layers)
+        visits.append(len(calls) / len(state.adapted.graph))
+
+    assert visits[1] <= visits[0]

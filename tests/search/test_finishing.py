@@ -18,7 +18,7 @@ from lowbit.pipeline.stages import Refinement
 from lowbit.report.values import PromotedRegion, Step
 from lowbit.search import finishing
 from lowbit.search.finishing import Attempt, Finisher, next_requirement
-from lowbit.search.promotion_values import USABLE, Promoted, Requirement
+from lowbit.search.promotion_values import USABLE, Effort, Promoted, Requirement
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -46,6 +46,7 @@ class _Promotions:
     """Stands in for the search: every round finds a region, and notes what it was asked for."""
 
     saves = 0.0
+    effort = Effort()
 
     def __init__(self, made: object = None) -> None:
         self.asked: list[Requirement] = []

@@ -12,8 +12,11 @@ import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.errors import RuinedError
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
+from lowbit.search import switched_model
+from lowbit.search.finishing import Finisher
 from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_values import USABLE
+from lowbit.search.switched_parts import SwitchedParts
 
 
 def _front_end(layers: int = 4) -> onnx.ModelProto:
@@ -191,3 +194,25 @@ def test_refinement_is_expected_to_bring_most_of_what_verification_showed() -> N
     assert 2.0 < better < 4.0
     assert worse == 0.0
     assert Promoter(pipeline, result.state).gain(USABLE) == 0.0
+
+
+@pytest.mark.parametrize("layers", [3, 6])
+def test_a_graph_of_many_nodes_is_promoted_in_few_passes(monkeypatch, layers: int) -> None:
+    """Their number does not grow with that of the nodes: so promotion costs about what the rest does."""
+    monkeypatch.setattr(switched_model, "MANY_NODES", 2)
+    monkeypatch.setattr(switched_model, "is_large", lambda _: True)
+    passes, finished = [], []
+    run_all, finish = SwitchedParts.run_all, Finisher.finished
+    monkeypatch.setattr(
+        SwitchedParts, "run_all", lambda self, *rest: passes.append(0) or run_all(self, *rest)
+    )
+    monkeypatch.setattr(
+        Finisher, "finished", lambda self, state: finished.append(0) or finish(self, state)
+    )
+
+    result = lowbit.quantize(_front_end(layers), data=_signals(48, 1), preset="A8W8")
+
+    assert result.report.verdict.is_usable
+    assert result.report.promoted
+    assert 3 <= len(passes) <= 25
+    assert len(finished) <= 2

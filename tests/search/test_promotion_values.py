@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from helpers.chain_models import chain, smooth
+from helpers.staged import quantized
 
+from lowbit.config.presets import find_preset
+from lowbit.graph import parts
 from lowbit.report.values import PromotedRegion
-from lowbit.search.promotion_values import USABLE, AskedMargin, Built, Promoted
+from lowbit.search import switched_model
+from lowbit.search.promotion_values import (
+    USABLE,
+    AskedMargin,
+    Built,
+    Effort,
+    Promoted,
+    effort_for,
+)
 
 
 @pytest.mark.parametrize(("promised", "more"), [(5.0, 5.0), (0.0, 1.0)])
@@ -82,3 +94,17 @@ def test_margin_counts_as_far_as_it_is_cheap(models, best: int) -> None:
     built = [Built(margin, cost, None, ()) for margin, cost in models]  # type: ignore[arg-type]
 
     assert max(built, key=lambda model: model.worth(0.0)) is built[best]
+
+
+def test_graphs_of_many_nodes_are_tried_less_with(monkeypatch) -> None:
+    """By the number of nodes, not of seconds: the same is found on every machine."""
+    state = quantized(chain(4), find_preset("A8W8"), smooth(4))
+    monkeypatch.setattr(parts, "LARGE_NODES", 2)
+
+    assert effort_for(state) == Effort()
+
+    monkeypatch.setattr(switched_model, "MANY_NODES", 2)
+    brief = effort_for(state)
+
+    assert (brief.rounds, brief.tries_scales) == (1, False)
+    assert brief.built < Effort().built

@@ -16,7 +16,8 @@ from lowbit.config.specs import TensorOverride
 from lowbit.evaluate.runner import ReferenceSample, Run, reference_samples, run_model
 from lowbit.scales.ranges import scaled_range
 from lowbit.search import switched_model
-from lowbit.search.switched_model import Switching, open_switched
+from lowbit.search.switched_model import open_switched
+from lowbit.search.switched_parts import Switching
 from lowbit.state import Quantized
 
 
@@ -45,29 +46,6 @@ def test_all_on_is_the_quantized_model_and_all_off_the_float_one(state, samples)
         np.testing.assert_array_equal(got[names[0]], exact[names[0]])
     for plain, got in off:
         np.testing.assert_allclose(got[names[0]], plain[names[0]], rtol=1e-3, atol=1e-4)
-
-
-def test_a_graph_of_many_nodes_is_opened_once_and_gives_the_same(
-    state, samples, monkeypatch
-) -> None:
-    names, opened = _outputs(state), []
-    real = switched_model.open_tails
-
-    def counted(model, cuts, *rest):
-        opened.append(cuts)
-        return real(model, cuts, *rest)
-
-    monkeypatch.setattr(switched_model, "open_tails", counted)
-    choice = Switching(frozenset(row.name for row in state.plan.tensors[:12]))
-    with open_switched(state, names, samples) as model:
-        (want,) = model.run_all([choice], range(3))
-    monkeypatch.setattr(switched_model, "_MANY_NODES", 10)
-    with open_switched(state, names, samples) as model:
-        (found,) = model.run_all([choice], range(3))
-
-    assert opened == [4, 1]
-    for (_, got), (_, exact) in zip(found, want, strict=True):
-        np.testing.assert_array_equal(got[names[0]], exact[names[0]])
 
 
 @pytest.mark.xdist_group("workers")

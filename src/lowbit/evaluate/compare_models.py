@@ -80,26 +80,53 @@ def compare_tensors(
     references: Sequence[Reference], quantized: ir.Model, feeds: Iterable[Feed]
 ) -> list[SignalNoises]:
     """Return signal and noise of the tensors of each reference."""
-    whole = {b for r in references for a, b in r.pairs.items() if a == b}
-    used = [_Thinned.of(reference, whole) for reference in references if reference.pairs]
-    if not used:
-        return [{} for _ in references]
-    steps = {r.reference.pairs[a]: step for r in used for a, step in r.steps.items()}
-    names = list(dict.fromkeys(b for r in used for b in r.reference.pairs.values()))
-    rows = {b: rows_of(b) for b in steps}
+    comparison = TensorComparison(references, quantized)
+    if comparison.runs:
+        for _, found in run_models_in_turn(comparison.runs, feeds):
+            comparison.add(found)
+    return comparison.totals
 
-    def keep(name: str, array: Array) -> Array:
-        return array if name in whole or name in rows.values() else subsampled(array)
 
-    quick = _with_rows(quantized, steps)
-    run = Run.quantized_model(quick, [rows.get(name, name) for name in names])
-    runs = [dataclasses.replace(run, keep=keep), *(r.run() for r in used)]
-    totals: dict[int, SignalNoises] = {id(reference): {} for reference in references}
-    for _, (got, *wants) in run_models_in_turn(runs, feeds):
-        found = {**(got or {}), **{b: got[rows[b]] for b in rows if got is not None}}
-        for r, want in zip(used, wants, strict=True):
-            r.add(totals[id(r.reference)], want or {}, found)
-    return [totals[id(reference)] for reference in references]
+class TensorComparison:
+    """Signal and noise of tensors, added up over samples.
+
+    Attributes:
+        runs: What has to be run, the quantized model first; nothing if nothing is compared.
+        totals: Of each reference, what was found so far.
+    """
+
+    def __init__(
+        self, references: Sequence[Reference], quantized: ir.Model, *, quick: bool = False
+    ) -> None:
+        """Begin; ``quick``: the quantized model runs as it does to be evaluated."""
+        self.totals: list[SignalNoises] = [{} for _ in references]
+        whole = {b for r in references for a, b in r.pairs.items() if a == b}
+        self._used = [
+            (_Thinned.of(reference, whole), total)
+            for reference, total in zip(references, self.totals, strict=True)
+            if reference.pairs
+        ]
+        thinned = [r for r, _ in self._used]
+        steps = {r.reference.pairs[a]: step for r in thinned for a, step in r.steps.items()}
+        names = list(dict.fromkeys(b for r in thinned for b in r.reference.pairs.values()))
+        self._rows = rows = {b: rows_of(b) for b in steps}
+
+        def keep(name: str, array: Array) -> Array:
+            return array if name in whole or name in rows.values() else subsampled(array)
+
+        thin = _with_rows(quantized, steps)
+        run = Run.quantized_model(thin, [rows.get(name, name) for name in names])
+        run = dataclasses.replace(run.quick() if quick else run, keep=keep)
+        self.runs = [run, *(r.run() for r in thinned)] if thinned else []
+
+    def add(self, outputs: Sequence[Outputs | None]) -> None:
+        """Add what all models gave for a sample; nothing if they were not run on it."""
+        if not outputs or outputs[0] is None:
+            return
+        got, wants = outputs[0], outputs[1:]
+        found = {**got, **{b: got[row] for b, row in self._rows.items()}}
+        for (r, total), want in zip(self._used, wants, strict=True):
+            r.add(total, want or {}, found)
 
 
 def _with_rows(model: ir.Model, steps: Mapping[str, int]) -> ir.Model:

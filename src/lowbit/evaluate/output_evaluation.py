@@ -41,22 +41,47 @@ def evaluate_outputs(
 
     ``fused``: the quantized model runs in a default session as well, and the worse verdict holds.
     """
-    outputs = output_names(reference)
-    measured = [name for name in measured_tensors(reference) if name in names]
-    wanted = list(dict.fromkeys((*measured, *outputs)))
-    given = list(dict.fromkeys((*(names[name] for name in measured), *outputs)))
-    exact = Run.quantized_model(quantized, given).quick()
-    runs = [Run.float_model(reference, wanted), exact]
-    if fused:
-        runs.append(dataclasses.replace(exact, optimize="all", name="the quantized model, fused"))
-    evaluation = OutputEvaluation(reference, names)
-    # The arrays of a sequence have names of their own: all that is not looked at besides is an output.
-    sums = _OutputSums(frozenset(measured) - set(outputs))
-    for feed, (want, *others) in run_models(runs, feeds):
+    evaluator = OutputEvaluator(reference, quantized, names, fused=fused)
+    for feed, found in run_models(evaluator.runs, feeds):
+        evaluator.add(feed, found)
+    return evaluator.result(held_out=held_out)
+
+
+class OutputEvaluator:
+    """Takes in what both models give, sample by sample; ``runs`` are what has to be run."""
+
+    def __init__(
+        self,
+        reference: ir.Model,
+        quantized: ir.Model,
+        names: Mapping[str, str],
+        *,
+        fused: bool = False,
+    ) -> None:
+        """Begin; see ``evaluate_outputs``."""
+        outputs = output_names(reference)
+        measured = [name for name in measured_tensors(reference) if name in names]
+        wanted = list(dict.fromkeys((*measured, *outputs)))
+        given = list(dict.fromkeys((*(names[name] for name in measured), *outputs)))
+        exact = Run.quantized_model(quantized, given).quick()
+        self.runs = [Run.float_model(reference, wanted), exact]
+        if fused:
+            name = "the quantized model, fused"
+            self.runs.append(dataclasses.replace(exact, optimize="all", name=name))
+        self._evaluation = OutputEvaluation(reference, names)
+        # The arrays of a sequence have names of their own: all that is not looked at besides is an output.
+        self._sums = _OutputSums(frozenset(measured) - set(outputs))
+
+    def add(self, feed: Feed, found: Sequence[Outputs | None]) -> None:
+        """Add what the models gave for a sample."""
+        want, *others = found
         if want is not None:
-            evaluation.add(feed, want, others)
-            sums.add(want, others[0] or {})
-    return EvaluatedOutputs(evaluation.verdict(held_out=held_out), sums.by_name)
+            self._evaluation.add(feed, want, others)
+            self._sums.add(want, others[0] or {})
+
+    def result(self, *, held_out: bool) -> EvaluatedOutputs:
+        """Return the verdict on all samples, and the sums over them."""
+        return EvaluatedOutputs(self._evaluation.verdict(held_out=held_out), self._sums.by_name)
 
 
 class _OutputSums:

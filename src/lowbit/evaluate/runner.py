@@ -16,7 +16,7 @@ from lowbit.evaluate.same_outputs import arrays_of
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.narrow_types import has_float8
 from lowbit.graph.openvino import OpenVinoSession, Runtime, openvino_session
-from lowbit.graph.parts import is_large, run_in_parts
+from lowbit.graph.parts import LARGE_NODES, is_large, run_in_parts
 from lowbit.graph.session import Array, Feed, Optimize, Session, session
 from lowbit.graph.sharing import SIDE_BY_SIDE, Sharing, sharing_of
 from lowbit.parallel import cpu_count, ordered_map, worker_count
@@ -71,8 +71,12 @@ class Run:
         return cls(model=model, names=names, name="the quantized model")
 
     def quick(self) -> Run:
-        """Return the same run where all that is faster and does not fuse Q/DQ may be done to it."""
-        return self if has_float8(self.model) else dataclasses.replace(self, optimize="exact")
+        """Return the same run where all that is faster and does not fuse Q/DQ may be done to it.
+
+        A graph of many nodes takes longer to be optimized than to be run on tens of samples.
+        """
+        as_written = has_float8(self.model) or len(self.model.graph) > LARGE_NODES
+        return self if as_written else dataclasses.replace(self, optimize="exact")
 
     @property
     def is_large(self) -> bool:
@@ -86,12 +90,16 @@ class Run:
             self.model,
             self.names,
             (feed for _, feed in mine),
-            lambda name, array: np.array(self.keep(name, array)),
+            lambda _, name, array: np.array(self.keep(name, array)),
             optimize=self.optimize,
             name=self.name,
         )
         by_index = {index: outputs for (index, _), outputs in zip(mine, found, strict=True)}
         return [by_index.get(index) for index, _ in items]
+
+    def takes(self, index: int, name: str) -> bool:
+        """Whether it gives a tensor of a sample."""
+        return name in self.names and (self.samples is None or index in self.samples)
 
     def for_workers(self) -> WorkerRun:
         """Return it for other processes."""
@@ -214,6 +222,62 @@ def run_models_in_turn(
         columns = [[outputs for _, outputs in found], *(_values(run, items) for run in runs[1:])]
         for (_, feed), *outputs in zip(items, *columns, strict=True):
             yield feed, tuple(outputs)
+
+
+def run_together(
+    groups: Sequence[Sequence[Run]], feeds: Iterable[Feed]
+) -> Iterator[tuple[Feed, list[tuple[Outputs | None, ...]]]]:
+    """Yield each sample with what the runs of every group give; a large model of several is run once.
+
+    A large model is opened part by part each time: that takes longer than to run a few samples.
+    """
+    runs = [run for group in groups for run in group]
+    items = enumerate(feeds)
+    at_once = min((_samples_at_once(run) for run in runs), default=_SAMPLES_AT_ONCE)
+    while some := list(itertools.islice(items, at_once)):
+        columns: dict[int, list[Outputs | None]] = {}
+        for same in _of_one_model(runs):
+            values = (
+                [_values(run, some) for run in same] if len(same) == 1 else _at_once(same, some)
+            )
+            columns |= {id(run): found for run, found in zip(same, values, strict=True)}
+        for number, (_, feed) in enumerate(some):
+            yield feed, [tuple(columns[id(run)][number] for run in group) for group in groups]
+
+
+def _of_one_model(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return runs of one large model, with the same optimizations, together."""
+    found: dict[tuple[int, Optimize, int], list[Run]] = {}
+    for number, run in enumerate(runs):
+        key = (id(run.model), run.optimize, -1 if run.is_large else number)
+        found.setdefault(key, []).append(run)
+    return list(found.values())
+
+
+def _at_once(runs: Sequence[Run], items: Sequence[_Item]) -> list[list[Outputs | None]]:
+    """Return what each of several runs of one large model gives."""
+
+    def keep(number: int, name: str, array: Array) -> list[Array | None]:
+        index = items[number][0]
+        return [np.array(run.keep(name, array)) if run.takes(index, name) else None for run in runs]
+
+    found = run_in_parts(
+        runs[0].model,
+        list(dict.fromkeys(name for run in runs for name in run.names)),
+        (feed for _, feed in items),
+        keep,
+        optimize=runs[0].optimize,
+        name=runs[0].name,
+    )
+    return [
+        [
+            {n: kept for n, rows in values.items() if (kept := rows[number]) is not None}
+            if run.samples is None or index in run.samples
+            else None
+            for (index, _), values in zip(items, found, strict=True)
+        ]
+        for number, run in enumerate(runs)
+    ]
 
 
 def _values(run: Run, items: Sequence[_Item]) -> list[Outputs | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -52,8 +53,11 @@ def part_message(
     inputs: Mapping[str, np.dtype[Any] | None],
     constants: Mapping[str, NDArray[Any]],
     ir_version: int,
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """Return a part of a graph as the message of a model of its own.
+
+    ``renamed`` are values that nodes, though not those in subgraphs, and outputs read instead of others.
 
     ``inputs`` have types where they are known, and are floats if the graph does not say either.
     ``constants`` are added to those that the part has. What onnxruntime finds out itself, the types and
@@ -73,15 +77,15 @@ def part_message(
             ir.serde.serialize_value_into(graph.output.add(), value)
         for node in part:
             add_node(graph.node.add(), node)
+        if renamed:
+            _rename(graph, renamed)
         for value in part.initializers.values():
             if value.const_value is not None:
-                proto_tensor = graph.initializer.add()
-                ir.serde.serialize_tensor_into(proto_tensor, value.const_value)
                 # A tensor made of another one may be called like that one.
-                proto_tensor.name = value.name or ""
+                _add_tensor(graph.initializer.add(), value.const_value, value.name or "")
         for name, array in constants.items():
             tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
-            ir.serde.serialize_tensor_into(graph.initializer.add(), tensor)
+            _add_tensor(graph.initializer.add(), tensor, name)
     for info in proto.graph.input:
         dtype = inputs[info.name]
         if dtype is not None:
@@ -89,6 +93,29 @@ def part_message(
         elif not info.type.WhichOneof("value"):
             info.type.tensor_type.elem_type = int(ir.DataType.FLOAT)
     return bytes(proto.SerializeToString())
+
+
+def _add_tensor(proto: onnx.TensorProto, tensor: ir.TensorProtocol, name: str) -> None:
+    """Write a tensor; onnx-ir takes several times as long for types that NumPy has too."""
+    data = tensor.numpy() if tensor.dtype in _NUMPY_TYPES else None
+    if data is None or data.dtype != tensor.dtype.numpy():
+        ir.serde.serialize_tensor_into(proto, tensor)
+    else:
+        proto.data_type = int(tensor.dtype)
+        proto.dims.extend(data.shape)
+        little = data if sys.byteorder == "little" else data.astype(data.dtype.newbyteorder("<"))
+        proto.raw_data = little.tobytes()
+    proto.name = name
+
+
+def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name in renamed:
+                node.input[index] = renamed[name]
+    for info in graph.output:
+        if info.name in renamed:
+            graph.node.add(op_type="Identity", input=[renamed[info.name]], output=[info.name])
 
 
 def add_node(proto: onnx.NodeProto, node: ir.Node) -> None:
@@ -114,6 +141,11 @@ def _add_attribute(proto: onnx.AttributeProto, attribute: ir.Attr) -> None:
     else:
         setattr(proto, field, attribute.value)
 
+
+_NUMPY_TYPES = frozenset(
+    ir.DataType[name]
+    for name in "FLOAT DOUBLE INT8 UINT8 INT16 UINT16 INT32 UINT32 INT64 UINT64 BOOL".split()
+)
 
 _FIELDS: Mapping[ir.AttributeType, str] = MappingProxyType(
     {ir.AttributeType.INT: "i", ir.AttributeType.FLOAT: "f", ir.AttributeType.INTS: "ints"}

@@ -8,6 +8,7 @@ than a limit is never opened as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -24,6 +25,8 @@ LARGE_BYTES = 112 << 20
 
 LARGE_NODES = 4000
 """Models with more nodes than this are run in parts."""
+
+_T = TypeVar("_T")
 
 _PART_BYTES = LARGE_BYTES // 3
 # Opening parts of a few hundred nodes takes least: onnxruntime's time grows faster than their number,
@@ -90,22 +93,25 @@ def run_in_parts(
     model: ir.Model,
     names: Sequence[str],
     feeds: Iterable[Feed],
-    keep: Callable[[str, Array], Array],
+    keep: Callable[[int, str, Array], _T],
     *,
     optimize: Optimize = "none",
     name: str,
-) -> list[dict[str, Array]]:
-    """Return what a large model gives for each sample, of each value what ``keep`` returns."""
+) -> list[dict[str, _T]]:
+    """Return what a large model gives for each sample.
+
+    ``keep`` returns what is kept of a value, given the number of the sample, its name and itself.
+    """
     first: Iterator[tuple[int, Feed | None]] = enumerate(feeds)
-    kept: list[dict[str, Array]] = []
+    kept: list[dict[str, _T]] = []
     with open_store() as store:
         run = PartwiseRun(model, names, store, optimize=optimize, name=name)
         for part in range(len(run)):
             run.begin(part)
 
-            def take(item: tuple[int, Feed | None], part: int = part) -> dict[str, Array]:
+            def take(item: tuple[int, Feed | None], part: int = part) -> dict[str, _T]:
                 values = run.run(part, *item)
-                return {name: keep(name, array) for name, array in values.items()}
+                return {name: keep(item[0], name, array) for name, array in values.items()}
 
             items = first if part == 0 else ((index, None) for index in range(len(kept)))
             for index, values in enumerate(ordered_map(take, items)):
@@ -123,7 +129,7 @@ def check_parts(model: ir.Model, feed: Feed) -> None:
     """
     names = [tensor_name(value) for value in model.graph.outputs]
     name = "the quantized model"
-    run_in_parts(model, names, [feed], lambda _, array: array, optimize="all", name=name)
+    run_in_parts(model, names, [feed], lambda *_: None, optimize="all", name=name)
 
 
 def _well_named(model: ir.Model) -> ir.Model:
@@ -140,7 +146,9 @@ def _steps(graph: ir.Graph, names: Sequence[str]) -> list[list[str]]:
     inputs = {tensor_name(v) for v in graph.inputs if not v.is_initializer()}
     varying = varying_values(graph, inputs)
     nodes = [n for n in graph if any(value.name in varying for value in n.outputs)]
-    parts = list(_parts(nodes, varying))
+    # Where all constants are few none has to be counted, which takes longer than the rest of this.
+    weigh = _bytes(graph.initializers.values()) > _PART_BYTES
+    parts = list(_parts(nodes, varying, weigh=weigh))
     made_in = {v.name: index for index, part in enumerate(parts) for n in part for v in n.outputs}
     last_read: dict[ir.Value, int] = {}
     for index, part in enumerate(parts):
@@ -168,19 +176,19 @@ def _before_repeated(value: ir.Value) -> str:
     return tensor_name(value)
 
 
-def _parts(nodes: Sequence[ir.Node], varying: set[str]) -> Iterator[list[ir.Node]]:
+def _parts(nodes: Sequence[ir.Node], varying: set[str], *, weigh: bool) -> Iterator[list[ir.Node]]:
     """Yield the nodes of each part, in order: as many as the limits allow, one at least."""
     part: list[ir.Node] = []
     counted: set[ir.Value] = set()
     size = 0
     for node in nodes:
-        constants = _constants(node, varying) - counted
+        constants = _constants(node, varying) - counted if weigh else set()
         more = _bytes(constants)
         full = size + more > _PART_BYTES or len(part) >= _PART_NODES
         if part and full and not _ends_pair(node):
             yield part
             part, counted, size = [], set(), 0
-            constants = _constants(node, varying)
+            constants = _constants(node, varying) if weigh else constants
             more = _bytes(constants)
         part.append(node)
         counted |= constants

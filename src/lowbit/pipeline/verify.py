@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -13,11 +14,17 @@ from lowbit.errors import ModelError, RuinedError, VerificationError
 from lowbit.evaluate.compare_models import (
     Reference,
     SignalNoises,
+    TensorComparison,
     compare_tensors,
     output_reference,
 )
-from lowbit.evaluate.output_evaluation import EvaluatedOutputs, evaluate_outputs
+from lowbit.evaluate.output_evaluation import (
+    EvaluatedOutputs,
+    OutputEvaluator,
+    evaluate_outputs,
+)
 from lowbit.evaluate.output_kinds import measured_tensors
+from lowbit.evaluate.runner import run_together
 from lowbit.evaluate.upstream import ratios_upstream, wiring
 from lowbit.evaluate.verdict import Verdict
 from lowbit.graph import io
@@ -90,7 +97,8 @@ def check_quantized(state: Quantized, samples: Split | None) -> str:
         return check_like(model, state.loaded)
     with io.as_file(model) as path:
         check_valid(path)
-    feed = None if samples is None else samples.first()
+    # Where it is measured with every optimization as well, that shows it.
+    feed = None if samples is None or _runs_fused(state) else samples.first()
     if feed is not None:
         try:
             check_parts(model, feed)
@@ -115,17 +123,7 @@ def verify(
     few: list[SignalNoises] = []
     evaluated = EvaluatedOutputs(None, {})
     if samples is not None:
-        references = [output_reference(state.loaded, quantized), _layer_reference(state)]
-        first = itertools.islice(samples.verification(), _LAYERS_ON)
-        few = compare_tensors(references, quantized, first)
-        evaluated = evaluate_outputs(
-            state.loaded,
-            quantized,
-            samples.verification(),
-            quantized_names(state),
-            held_out=samples.is_verified_on_held_out,
-            fused=_runs_fused(state),
-        )
+        few, evaluated = _measured(state, samples)
     verdict = evaluated.verdict
     largest = {name: row.largest for rows in few for name, row in rows.items()}
     overflows = near_overflow(state.adapted, plan, largest)
@@ -158,6 +156,31 @@ def verify(
         size_before=tensors_size(state.loaded),
         size_after=tensors_size(quantized),
     )
+
+
+def _measured(state: Quantized, samples: Split) -> tuple[list[SignalNoises], EvaluatedOutputs]:
+    """Return what layers lose on a few samples, and outputs on all."""
+    loaded, quantized, names = state.loaded, state.emitted.model, quantized_names(state)
+    references = [output_reference(loaded, quantized), _layer_reference(state)]
+    held_out, fused = samples.is_verified_on_held_out, _runs_fused(state)
+    if not is_large(quantized):
+        first = itertools.islice(samples.verification(), _LAYERS_ON)
+        few = compare_tensors(references, quantized, first)
+        feeds = samples.verification()
+        return few, evaluate_outputs(
+            loaded, quantized, feeds, names, held_out=held_out, fused=fused
+        )
+    tensors = TensorComparison(references, quantized, quick=True)
+    outputs = OutputEvaluator(loaded, quantized, names, fused=fused)
+    on_few = frozenset(range(_LAYERS_ON))
+    some = [dataclasses.replace(run, samples=on_few) for run in tensors.runs]
+    try:
+        for feed, (first_few, every) in run_together([some, outputs.runs], samples.verification()):
+            tensors.add(first_few)
+            outputs.add(feed, every)
+    except ModelError as error:
+        raise VerificationError(str(error)) from error
+    return tensors.totals, outputs.result(held_out=held_out)
 
 
 def _runs_fused(state: Quantized) -> bool:

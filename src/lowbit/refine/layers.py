@@ -176,6 +176,7 @@ class _Rows:
     biases: Mapping[str, BiasPlan]
     limited: Mapping[str, Limited]
     pairs: Mapping[str, SummedPairs]
+    other_curves: frozenset[ir.Value]
 
     @classmethod
     def of(cls, state: Quantized) -> _Rows:
@@ -188,6 +189,7 @@ class _Rows:
             {row.node: row for row in plan.biases},
             {found.node: found for found in limited},
             pairs_of(state.adapted, plan),
+            _other_curves(state),
         )
 
 
@@ -215,28 +217,22 @@ def _refined_layer(
         quantizer=quantizer,
         limited=rows.limited.get(name),
         pairs=rows.pairs.get(row.name),
-        reads_other_curve=_reads_other_curve(state, node.inputs[0]),
+        reads_other_curve=node.inputs[0] in rows.other_curves,
     )
 
 
-def _reads_other_curve(state: Quantized, value: ir.Value | None) -> bool:
-    """Whether the device replaces a function of which a layer reads the result.
+def _other_curves(state: Quantized) -> frozenset[ir.Value]:
+    """Return the values that depend on a function that the device replaces, with no linear layer between.
 
     An average whose factor the device rounds is another number too, but attenuates nothing.
     """
-    if value is None or value.name not in state.float_names:
-        return False
-    waiting, seen = [value], {value}
-    while waiting:
-        node = waiting.pop().producer()
-        if node is None or has_constant_weight(node):
+    found: set[ir.Value] = set()
+    for node in state.adapted.graph if state.float_names else ():
+        if has_constant_weight(node):
             continue
-        if operator_name(node) in CURVES:
-            return True
-        more = [v for v in node.inputs if v is not None and v not in seen]
-        waiting += more
-        seen.update(more)
-    return False
+        if operator_name(node) in CURVES or any(value in found for value in node.inputs):
+            found.update(node.outputs)
+    return frozenset(value for value in found if value.name in state.float_names)
 
 
 def _layer_input(state: Quantized, value: ir.Value | None) -> LayerInput:

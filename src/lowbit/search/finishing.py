@@ -20,9 +20,6 @@ from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_values import USABLE, Promoted, Requirement
 from lowbit.state import Quantized
 
-_ROUNDS = 3
-"""How often parts are promoted: again while a model is not yet usable, or was far better than it has to be."""
-
 _BELIEVED, _SAVED = 0.7, 0.08
 """How much of the margin left is believed to be left again, and the cost that is worth another round."""
 
@@ -82,9 +79,13 @@ class Finisher:
         """Promote, and again for another requirement while the refined model is worse or far better than required."""
         best, note, required = found, "", USABLE
         attempts: list[Attempt] = []
-        while len(attempts) < _ROUNDS:
+        while len(attempts) < promoter.effort.rounds:
             with self.pipeline.clock.charge("promote"):
-                result = None if attempts else _free_changes(promoter, found)
+                result = (
+                    None
+                    if attempts or promoter.effort.rounds == 1
+                    else _free_changes(promoter, found)
+                )
                 result = result or promoter.promote(required)
             if not result.is_changed:
                 note = note or result.describe()

@@ -21,11 +21,16 @@ from lowbit.config.specs import IntegerSpec, Rule
 from lowbit.errors import PlanError
 from lowbit.evaluate.cost import NodeCost, node_costs
 from lowbit.evaluate.verdict import OutputErrors
-from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import PromotedRegion
-from lowbit.search.promotion_graph import PromotionGraph, scale_groups, wide_spec
+from lowbit.search.promotion_graph import (
+    PromotionGraph,
+    exact_operators,
+    rescaled_tensor,
+    scale_groups,
+    wide_spec,
+)
 from lowbit.search.promotion_samples import PromotionSamples
 from lowbit.search.promotion_values import (
     MORE_DB,
@@ -35,15 +40,14 @@ from lowbit.search.promotion_values import (
     Built,
     Promoted,
     Requirement,
+    effort_for,
+    is_too_narrow,
 )
 from lowbit.search.regions import Choice, RegionSearch, Trial, noise_of
 from lowbit.search.scale_factors import FLOATS, POWERS_OF_TWO, Factors, find_factors
-from lowbit.search.scale_search import rescaled
-from lowbit.search.switched_model import Switching, open_switched
-from lowbit.state import Quantized, Transformed, extended
-
-_EFFORT, _BUILT = 30, 5
-"""Parts that are measured, and models that are built."""
+from lowbit.search.switched_model import open_switched
+from lowbit.search.switched_parts import Switching
+from lowbit.state import Quantized, extended
 
 _FITTED = 0.5
 """What is believed of refinement's gain on the samples that it was fitted to."""
@@ -53,8 +57,6 @@ _SHOWN = 0.7
 
 _SPARE_DB = 4.0
 """An approximation that leaves so much more than is wanted is left as it is."""
-
-_TOO_NARROW_DB = 4.0
 
 _RESCALED_DB = 0.3
 """Other scales are kept if they bring more."""
@@ -82,6 +84,7 @@ class Promoter:
         # Tensors that share a scale may have different formats, so all statistics must serve all.
         self._pipeline = dataclasses.replace(pipeline, keep_histograms=True)
         self._state, self._refined, self._verified_db = state, refined, verified_db
+        self.effort = effort_for(state)
         self._tried = 0
         self._samples = PromotionSamples.of(state, state.samples)
         self._errors: OutputErrors | None = None
@@ -203,7 +206,7 @@ class Promoter:
                     lambda choice: required.margin(self._measured([choice], every)[0]),
                     bears_wide=lambda: self._bears_wide(state, graph, required, few),
                 )
-                self._search.divide(wanted_db, _EFFORT)
+                self._search.divide(wanted_db, self.effort.parts)
             return self._realized(state, graph, self._search, required, wanted_db)
 
     def _bears_wide(
@@ -217,7 +220,7 @@ class Promoter:
         expected = required.part(self._measured([choice], few)[0])
         built = self._built(state, graph.rules(choice, spec, required.why))
         chosen = [self._samples.chosen[index] for index in few]
-        return not _is_too_narrow(required.part(self._samples.errors(built, chosen)), expected)
+        return not is_too_narrow(required.part(self._samples.errors(built, chosen)), expected)
 
     def _realized(
         self,
@@ -231,7 +234,7 @@ class Promoter:
         least_db = wanted_db - (required.wanted_db - required.least_db)
         asked: AskedMargin | None = AskedMargin(wanted_db)
         found: dict[Choice, Built] = {}
-        while asked is not None and len(found) < _BUILT:
+        while asked is not None and len(found) < self.effort.built:
             trial = _chosen(search, asked.db)
             if trial is None and found:
                 break
@@ -246,7 +249,7 @@ class Promoter:
                 break
             margin = self.margin(built, required)
             model = found[trial.choice] = Built(margin, trial.cost, built, rules)
-            if margin < least_db and trial.choice.wide and _is_too_narrow(margin, trial.margin_db):
+            if margin < least_db and trial.choice.wide and is_too_narrow(margin, trial.margin_db):
                 search = self._search = search.without_wide()
                 continue
             # To give all of it back would save less than the margin is worth.
@@ -275,7 +278,7 @@ class Promoter:
         state, before = self._state, self._before()
         if self._exact is None:
             self._exact = (state, (), before)
-            rules = _exact_operators(state)
+            rules = exact_operators(state)
             if rules:
                 candidate = self._built(state, rules)
                 errors = self._samples.errors(candidate)
@@ -292,7 +295,7 @@ class Promoter:
             self._rescaled = (state, (), errors)
             factors = self._factors(state, errors, required)
             if factors:
-                overrides = tuple(rescaled(state, name, factors[name]) for name in factors)
+                overrides = tuple(rescaled_tensor(state, name, factors[name]) for name in factors)
                 tensors = (*state.config.tensors, *overrides)
                 config = msgspec.structs.replace(state.config, tensors=tensors)
                 candidate = self._rebuilt(state, config)
@@ -304,7 +307,7 @@ class Promoter:
     def _factors(self, state: Quantized, errors: OutputErrors, required: Requirement) -> Factors:
         """Return what scales are to be multiplied by."""
         spec = state.config.activation
-        if not isinstance(spec, IntegerSpec):
+        if not isinstance(spec, IntegerSpec) or not self.effort.tries_scales:
             return {}
         plan, few = state.plan, self._samples.few(errors)
         every = frozenset(plan.by_name())
@@ -375,30 +378,6 @@ class Promoter:
                 )
             )
         return tuple(rows)
-
-
-def _is_too_narrow(margin_db: float, expected_db: float) -> bool:
-    """Whether a model with 16-bit activations is worse than without any, and not usable."""
-    return margin_db < min(0.0, expected_db - _TOO_NARROW_DB)
-
-
-def _exact_operators(state: Quantized) -> tuple[Rule, ...]:
-    """Return a rule for nodes that the device computes otherwise than the float model does."""
-    if not state.target.arithmetic:
-        return ()
-    skipped = (*state.config.skip_rewrites, *state.target.arithmetic)
-    config = msgspec.structs.replace(state.config, skip_rewrites=skipped)
-    plain = stages.prepare(extended(state, Transformed, config=config))
-    operators = {node.name: node.op_type for node in plain.adapted.graph}
-    nodes = [
-        str(node.name)
-        for node in state.adapted.graph
-        if operators.get(node.name, node.op_type) != node.op_type
-    ]
-    if not nodes:
-        return ()
-    why = "promoted: the device's approximation of it is too coarse for this model"
-    return (Rule(nodes=tuple(nodes), exclude=True, why=why, optional=True),)
 
 
 def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:

@@ -10,13 +10,15 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.config.methods import MinMax
-from lowbit.config.specs import IntegerSpec, Rule
+from lowbit.config.specs import IntegerSpec, Rule, TensorOverride
 from lowbit.evaluate.cost import NodeCost
 from lowbit.numerics.formats import IntegerFormat
+from lowbit.pipeline import stages
 from lowbit.planning.plan import Plan
 from lowbit.scales.alignment import components
+from lowbit.scales.ranges import scaled_range
 from lowbit.search.regions import Choice, Region, runs_of
-from lowbit.state import Prepared, Quantized
+from lowbit.state import Prepared, Quantized, Transformed, extended
 
 _SHARE_OF_ELEMENTS, _SHARE_OF_NODES, _EACH = 0.05, 0.05, 1e-3
 """What all numbers that are written cost, and all nodes; no node costs more than its share of few of them."""
@@ -35,6 +37,32 @@ def wide_spec(state: Prepared) -> IntegerSpec | None:
     if found is None or state.target.power_of_two:
         return None
     return msgspec.structs.replace(spec, format=found, method=MinMax())
+
+
+def exact_operators(state: Quantized) -> tuple[Rule, ...]:
+    """Return a rule for nodes that the device computes otherwise than the float model does."""
+    if not state.target.arithmetic:
+        return ()
+    skipped = (*state.config.skip_rewrites, *state.target.arithmetic)
+    config = msgspec.structs.replace(state.config, skip_rewrites=skipped)
+    plain = stages.prepare(extended(state, Transformed, config=config))
+    operators = {node.name: node.op_type for node in plain.adapted.graph}
+    nodes = [
+        str(node.name)
+        for node in state.adapted.graph
+        if operators.get(node.name, node.op_type) != node.op_type
+    ]
+    if not nodes:
+        return ()
+    why = "promoted: the device's approximation of it is too coarse for this model"
+    return (Rule(nodes=tuple(nodes), exclude=True, why=why, optional=True),)
+
+
+def rescaled_tensor(state: Quantized, name: str, factor: float) -> TensorOverride:
+    """Return what gives a tensor its scale times a factor."""
+    params = state.params.tensors[name]
+    low, high = scaled_range(params, state.plan.by_name()[name].integer, factor)
+    return TensorOverride(tensor=name, range=(low, high), optional=True)
 
 
 def scale_groups(plan: Plan) -> list[list[str]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from lowbit.config.specs import Rule
 from lowbit.evaluate.verdict import OutputErrors
 from lowbit.report.values import PromotedRegion
+from lowbit.search.switched_model import is_run_in_parts
 from lowbit.state import Quantized
 
 _WANTED_DB = 0.7
@@ -21,6 +22,8 @@ _MORE_DB = 1.0
 
 _NEAR_DB = 1.5
 """A margin that is larger by less than this is not worth another model."""
+
+_TOO_NARROW_DB = 4.0
 
 Margin = Callable[[OutputErrors], float]
 
@@ -35,6 +38,34 @@ def safe_margin(errors: OutputErrors) -> float:
     """Return the same if every figure is worse by its standard error."""
     verdict = errors.verdict(held_out=True)
     return -math.inf if verdict is None else verdict.safe_margin_db
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is tried, counted in what is run or built: so the same is found on every machine.
+
+    Attributes:
+        parts: Parts of parts that are measured.
+        built: Models that are built.
+        rounds: Models that are refined and verified.
+        tries_scales: Whether other scales are tried.
+    """
+
+    parts: int = 30
+    built: int = 5
+    rounds: int = 3
+    tries_scales: bool = True
+
+
+_BRIEF = Effort(built=3, rounds=1, tries_scales=False)
+
+
+def effort_for(state: Quantized) -> Effort:
+    """Return how much is tried for a model.
+
+    Where it has many nodes every pass opens all of them anew, and promotion is not to take longer than all else.
+    """
+    return _BRIEF if is_run_in_parts(state) else Effort()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,3 +182,8 @@ class Promoted:
             f"{promoted}{self.where()}: noise {self.after_db - self.before_db:.1f} dB lower on "
             f"validation samples, {self.tried} candidates tried (--no-promote keeps the first plan)"
         )
+
+
+def is_too_narrow(margin_db: float, expected_db: float) -> bool:
+    """Whether a model with 16-bit activations is worse than without any, and not usable."""
+    return margin_db < min(0.0, expected_db - _TOO_NARROW_DB)

@@ -16,18 +16,17 @@ import msgspec
 import numpy as np
 
 from lowbit.config.scale_search import ScaleSearch
-from lowbit.config.specs import TensorOverride
 from lowbit.evaluate.validation import Gain, Validation, decibels_of
 from lowbit.numerics.formats import DoubleArray
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
-from lowbit.scales.ranges import scaled_range
 from lowbit.search.expected_error import expected_sqnr
 from lowbit.search.keep_if_better import step_of
-from lowbit.search.promotion_graph import scale_groups
-from lowbit.search.switched_model import Switching, open_switched
+from lowbit.search.promotion_graph import rescaled_tensor, scale_groups
+from lowbit.search.switched_model import is_run_in_parts, open_switched
+from lowbit.search.switched_parts import Switching
 from lowbit.state import Quantized
 
 _STEP = 2**-0.5
@@ -55,12 +54,14 @@ def search_scales(
     groups = tuned_groups(state.plan)
     if samples is None or samples.data.is_random or not groups:
         return state, ()
+    if is_run_in_parts(state):  # thousands of passes over a model so large would take hours
+        return state, ()
     with pipeline.clock.charge("search"):
         seen = Validation(state.loaded, samples.fitting().spread(config.samples))
         factors = _factors(pipeline, state, seen, groups)
         if not factors:
             return state, ()
-        overrides = tuple(rescaled(state, name, factor) for name, factor in factors.items())
+        overrides = tuple(rescaled_tensor(state, name, factor) for name, factor in factors.items())
         tensors = (*state.config.tensors, *overrides)
         chosen = msgspec.structs.replace(state.config, tensors=tensors, scale_search=None)
         candidate = pipeline.rebuilt(state, chosen)
@@ -78,13 +79,6 @@ def tuned_groups(plan: Plan) -> list[Group]:
         for group in scale_groups(plan)
         if all(planned[name].headroom is None for name in group)
     ]
-
-
-def rescaled(state: Quantized, name: str, factor: float) -> TensorOverride:
-    """Return what gives a tensor its scale times a factor."""
-    params = state.params.tensors[name]
-    low, high = scaled_range(params, state.plan.by_name()[name].integer, factor)
-    return TensorOverride(tensor=name, range=(low, high), optional=True)
 
 
 def _factors(
@@ -119,9 +113,9 @@ def _measuring(state: Quantized, seen: Validation) -> Iterator[Decibels | None]:
 
         def decibels(factors: Mapping[str, float], samples: Sequence[int]) -> DoubleArray:
             choice = Switching(every - set(factors), tuple(factors.items()))
+            (rows,) = model.run_all([choice], samples)
             found = [
-                decibels_of((want[a], got[b]) for a, b in tensors.items())
-                for want, got in model.run(choice, samples)
+                decibels_of((want[a], got[b]) for a, b in tensors.items()) for want, got in rows
             ]
             return np.array([float(np.mean(each)) for each in found if len(each)])
 

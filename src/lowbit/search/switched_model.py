@@ -18,32 +18,26 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.analyze.quantizers import find_quantizers, read_constants
+from lowbit.analyze.quantizers import Quantizer, find_quantizers, read_constants
 from lowbit.analyze.sensitivity import Switch, Switched, add_switches
 from lowbit.evaluate.runner import Outputs, ReferenceSample
+from lowbit.graph.parts import is_large
 from lowbit.graph.session import Array
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.submodels import Tail, open_tails
 from lowbit.graph.worker_sessions import packed, unpacked_model
+from lowbit.numerics.formats import FloatArray
 from lowbit.parallel import cpu_count, distributed_map, ordered_map, worker_count
+from lowbit.search.switched_parts import SwitchedParts, Switching
 from lowbit.state import Quantized
 
-_CUTS, _MANY_NODES = 4, 10_000
-"""Of so many nodes no further sessions are opened: those of a graph cost more than running it again."""
+_CUTS = 4
+
+MANY_NODES = 6000
+"""Quantized models of more nodes are run part by part."""
 
 _MEMORY_FOR_CUTS = 128 << 20
 _REST = "rest"
-
-
-@dataclasses.dataclass(frozen=True)
-class Switching:
-    """Tensors that are not quantized, and what the scales of others are multiplied by."""
-
-    off: frozenset[str] = frozenset()
-    factors: tuple[tuple[str, float], ...] = ()
-
-    def __str__(self) -> str:
-        return f"a choice with {len(self.off)} tensors in float"
 
 
 class SwitchedModel:
@@ -128,8 +122,12 @@ class SwitchedModel:
 @contextlib.contextmanager
 def open_switched(
     state: Quantized, outputs: Sequence[str], samples: Sequence[ReferenceSample]
-) -> Iterator[SwitchedModel]:
+) -> Iterator[SwitchedModel | SwitchedParts]:
     """Yield a quantized model with switches; its sessions end with it."""
+    if is_run_in_parts(state):
+        quantizers, floats = _known(state)
+        yield SwitchedParts(state.emitted.model, quantizers, floats, outputs, samples)
+        return
     switched = _switched(state)
     values = ir.convenience.create_value_mapping(switched.model.graph, include_subgraphs=False)
     switched.model.graph.outputs[:] = [values[name] for name in outputs]
@@ -144,8 +142,7 @@ def _opened(
     outputs: Sequence[str],
     samples: Sequence[ReferenceSample],
 ) -> Iterator[SwitchedModel]:
-    cuts = _CUTS if len(model.graph) < _MANY_NODES else 1
-    with open_tails(model, cuts, (), "the model with switches") as tails:
+    with open_tails(model, _CUTS, (), "the model with switches") as tails:
         yield SwitchedModel(model, tails, switches, outputs, samples)
 
 
@@ -191,7 +188,18 @@ _KEPT = _Kept()
 
 
 def _switched(state: Quantized) -> Switched:
+    return add_switches(state.emitted.model, *_known(state))
+
+
+def _known(state: Quantized) -> tuple[tuple[Quantizer, ...], dict[str, FloatArray]]:
+    """Return what is quantized, and what constants are in float."""
     quantizers = find_quantizers(state.emitted.model)
     constants = read_constants(state.emitted.model, state.adapted, quantizers)
     known = {n: c.float_value for n, c in constants.items() if c.float_value is not None}
-    return add_switches(state.emitted.model, quantizers, known)
+    return quantizers, known
+
+
+def is_run_in_parts(state: Quantized) -> bool:
+    """Whether a model has too many nodes to be opened as a whole with its switches."""
+    model = state.emitted.model
+    return len(model.graph) > MANY_NODES and is_large(model) and not model.functions

@@ -133,7 +133,10 @@ def _in_parts(
     del join
     feeds = iter(data)
     while some := list(itertools.islice(feeds, _SHARD)):
-        for rows in run_in_parts(model, names, some, of, optimize="all", name=_NAME):
+        found = run_in_parts(
+            model, names, some, lambda _, *value: of(*value), optimize="all", name=_NAME
+        )
+        for rows in found:
             yield 1, [rows[name] for name in names]
 
 
