@@ -138,6 +138,15 @@ def test_random_data_and_a_given_plan_leave_scales_as_they_are() -> None:
     assert not random.report.steps
 
 
+def test_a_model_so_large_that_it_runs_in_parts_is_left_as_it_is(monkeypatch) -> None:
+    monkeypatch.setattr(scale_search, "is_run_in_parts", lambda state: True)
+
+    found = _quantized(_model(), _feeds(24), _config("A8W8"))
+
+    assert not found.report.steps
+    assert found.config.tensors == ()
+
+
 def test_scores_that_decide_between_classes_are_not_tried() -> None:
     plan = lowbit.plan(small_cnn(), config=_config("A8W8"))
 

@@ -1,4 +1,4 @@
-"""The stretch of a network that brings most of the error of its outputs.
+"""The region of a network that brings most of the error of its outputs.
 
 Where many tensors add a little each, none of them shows it, and the fix of any one brings nothing. So the graph
 is cut along its order, each part is quantized alone, and the run of neighbouring parts whose share of

@@ -222,7 +222,7 @@ def _promotion(
 
 
 def _kinds(model: ir.Model) -> frozenset[str]:
-    """Return the kinds of tensors that can be judged by themselves.
+    """Return the kinds of tensors of which something can be said by themselves.
 
     A refined weight differs from the float one on purpose: by itself it looks worse than it is.
     """

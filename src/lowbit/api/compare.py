@@ -95,8 +95,7 @@ def compare(
         tolerance: For how wide a gap of accuracy the number of samples needed is told.
         timed: Measure how long both models take here.
         runtime: Whose kernels run as well, beside exact arithmetic: ``onnxruntime`` or ``openvino``.
-        calibration: Data to quantize again on, with the suggestion that gained most: the worst tensors
-            promoted to 16 bits, or a region in float.
+        calibration: Data to quantize again on, with the suggestion that gained most.
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
     """

@@ -25,7 +25,7 @@ from lowbit.report.values import Step
 from lowbit.search.expected_error import expected_sqnr
 from lowbit.search.keep_if_better import step_of
 from lowbit.search.promotion_graph import rescaled_tensor, scale_groups
-from lowbit.search.switched_model import bears_switches, open_switched
+from lowbit.search.switched_model import bears_switches, is_run_in_parts, open_switched
 from lowbit.search.switched_parts import Switching
 from lowbit.state import Quantized
 
@@ -53,6 +53,8 @@ def search_scales(
     samples = state.samples
     groups = tuned_groups(state.plan)
     if samples is None or samples.data.is_random or not groups or not bears_switches(state):
+        return state, ()
+    if is_run_in_parts(state):  # thousands of passes over a model so large would take hours
         return state, ()
     with pipeline.clock.charge("search"):
         seen = Validation(state.loaded, samples.fitting().spread(config.samples))
@@ -111,9 +113,9 @@ def _measuring(state: Quantized, seen: Validation) -> Iterator[Decibels | None]:
 
         def decibels(factors: Mapping[str, float], samples: Sequence[int]) -> DoubleArray:
             choice = Switching(every - set(factors), tuple(factors.items()))
+            (rows,) = model.run_all([choice], samples)
             found = [
-                decibels_of((want[a], got[b]) for a, b in tensors.items())
-                for want, got in next(iter(model.run_all([choice], samples)))
+                decibels_of((want[a], got[b]) for a, b in tensors.items()) for want, got in rows
             ]
             return np.array([float(np.mean(each)) for each in found if len(each)])
 
