@@ -54,6 +54,7 @@ class _Promotions:
 
     saves = 0.0
     effort = Effort()
+    is_always_the_same = False
 
     def __init__(self, made: object = None) -> None:
         self.asked: list[Requirement] = []
@@ -68,7 +69,7 @@ class _Promotions:
         region = PromotedRegion(
             first="conv",
             last="conv",
-            nodes=1,
+            nodes=1 if self.is_always_the_same else len(self.asked),
             format="float",
             multiply_adds=0.1,
             elements=0.1,
@@ -185,6 +186,23 @@ def test_a_model_with_gigabytes_of_constants_is_not_promoted_and_says_so(
     assert (promotions.asked, report.promoted) == ([], ())
     told = [note for note in refinement.notes if "nothing was promoted: with 3.2 GB" in note]
     assert len(told) == (margin < 0)
+
+
+def test_a_model_that_is_found_again_is_not_refined_again(monkeypatch) -> None:
+    promotions, margins = _Promotions(), iter([-9.0, 15.0])
+    promotions.saves, promotions.is_always_the_same = 0.02, True
+    monkeypatch.setattr(finishing, "Promoter", promotions)
+
+    def finished(_, state):
+        return state, _Report(verdict=_verdict(next(margins))), Refinement()
+
+    monkeypatch.setattr(Finisher, "finished", finished)
+
+    _, report, _ = _finisher().promoted(object())
+
+    # A third margin was not asked for.
+    assert report.verdict.margin_db == 15.0
+    assert len(promotions.asked) > 1
 
 
 def test_the_search_is_told_what_verification_showed(monkeypatch) -> None:

@@ -17,7 +17,7 @@ from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
 from lowbit.search.promotion import Promoter
-from lowbit.search.promotion_values import USABLE, Promoted, Requirement
+from lowbit.search.promotion_values import USABLE, Changes, Promoted, Requirement
 from lowbit.search.switched_model import bears_switches
 from lowbit.state import Quantized
 
@@ -82,29 +82,30 @@ class Finisher:
         """Promote, and again for another requirement while the refined model is worse or far better than required."""
         best, note, required = found, "", USABLE
         attempts: list[Attempt] = []
+        verdicts: dict[Changes, Verdict] = {}
         while len(attempts) < promoter.effort.rounds:
             with self.pipeline.clock.charge("promote"):
-                result = (
-                    None
-                    if attempts or promoter.effort.rounds == 1
-                    else _free_changes(promoter, found)
-                )
+                is_first = not attempts and promoter.effort.rounds > 1
+                result = _free_changes(promoter, found) if is_first else None
                 result = result or promoter.promote(required)
             if not result.is_changed:
                 note = note or result.describe()
                 break
-            again = self.finished(result.state)
-            if not _is_better(again, best):
-                note = note or (
-                    "promotion was tried and brought nothing on verification samples: "
-                    f"{result.where()}"
-                )
-            else:
-                report = msgspec.structs.replace(again[1], promoted=result.regions)
-                best, note = (again[0], report, again[2]), result.describe()
-            verdict = again[1].verdict
-            if verdict is None or not again[2].complete:
-                break
+            verdict = verdicts.get(result.changes)
+            if verdict is None:  # another requirement may lead to a model that is known
+                again = self.finished(result.state)
+                verdict = again[1].verdict
+                if not _is_better(again, best):
+                    note = note or (
+                        "promotion was tried and brought nothing on verification samples: "
+                        f"{result.where()}"
+                    )
+                else:
+                    report = msgspec.structs.replace(again[1], promoted=result.regions)
+                    best, note = (again[0], report, again[2]), result.describe()
+                if verdict is None or not again[2].complete:
+                    break
+                verdicts[result.changes] = verdict
             gain_db = promoter.gain(required)
             attempts.append(Attempt(required, result.after_db, gain_db, verdict))
             other = next_requirement(attempts, promoter.saved)

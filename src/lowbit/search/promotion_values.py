@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 from lowbit.config.specs import Rule
 from lowbit.evaluate.verdict import OutputErrors
@@ -146,6 +147,10 @@ class Built:
         return WORTH * min(self.margin_db - least_db, MORE_DB)
 
 
+Changes: TypeAlias = tuple[tuple[PromotedRegion, ...], tuple[str, ...]]
+"""What tells one promoted model from another: its regions, and the tensors with other scales."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Promoted:
     """The model after promotion, what of it was promoted, and what that brought in decibels.
@@ -159,6 +164,11 @@ class Promoted:
     after_db: float
     tried: int
     rescaled: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> Changes:
+        """What is changed."""
+        return self.regions, self.rescaled
 
     @property
     def is_changed(self) -> bool:
