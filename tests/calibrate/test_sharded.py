@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -123,9 +124,9 @@ def test_large_samples_have_the_same_bits(tmp_path, monkeypatch) -> None:
         assert _quantized(tmp_path, **options) == want
 
 
-@pytest.fixture(scope="module")
-def dask_workers():
-    """Seven processes of Dask, which have imported all they need before they are forked."""
+@contextlib.contextmanager
+def _dask(workers: int):
+    """Yield a client of processes of Dask, which have imported all they need before they are forked."""
     import dask
     import distributed
 
@@ -136,11 +137,18 @@ def dask_workers():
         distributed.utils.get_mp_context().set_forkserver_preload(needed)
         with (
             distributed.LocalCluster(
-                n_workers=7, threads_per_worker=1, dashboard_address=":0"
+                n_workers=workers, threads_per_worker=1, dashboard_address=":0"
             ) as cluster,
             distributed.Client(cluster) as client,
         ):
-            yield cluster, client
+            yield client
+
+
+@pytest.fixture(scope="module")
+def dask_workers():
+    """Two processes of Dask."""
+    with _dask(2) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -152,26 +160,27 @@ def once() -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_dask_gives_the_same_bits(folder, alone, once, monkeypatch, dask_workers) -> None:
-    cluster, client = dask_workers
+@pytest.mark.parametrize("workers", [7, 3, 1])
+def test_dask_gives_the_same_bits(folder, once, monkeypatch, workers: int) -> None:
     want = _quantized(folder, **once)
-    for workers in (7, 3, 1, 2):
-        client.retire_workers(list(client.scheduler_info(n_workers=-1)["workers"])[workers:])
-        cluster.scale(workers)
-        client.wait_for_workers(workers)
-        with joblib.parallel_config(backend="dask", client=client):
-            assert parallel.worker_count() == workers
-            for size in (1, 5, 64):
-                monkeypatch.setattr(sharded, "SHARD_SIZE", size)
-                assert _quantized(folder, **once) == want, (workers, size)
-    with joblib.parallel_config(backend="dask", client=client):
+    # A cluster of its own: one that is scaled up again after workers retired may wait for ever.
+    with _dask(workers) as client, joblib.parallel_config(backend="dask", client=client):
+        assert parallel.worker_count() == workers
+        for size in (1, 5, 64):
+            monkeypatch.setattr(sharded, "SHARD_SIZE", size)
+            assert _quantized(folder, **once) == want, (workers, size)
+
+
+@pytest.mark.slow
+def test_dask_gives_the_same_bits_of_a_whole_run(folder, alone, dask_workers) -> None:
+    with joblib.parallel_config(backend="dask", client=dask_workers):
         assert _quantized(folder) == alone
 
 
 @pytest.mark.slow
 def test_a_dask_worker_that_is_killed_costs_what_it_was_at(tmp_path, dask_workers) -> None:
     task = tasks.Recorded(tmp_path, {4: "kill"})
-    with joblib.parallel_config(backend="dask", client=dask_workers[1]):
+    with joblib.parallel_config(backend="dask", client=dask_workers):
         found = list(parallel.distributed_map(task, range(20), name="test"))
         sent = 2 * parallel.worker_count()
     assert found == [item * item for item in range(20)]
@@ -187,7 +196,7 @@ def test_with_a_state_a_killed_dask_worker_costs_one_shard(
     monkeypatch.setattr(sharded, "SHARD_SIZE", 5)
     monkeypatch.setattr(sys.modules["lowbit.api.quantize"], "Store", tasks.KillingStore)
     state = tmp_path / "state"
-    with joblib.parallel_config(backend="dask", client=dask_workers[1]):
+    with joblib.parallel_config(backend="dask", client=dask_workers):
         assert _quantized(folder, state_dir=state) == alone
     computed = len(list((tmp_path / "state-computed").iterdir()))
     assert computed == len(_kept(state)) + 1
