@@ -44,7 +44,12 @@ MUCH_NOISE = 0.01
 _FEW = 5
 """So few tensors are seen one by one."""
 
-_LITTLE, _SHARE_OF_NODES = 0.1, 0.1
+_SHARE_OF_NODES = 0.1
+"""What all nodes count in the cost, beside the multiply-adds."""
+
+_LITTLE = 0.1
+"""A region is also tried from the start or to the end of the graph where that costs less."""
+
 _MOST_ENDS = 12
 """A region with more first and last nodes is told by the names of all its nodes."""
 
@@ -207,8 +212,8 @@ def _line(nodes: Sequence[ir.Node]) -> str:
     Whatever lies on a path between two nodes of a run lies in it.
     """
     own = set(nodes)
-    first = [str(n.name) for n in nodes if own.isdisjoint(_before(n))]
-    last = [str(n.name) for n in nodes if own.isdisjoint(_after(n))]
+    first = [str(n.name) for n in nodes if own.isdisjoint(_beside(n, after=False))]
+    last = [str(n.name) for n in nodes if own.isdisjoint(_beside(n, after=True))]
     rule = Rule(nodes=tuple(str(n.name) for n in nodes), exclude=True)
     if len(first) + len(last) <= min(_MOST_ENDS, len(nodes)):
         rule = Rule(start=tuple(first), end=tuple(last), exclude=True)
@@ -216,20 +221,11 @@ def _line(nodes: Sequence[ir.Node]) -> str:
     return msgspec.json.encode({"rules": [given]}).decode()
 
 
-def _before(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the nodes that one reads, through Q/DQ nodes."""
-    for found in node.predecessors():
+def _beside(node: ir.Node, *, after: bool) -> Iterator[ir.Node]:
+    """Yield the nodes that one reads, or those ``after`` it that read it, through Q/DQ nodes."""
+    for found in node.successors() if after else node.predecessors():
         if found.op_type in CONVERTERS:
-            yield from _before(found)
-        else:
-            yield found
-
-
-def _after(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the nodes that read one, through Q/DQ nodes."""
-    for found in node.successors():
-        if found.op_type in CONVERTERS:
-            yield from _after(found)
+            yield from _beside(found, after=after)
         else:
             yield found
 
