@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -90,6 +91,16 @@ class _Promotions:
         return self.saves * spare_db
 
 
+def _let_stand_in(monkeypatch, promotions: _Promotions, margins: Iterator[float]) -> None:
+    """Let the search be one that is made up, and models have these margins when they are verified."""
+
+    def finished(_, state):
+        return state, _Report(verdict=_verdict(next(margins))), Refinement()
+
+    monkeypatch.setattr(finishing, "Promoter", promotions)
+    monkeypatch.setattr(Finisher, "finished", finished)
+
+
 @pytest.mark.parametrize(
     ("shown", "rounds"),
     [((1.0,), 1), ((-4.0, 1.0), 2), ((-4.0, -2.0, -1.0), 3)],
@@ -99,12 +110,7 @@ def test_promotion_is_repeated_with_a_higher_aim_if_other_samples_are_worse(
     monkeypatch, shown: tuple[float, ...], rounds: int
 ) -> None:
     promotions, margins = _Promotions(), iter([-9.0, *shown])
-    monkeypatch.setattr(finishing, "Promoter", promotions)
-
-    def finished(_, state):
-        return state, _Report(verdict=_verdict(next(margins))), Refinement()
-
-    monkeypatch.setattr(Finisher, "finished", finished)
+    _let_stand_in(monkeypatch, promotions, margins)
 
     _, report, _ = _finisher().promoted(object())
 
@@ -151,12 +157,7 @@ def test_what_costs_nothing_is_refined_before_regions_are_searched(
 ) -> None:
     promotions, margins = _Promotions(), iter([-9.0, *shown])
     promotions.free_db = free_db
-    monkeypatch.setattr(finishing, "Promoter", promotions)
-
-    def finished(_, state):
-        return state, _Report(verdict=_verdict(next(margins))), Refinement()
-
-    monkeypatch.setattr(Finisher, "finished", finished)
+    _let_stand_in(monkeypatch, promotions, margins)
 
     _, report, _ = _finisher().promoted(object())
 
@@ -191,12 +192,7 @@ def test_a_model_with_gigabytes_of_constants_is_not_promoted_and_says_so(
 def test_a_model_that_is_found_again_is_not_refined_again(monkeypatch) -> None:
     promotions, margins = _Promotions(), iter([-9.0, 15.0])
     promotions.saves, promotions.is_always_the_same = 0.02, True
-    monkeypatch.setattr(finishing, "Promoter", promotions)
-
-    def finished(_, state):
-        return state, _Report(verdict=_verdict(next(margins))), Refinement()
-
-    monkeypatch.setattr(Finisher, "finished", finished)
+    _let_stand_in(monkeypatch, promotions, margins)
 
     _, report, _ = _finisher().promoted(object())
 
@@ -267,12 +263,7 @@ def test_less_is_promoted_where_refinement_brings_much(
 ) -> None:
     promotions, margins = _Promotions(), iter([-9.0, 15.0, second_db])
     promotions.saves = saves
-    monkeypatch.setattr(finishing, "Promoter", promotions)
-
-    def finished(_, state):
-        return state, _Report(verdict=_verdict(next(margins))), Refinement()
-
-    monkeypatch.setattr(Finisher, "finished", finished)
+    _let_stand_in(monkeypatch, promotions, margins)
 
     _, report, _ = _finisher().promoted(object())
 
