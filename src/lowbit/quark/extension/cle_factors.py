@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.powers import float32_power
 from lowbit.transforms.layers import input_ranges, output_ranges
 
 # Weights smaller than this count as this large when a bias is compared with them.
@@ -63,7 +64,7 @@ def triple_factors(
     """
     ranges = output_ranges(first), output_ranges(depthwise), input_ranges(last)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.power(ranges[0] * ranges[1] * ranges[2], np.float32(1 / 3))
+        mean = float32_power(ranges[0] * ranges[1] * ranges[2], 1 / 3)
         return _usable(ranges[0] / mean), _usable(mean / ranges[2])
 
 

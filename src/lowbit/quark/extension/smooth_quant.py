@@ -16,6 +16,7 @@ from lowbit.config.transforms import FloatTransform, check_alpha
 from lowbit.graph.editing import replace_constant
 from lowbit.graph.session import Array
 from lowbit.numerics.formats import DoubleArray, FloatArray
+from lowbit.numerics.powers import float32_power
 from lowbit.transforms.channel_statistics import reduce_channels
 from lowbit.transforms.implementation import Context, TransformedModel
 from lowbit.transforms.layers import WeightedLayer, find_layer, multiply_inputs
@@ -85,7 +86,7 @@ def _layers(graph: ir.Graph) -> list[WeightedLayer]:
 
 def quark_factors(x: FloatArray, w: FloatArray, alpha: float) -> FloatArray:
     """Return what weights are multiplied by, for largest activations and weights."""
-    s = np.power(x, np.float32(alpha)) / np.power(w + _TINY, np.float32(1 - alpha))
+    s = float32_power(x, alpha) / float32_power(w + _TINY, 1 - alpha)
     return np.asarray(np.where(x > 0, s, 1), np.float32)
 
 
