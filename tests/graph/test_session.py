@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -62,6 +64,43 @@ def test_memory_that_is_not_planned_changes_no_number(chain, feed) -> None:
     want, got = (running.run(["scores"], feed)[0] for running in sessions)
 
     np.testing.assert_array_equal(got, want)
+
+
+MAPS = """g (float[1,4,512,512] x) => (float[1,1,1,1] y) {
+  a = Relu(x)
+  b = Neg(a)
+  c = Exp(b)
+  d = Neg(c)
+  e = Concat<axis = 1>(a, b, c, d)
+  f = ReduceMax<axes = [1]>(e)
+  y = ReduceMean<axes = [2, 3]>(f)
+}"""
+GROWTH = """
+import sys
+import numpy as np
+from lowbit.graph.memory import resident_bytes
+from lowbit.graph.session import Session
+session = Session(sys.argv[1], threads=1, optimize="all", name="maps")
+feed = {"x": np.ones((1, 4, 512, 512), np.float32)}
+before = resident_bytes()
+session.run(["y"], feed)
+first = resident_bytes()
+session.run(["y"], feed)
+print(first - before, resident_bytes() - first)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says it in /proc")
+def test_a_second_run_takes_no_more_memory_than_the_first(parse, tmp_path) -> None:
+    path = tmp_path / "maps.onnx"
+    onnx.save(parse(MAPS, {}), path)
+
+    command = [sys.executable, "-c", GROWTH, str(path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    first, more = map(int, said.split())
+
+    assert first > 20 << 20  # maps of 4 MB, and the 16 MB of all together
+    assert more < 4 << 20
 
 
 def test_an_input_asked_for_outlives_what_was_fed(chain, floats) -> None:

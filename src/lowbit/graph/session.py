@@ -89,6 +89,9 @@ class Session:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         options.intra_op_num_threads = threads
         options.enable_mem_reuse = plan_memory
+        # One block for all that a run needs, as the first run needed it, is kept beside the memory of that
+        # first run: twice as much, and no faster.
+        options.enable_mem_pattern = False
         options.enable_cpu_mem_arena = keep_memory
         if threads > 1:
             # Threads that wait would take the processors from what is done with the results.
