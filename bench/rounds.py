@@ -151,7 +151,9 @@ def _tell(record: Mapping[str, Any]) -> None:
 def score_all(
     bench: Bench, subject: Subject, records: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Score the float model and, once, every model that was made."""
+    """Score the float model and, once, every model that was made; none if there is nothing to score by."""
+    if subject.metric == TOP1 and not subject.images:
+        return []
     scores = [bench.score(subject, pathlib.Path(subject.model), FLOAT, LOWBIT)]
     made = {(r["job"], r["tool"]): r for r in records if r["job"] != FLOAT and not r["error"]}
     for job, tool in made:

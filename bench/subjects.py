@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 
-EXAMPLE, YOLO, MINILM = "example", "yolov8n", "minilm"
+from bench import segmentation
+
+EXAMPLE, YOLO, MINILM, SEGMENTATION = "example", "yolov8n", "minilm", "segmentation"
 TOP1 = "top-1"
 _EXAMPLE = pathlib.Path(__file__).resolve().parent.parent / "examples" / "cifar10"
-_YOLO_IMAGES = 32
+_YOLO_IMAGES, _SEGMENTATION_IMAGES = 32, 48
 _MEAN, _STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
@@ -45,7 +47,7 @@ def available(names: Iterable[str]) -> list[str]:
     """Return those of the models that can be had here, with a word about the others."""
     found = []
     for name in names:
-        if name == EXAMPLE or os.environ.get("LOWBIT_ASSETS"):
+        if name in (EXAMPLE, SEGMENTATION) or os.environ.get("LOWBIT_ASSETS"):
             found.append(name)
         else:
             print(f"{name} skipped: LOWBIT_ASSETS does not name the folder it is in")
@@ -57,6 +59,9 @@ def subject(name: str, samples: int, images: int, work: pathlib.Path) -> Subject
     folder = work / "data" / name
     if name in (YOLO, MINILM):
         return _by_own_metric(name, samples, folder)
+    if name == SEGMENTATION:
+        rows = segmentation.images(min(samples, _SEGMENTATION_IMAGES))
+        return made(name, segmentation.segmentation_network(), rows, work)
     if name == EXAMPLE:
         model, input_name = example_model(), "input"
     else:

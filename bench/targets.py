@@ -29,10 +29,12 @@ _SECONDS = {
     ("mobilenet_v2", "native-a8w8-bare"): 3.5,
     ("efficientnet_lite0", "native-a8w8"): 12.0,
     ("efficientnet_lite0", "native-xint8"): 12.0,
+    ("segmentation", "native-xint8"): 40.0,
 }
 _PEAK_MB = {
     ("efficientnet_lite0", "native-a8w8"): 450,
     ("efficientnet_lite0", "native-xint8"): 450,
+    ("segmentation", "native-xint8"): 600,
 }
 _DIVERGENCE = {
     ("mobilenet_v2", "native-xint8"): 0.040,
