@@ -122,8 +122,7 @@ def channel_decibels(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
     An output of two axes, or of very many channels, counts as one channel.
     """
     a, b = np.asarray(want, np.float64), np.asarray(got, np.float64)
-    many = a.ndim >= 3 and a.shape[1] <= _MOST_CHANNELS
-    axes = tuple(axis for axis in range(a.ndim) if not (many and axis == 1))
+    axes, _ = channel_axes(a.ndim, a.shape[1] if a.ndim > 1 else None)
     signal = np.atleast_1d(np.square(a).sum(axis=axes))
     with np.errstate(all="ignore"):  # a broken model's outputs are as bad as can be, no error
         error = a - b
@@ -131,6 +130,13 @@ def channel_decibels(want: NDArray[Any], got: NDArray[Any]) -> DoubleArray:
         ratio = 10 * np.log10(signal / noise)
     ratio = np.where(noise == 0, _HIGHEST_DB, ratio)
     return np.asarray(np.clip(ratio[signal > 0], _LOWEST_DB, _HIGHEST_DB))
+
+
+def channel_axes(rank: int, channels: int | None) -> tuple[tuple[int, ...], int]:
+    """Return the axes of an output that one figure is taken over, and how many figures it has."""
+    many = rank >= 3 and channels is not None and channels <= _MOST_CHANNELS
+    axes = tuple(axis for axis in range(rank) if not (many and axis == 1))
+    return axes, (channels or 1) if many else 1
 
 
 def softmax(logits: NDArray[Any]) -> DoubleArray:

@@ -1,0 +1,137 @@
+"""A graph that also gives the gradients of its outputs with respect to tensors inside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.graph.editing import is_constant, node_inputs
+from lowbit.graph.naming import name_everything, tensor_name
+from lowbit.numerics.metrics import channel_axes
+from lowbit.ops.backward import BACKWARD
+from lowbit.ops.backward_graph import BackwardGraph
+
+SEEDS = 65521
+"""How many numbers an output's seed has: a prime, so that what is repeated falls on other channels and rows."""
+
+_TINY = 1e-20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WithGradients:
+    """A copy of a model with gradients.
+
+    Attributes:
+        model: The copy; what is read of it has to be made its output.
+        backward: Adds further nodes to it.
+        seeds: By output, the input that is fed what its numbers are multiplied by: ``SEEDS`` numbers,
+            which are repeated as often as need be.
+        gradients: By tensor, the gradient of the sum of all that, every output relative to its size.
+    """
+
+    model: ir.Model
+    backward: BackwardGraph
+    seeds: Mapping[str, ir.Value]
+    gradients: Mapping[str, ir.Value]
+
+
+def with_gradients(
+    model: ir.Model, outputs: Sequence[str], tensors: Collection[str]
+) -> WithGradients:
+    """Return a copy of a model that gives the gradients of ``outputs`` with respect to ``tensors``.
+
+    Tensors on whose way to an output lies a node without a rule are left out, as are those that no
+    output depends on. The size of an output is the root of its squared sum; where it has channels, each
+    counts relative to its own, and all alike.
+    """
+    model = model.clone()
+    name_everything(model)
+    graph = model.graph
+    values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+    nodes, walk = list(graph), _Walk(BackwardGraph(graph))
+    seeds = {}
+    for name in outputs:
+        value = values[name]
+        seed = ir.Value(
+            name=f"{name}/lowbit/seed",
+            type=ir.TensorType(ir.DataType.FLOAT),
+            shape=ir.Shape([SEEDS]),
+        )
+        graph.inputs.append(seed)
+        seeds[name] = seed
+        walk.add(name, _relative(walk.to, _repeated(walk.to, seed, value), value))
+    for node in reversed(nodes):
+        walk.back(node)
+    found = {name: gradient for name in tensors if (gradient := walk.gradient(name)) is not None}
+    return WithGradients(model, walk.to, seeds, found)
+
+
+def _repeated(to: BackwardGraph, seed: ir.Value, value: ir.Value) -> ir.Value:
+    """Return a seed in the shape of its output, whatever that is."""
+    zero, one, count = (to.constant(np.array(number, np.int64)) for number in (0, 1, SEEDS))
+    numbers = to.node("Range", zero, to.node("Size", value), one)
+    return to.like(to.node("Gather", seed, to.node("Mod", numbers, count), axis=0), value)
+
+
+def _relative(to: BackwardGraph, seed: ir.Value, value: ir.Value) -> ir.Value:
+    """Return a seed divided by the size of its output."""
+    rank = len(value.shape or ())
+    axes, channels = channel_axes(rank, _size(value, 1) if rank > 1 else None)
+    size = to.node("Sqrt", to.sum(to.node("Mul", value, value), axes))
+    least = to.node("Max", size, to.number(_TINY))
+    return to.node("Div", seed, to.node("Mul", least, to.number(channels**0.5)))
+
+
+def _size(value: ir.Value, axis: int) -> int | None:
+    size = None if value.shape is None else value.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+class _Walk:
+    """The walk over the nodes from the last to the first."""
+
+    def __init__(self, to: BackwardGraph) -> None:
+        self.to = to
+        self._parts: dict[str, list[ir.Value]] = {}
+        self._unknown: set[str] = set()
+        self._sums: dict[str, ir.Value] = {}
+
+    def add(self, name: str, gradient: ir.Value) -> None:
+        """Add what one consumer of a tensor passes back."""
+        self._parts.setdefault(name, []).append(gradient)
+
+    def gradient(self, name: str) -> ir.Value | None:
+        """Return the gradient of a tensor all of whose consumers were passed, if it is known."""
+        parts = self._parts.get(name)
+        if not parts or name in self._unknown:
+            return None
+        if name not in self._sums:
+            total = parts[0]
+            for part in parts[1:]:
+                total = self.to.node("Add", total, part)
+            self._sums[name] = total
+        return self._sums[name]
+
+    def back(self, node: ir.Node) -> None:
+        """Pass the gradients of a node's outputs on to its inputs."""
+        names = [value.name or "" for value in node.outputs]
+        is_unknown = any(name in self._unknown for name in names)
+        gradients = [self.gradient(name) for name in names]
+        if not is_unknown and all(gradient is None for gradient in gradients):
+            return
+        rule = BACKWARD.get(node.op_type) if node.domain == "" and not is_unknown else None
+        direct = {id(value) for value in node.inputs if value is not None}
+        for value in node_inputs(node):
+            if id(value) not in direct:
+                self._unknown.add(tensor_name(value))
+        for index, value in enumerate(node.inputs):
+            if value is None or is_constant(value) or value.dtype != ir.DataType.FLOAT:
+                continue
+            found = None if rule is None else rule(self.to, node, index, gradients)
+            if found is None:
+                self._unknown.add(tensor_name(value))
+            else:
+                self.add(tensor_name(value), found)
