@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from helpers.small_models import small_cnn
-from onnx import TensorProto, helper, numpy_helper
+from helpers.wide_models import wide_feeds, wide_network
 
 import lowbit
 from lowbit.config.methods import MinMax
@@ -19,9 +19,6 @@ from lowbit.config.scale_search import ScaleSearch
 from lowbit.numerics.formats import DoubleArray
 from lowbit.search import scale_search
 from lowbit.search.scale_search import Group, loud_groups, noise_of, tuned_groups
-
-_WIDE = 40.0
-"""How much larger one channel is than the others."""
 
 
 def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
@@ -32,44 +29,10 @@ def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
         "smooth_quant": None,
         "bias_correction": False,
         "refinement": None,
+        "sensitivity": None,
         "scale_search": ScaleSearch(samples=8),
     }
     return msgspec.structs.replace(config, **{**given, **changes})
-
-
-def _model() -> onnx.ModelProto:
-    """Return two layers; the second hardly reads the channel of the first that is large."""
-    rng = np.random.default_rng(3)
-    first = rng.normal(0, 1, (6, 3, 1, 1)).astype(np.float32)
-    first[:, 2] = 0
-    first[2] = [[[0]], [[0]], [[1]]]  # one output passes on the large channel, and no other has it
-    second = rng.normal(0, 1, (5, 6, 1, 1)).astype(np.float32)
-    second[:, 2] *= 1e-4
-    nodes = [
-        helper.make_node("Conv", ["x", "first"], ["a"]),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("Conv", ["b", "second"], ["c"]),
-        helper.make_node("Relu", ["c"], ["d"]),
-        helper.make_node("Conv", ["d", "third"], ["y"]),
-    ]
-    third = rng.normal(0, 1, (4, 5, 1, 1)).astype(np.float32)
-    graph = helper.make_graph(
-        nodes,
-        "wide",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 8, 8])],
-        [
-            numpy_helper.from_array(array, name)
-            for name, array in (("first", first), ("second", second), ("third", third))
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def _feeds(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    rng = np.random.default_rng(seed)
-    size = np.array([1, 1, _WIDE]).reshape(1, 3, 1, 1)
-    return [{"x": (size * rng.normal(0, 1, (1, 3, 8, 8))).astype(np.float32)} for _ in range(count)]
 
 
 def _quantized(model: onnx.ModelProto, feeds: list, config: lowbit.QuantConfig) -> lowbit.Result:
@@ -86,7 +49,7 @@ def _decibels(model: onnx.ModelProto, quantized: onnx.ModelProto, feeds: list) -
 
 @pytest.mark.parametrize("preset", ["A8W8", "XINT8", "U8S8_PERCHANNEL"])
 def test_a_range_that_outputs_do_not_need_is_clipped_and_other_samples_gain(preset: str) -> None:
-    model, feeds, others = _model(), _feeds(24), _feeds(12, seed=1)
+    model, feeds, others = wide_network(), wide_feeds(24), wide_feeds(12, seed=1)
 
     plain = _quantized(model, feeds, _config(preset, scale_search=None))
     found = _quantized(model, feeds, _config(preset))
@@ -106,14 +69,14 @@ def test_a_range_that_outputs_do_not_need_is_clipped_and_other_samples_gain(pres
     np.testing.assert_array_equal(again.params.tensors["b"].scale, found.params.tensors["b"].scale)
 
 
-def test_the_same_samples_give_the_same_model() -> None:
-    one, other = (_quantized(_model(), _feeds(24), _config("A8W8")) for _ in range(2))
+def test_the_same_samples_give_the_samewide_network() -> None:
+    one, other = (_quantized(wide_network(), wide_feeds(24), _config("A8W8")) for _ in range(2))
 
     assert one.model.SerializeToString() == other.model.SerializeToString()
 
 
 def test_what_is_worse_on_held_out_samples_is_dropped(monkeypatch) -> None:
-    model, feeds = _model(), _feeds(24)
+    model, feeds = wide_network(), wide_feeds(24)
     plain = _quantized(model, feeds, _config("A8W8", scale_search=None))
     (name,) = {"b"} & {row.name for row in plain.plan.activations()}
     monkeypatch.setattr(scale_search, "_factors", lambda *_: {name: 1e-3})  # clips all there is
@@ -128,10 +91,10 @@ def test_what_is_worse_on_held_out_samples_is_dropped(monkeypatch) -> None:
 
 
 def test_random_data_and_a_given_plan_leave_scales_as_they_are() -> None:
-    config, model = _config("A8W8", keep_only_if_better=False), _model()
+    config, model = _config("A8W8", keep_only_if_better=False), wide_network()
     plan = lowbit.plan(model, config=config)
 
-    planned = lowbit.quantize(model, data=_feeds(8), config=config, plan=plan)
+    planned = lowbit.quantize(model, data=wide_feeds(8), config=config, plan=plan)
     random = lowbit.quantize(model, data="random", config=config)
 
     assert not planned.report.steps
@@ -141,7 +104,7 @@ def test_random_data_and_a_given_plan_leave_scales_as_they_are() -> None:
 def test_a_model_so_large_that_it_runs_in_parts_is_left_as_it_is(monkeypatch) -> None:
     monkeypatch.setattr(scale_search, "is_run_in_parts", lambda state: True)
 
-    found = _quantized(_model(), _feeds(24), _config("A8W8"))
+    found = _quantized(wide_network(), wide_feeds(24), _config("A8W8"))
 
     assert not found.report.steps
     assert found.config.tensors == ()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lowbit.calibrate import log_histogram
 from lowbit.calibrate.channels import ChannelTotals
+from lowbit.calibrate.sensitivity import Sensitivity
 from lowbit.errors import CalibrationError
 from lowbit.files import DAMAGED
 from lowbit.numerics.exact_sums import ExactSums, are_sums
@@ -46,6 +47,7 @@ class TensorStats:
         custom: Statistics of a method's own, for the methods that read them.
         average: Range by moving average, for the methods that read one.
         totals: Sums of the channels, whose means bias correction reads.
+        sensitivity: What the outputs feel of errors, where errors are to be weighed by it.
     """
 
     low: float
@@ -56,6 +58,7 @@ class TensorStats:
     custom: CustomStatistics | None = None
     average: tuple[float, float] | None = None
     totals: ChannelTotals | None = None
+    sensitivity: Sensitivity | None = None
 
     @property
     def channels(self) -> DoubleArray | None:
@@ -107,6 +110,7 @@ class TensorStats:
             self.count + other.count,
             self.not_finite + other.not_finite,
             counts,
+            sensitivity=_both(self.sensitivity, other.sensitivity),
         )
         return merged.with_channels(self).with_channels(other)
 
@@ -122,6 +126,10 @@ class TensorStats:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         counts = fields.pop("counts")
         return _from_bins, (fields, None if counts is None else _bins(counts))
+
+
+def _both(mine: Sensitivity | None, theirs: Sensitivity | None) -> Sensitivity | None:
+    return mine | theirs if mine is not None and theirs is not None else None
 
 
 _Bins = tuple[NDArray[np.uint16], NDArray[np.int64]]
@@ -212,6 +220,8 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
             arrays[f"{index}_sums"] = s.totals.sums
             if s.totals.squares is not None:
                 arrays[f"{index}_squares"] = s.totals.squares
+        if s.sensitivity is not None:
+            arrays[f"{index}_felt"] = s.sensitivity.packed()
     made = {"equalized": stats.equalized, "smoothed": stats.smoothed}
     about = {"samples": stats.samples, **made}
     header = json.dumps({"format": _FORMAT, **about, "tensors": table})
@@ -302,7 +312,10 @@ def _read_row(file: Mapping[str, NDArray[Any]], index: int, row: _Row) -> Tensor
         if {at_bins.dtype.kind, n.dtype.kind} - {"i", "u"} or (at_bins < 0).any() or (n < 0).any():
             raise ValueError(f"the histogram of tensor {row.name!r} holds no counts")
         counts = _counts((at_bins, n))
-    return TensorStats(row.low, row.high, row.count, row.not_finite, counts, totals=totals)
+    felt = Sensitivity.unpacked(file[at], row.name) if (at := f"{index}_felt") in file else None
+    return TensorStats(
+        row.low, row.high, row.count, row.not_finite, counts, totals=totals, sensitivity=felt
+    )
 
 
 def _figures(file: Mapping[str, NDArray[Any]], key: str, tensor: str) -> ExactSums:

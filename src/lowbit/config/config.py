@@ -9,7 +9,7 @@ import msgspec
 from lowbit.config.methods import Method, MinMse, OutputMse
 from lowbit.config.mixed_precision import PrecisionSearch
 from lowbit.config.refinement import Refinement
-from lowbit.config.scale_search import ScaleSearch
+from lowbit.config.scale_search import ScaleSearch, SensitivityWeighting
 from lowbit.config.specs import (
     BiasSpec,
     IntegerSpec,
@@ -58,12 +58,13 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         equalization: How factors move between layers before anything is quantized; ``None``: not.
         smooth_quant: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
         bias_correction: Whether biases make up for what rounding weights shifts (bias correction).
+        sensitivity: How errors of activations are weighed by what the outputs feel of them; ``None``: all alike.
         scale_search: How scales of activations are chosen by the error of the outputs; ``None``: by the method
             of their spec alone.
         refinement: How weights are rounded better than to the nearest integer; ``None``: not.
         mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
-        keep_only_if_better: Whether equalization, smoothing and bias correction are kept only if they lower the
-            error on samples held out of calibration.
+        keep_only_if_better: Whether equalization, smoothing, bias correction and sensitivity are kept only if they
+            lower the error on samples held out of calibration.
         fix_inputs: Inputs that become constants, with their values; the quantized model has them no more.
         input_shapes: Shapes of inputs, instead of those in the file.
         skip_rewrites: Names of graph rewrites of the target to skip (``lowbit.transforms.rewrites``).
@@ -92,6 +93,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     smooth_quant: FloatTransform | None = None
     bias_correction: bool = False
     keep_only_if_better: bool = False
+    sensitivity: SensitivityWeighting | None = None
     scale_search: ScaleSearch | None = None
     refinement: Refinement | None = None
     mixed_precision: PrecisionSearch | None = None
@@ -109,7 +111,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return "the scales of activations are calibrated"
         if self.cache is not None:
             return "the scales of caches are calibrated"
-        searches = (self.mixed_precision, self.scale_search)
+        searches = (self.mixed_precision, self.sensitivity, self.scale_search)
         if self.keep_only_if_better or any(each is not None for each in searches):
             return "what helps is measured"
         transforms = (self.rotation, self.equalization, self.smooth_quant)

@@ -11,7 +11,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import AdaQuant, Gptq, LayerReconstruction, Refinement
-from lowbit.config.scale_search import ScaleSearch
+from lowbit.config.scale_search import ScaleSearch, SensitivityWeighting
 from lowbit.config.specs import BLOCKS, AccumulatorBias, DynamicSpec, FloatSpec, IntegerSpec, Spec
 from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
@@ -58,6 +58,7 @@ def _float_scales(
         smooth_quant=SmoothQuant(),
         bias_correction=True,
         keep_only_if_better=True,
+        sensitivity=SensitivityWeighting(),
         refinement=LayerReconstruction(),
     )
     return Preset(config=config, summary=summary)
@@ -144,6 +145,7 @@ _ALL = (
             equalization=CrossLayerEqualization(),
             bias_correction=True,
             keep_only_if_better=True,
+            sensitivity=SensitivityWeighting(),
             refinement=LayerReconstruction(),
         ),
         summary="Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
@@ -174,6 +176,7 @@ _ALL = (
             equalization=CrossLayerEqualization(),
             bias_correction=True,
             keep_only_if_better=True,
+            sensitivity=SensitivityWeighting(),
             refinement=LayerReconstruction(),
         ),
         summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",

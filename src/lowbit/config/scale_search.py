@@ -1,4 +1,4 @@
-"""The search for scales as a value: how many samples the outputs are measured on."""
+"""Scales of activations by what the outputs feel of them, as values: on how many samples that is measured."""
 
 from __future__ import annotations
 
@@ -23,3 +23,22 @@ class ScaleSearch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ConfigError(f"scale_search.samples is {self.samples}; it must be at least 1")
+
+
+class SensitivityWeighting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weigh the errors of activations by their sensitivity: by what the outputs feel of them.
+
+    Scales of least squared error (``MinMse``) then have the least error at the outputs. Gradients tell the
+    sensitivity of every tensor in one pass; tensors for which they are not known, such as those before an operator
+    without a rule, keep the scale of their own least error.
+
+    Attributes:
+        samples: How many calibration samples gradients are taken on, spread over all of them; fewer where
+            a sample's activations are large.
+    """
+
+    samples: int = 32
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ConfigError(f"sensitivity.samples is {self.samples}; it must be at least 1")

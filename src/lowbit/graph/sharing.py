@@ -41,7 +41,7 @@ class Sharing:
         return "plain" if self.one_by_one and optimize == "all" else optimize
 
 
-SIDE_BY_SIDE = Sharing(one_by_one=False)
+SIDE_BY_SIDE, ONE_BY_ONE = Sharing(one_by_one=False), Sharing(one_by_one=True)
 
 
 def sharing_of(feed: Feed | None) -> Sharing:

@@ -29,6 +29,9 @@ from lowbit.scales.shift_limits import Limited
 from lowbit.scales.solve import settle_bias
 from lowbit.state import Quantized
 
+_MUCH = 2.0
+"""A range this many times as wide as a quantizer's is clipped on purpose."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerInput:
@@ -62,6 +65,8 @@ class RefinedLayer:
         bias: The plan's row of its bias.
         activation: What follows with no rounding before it; ``quantizer``: the rounding after that.
         scale: The scale of weights in 16-bit floats.
+        clipped: Whether its input or its output has a range much narrower than what was seen: positions that
+            are clipped have nothing to say then, and would outvote all others.
         relative: Whether each position counts relative to its own output: what is normalized next
             sees no more of a token that is a hundred times as large as others than of these.
         fixed_bias: A bias that is not stored as integers, and stays as it is.
@@ -83,6 +88,7 @@ class RefinedLayer:
     activation: Activation = NONE
     quantizer: Quantizer | None = None
     scale: float = 1.0
+    clipped: bool = False
     relative: bool = False
     fixed_bias: FloatArray | None = None
     limited: Limited | None = None
@@ -212,6 +218,7 @@ def _refined_layer(
         bias=bias,
         fixed_bias=None if bias is not None else _fixed_bias(node, geometry),
         scale=state.params.scales.get(row.name, 1.0),
+        clipped=any(_is_clipped(state, rows, v) for v in (node.inputs[0], node.outputs[0])),
         relative=_is_own_input(rows, node.inputs[0]),
         activation=activation,
         quantizer=quantizer,
@@ -284,6 +291,18 @@ def _after(state: Quantized, rows: _Rows, node: ir.Node) -> tuple[Activation, Qu
     zero = float(params.zero_point)
     low, high = params.format.low - zero, params.format.high - zero
     return activation, Quantizer(float(params.scale), low, high)
+
+
+def _is_clipped(state: Quantized, rows: _Rows, value: ir.Value | None) -> bool:
+    """Whether a quantizer's range is much narrower than what was seen of its tensor."""
+    row = None if value is None else rows.activations.get(str(value.name))
+    seen = None if row is None else state.stats.tensors.get(row.observe)
+    params = None if row is None else state.params.tensors.get(row.name)
+    if seen is None or params is None:
+        return False
+    zero, scale = float(params.zero_point), float(params.scale)
+    low, high = (scale * (limit - zero) for limit in (params.format.low, params.format.high))
+    return seen.high > _MUCH * high or seen.low < _MUCH * low
 
 
 def unrefined(state: Quantized, layer: RefinedLayer, error: float) -> LayerResult:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.attenuation import Attenuation
@@ -17,6 +18,8 @@ from lowbit.refine.samples import Columns
 
 # The share of a layer's error below which the rounding of its weights is left as it is.
 _NEGLIGIBLE = 0.005
+# A position with so many times the error of the median is left out where numbers are clipped.
+_FAR = 16.0
 # Columns that are summed up at once: to add products up takes as long, however few were multiplied.
 _COLUMNS_AT_ONCE = 512
 
@@ -34,6 +37,7 @@ class LayerMoments:
         bias: FloatArray | None,
         *,
         fixed_bias: FloatArray | None = None,
+        clipped: bool = False,
         relative: bool = False,
         held_out: Collection[int] = (),
         rounding: FloatArray | None = None,
@@ -42,7 +46,8 @@ class LayerMoments:
         """Begin with no samples.
 
         ``weight`` (groups x outputs x depth) and ``bias`` are the float layer's; a ``fixed_bias`` is
-        taken off the targets. ``held_out`` are the numbers of the samples that decide; if there
+        taken off the targets. ``clipped``: whether some positions were clipped before the layer or will be after it;
+        those with errors far beyond all others' are then left out. ``held_out`` are the numbers of the samples that decide; if there
         are none, all do. ``relative``: each position counts relative to its own output.
         ``rounding`` is what rounding to the nearest changes of the weights: where that is next to
         nothing beside all else, no other rounding is looked for, and no second moments are taken.
@@ -55,6 +60,7 @@ class LayerMoments:
         if fixed_bias is not None:
             self._offset = np.asarray(fixed_bias, np.float32).reshape(shape)
         self._added = 0.0 if bias is None else bias.reshape(shape)
+        self._clipped = clipped
         self._held_out, self._relative = frozenset(held_out), relative
         self._solved_on = ColumnSums(groups, outputs, depth, relative=relative)
         self._decides = ColumnSums(groups, outputs, depth, relative=relative)
@@ -88,6 +94,9 @@ class LayerMoments:
     def _add(self, samples: Sequence[Columns], *, solve: bool, decide: bool) -> None:
         patches = np.concatenate([s.patches for s in samples], axis=2)
         targets = np.concatenate([s.targets for s in samples], axis=2)
+        if self._clipped:
+            usual = _usual(targets - self._offset - np.matmul(self.weight, patches) - self._added)
+            patches, targets = patches[:, :, usual], targets[:, :, usual]
         importance = self._importance(targets) if self._relative else None
         targets = targets - self._offset
         rest = None
@@ -182,6 +191,12 @@ class LayerMoments:
 
 def _columns(samples: Sequence[Columns]) -> int:
     return sum(sample.patches.shape[2] for sample in samples)
+
+
+def _usual(rest: FloatArray) -> NDArray[np.intp]:
+    """Return the positions whose error is not far beyond that of most."""
+    errors = np.einsum("gon,gon->n", rest, rest)
+    return np.flatnonzero(errors <= _FAR * np.median(errors))
 
 
 def _energy(array: FloatArray) -> float:

@@ -220,6 +220,7 @@ def layer_moments(
         rounding=_rounding(layer, weight),
         restored=layer.reads_other_curve,
         fixed_bias=layer.fixed_bias,
+        clipped=layer.clipped,
         relative=layer.relative,
         held_out=held_out,
     )

@@ -23,7 +23,7 @@ from lowbit.numerics.affine import QParams, power_of_two_qparams, range_qparams
 from lowbit.numerics.metrics import decibels
 from lowbit.ops.families import MEAN_POOLS
 from lowbit.planning.plan import AlignedGroup, Plan, TensorPlan
-from lowbit.scales.density import Density, DoubleArray
+from lowbit.scales.density import Density, DoubleArray, SensitiveDensity
 from lowbit.scales.ranges import params_of, params_of_range
 from lowbit.scales.search import error_of, power_of_two_candidates, power_of_two_errors
 
@@ -114,7 +114,7 @@ def _least_relative_error(measured: list[TensorStats], spec: IntegerSpec) -> QPa
     Ratios, not errors: a pooled tensor of few values counts as much as the large one before it.
     """
     low, high = min(s.low for s in measured), max(s.high for s in measured)
-    densities = [Density.of(s) for s in measured if s.count]
+    densities = _densities(measured)
     top = max(abs(low), abs(high))
     if not any(d.weight.any() for d in densities):
         return params_of_range((low, high), spec)
@@ -137,8 +137,21 @@ def _least_relative_error(measured: list[TensorStats], spec: IntegerSpec) -> QPa
     return tried[int(np.argmin(errors))]
 
 
-def _relative(densities: list[Density], errors: Callable[[Density], DoubleArray]) -> DoubleArray:
-    return np.asarray(sum(errors(d) / max(d.power(), 1e-30) for d in densities))
+def _densities(measured: Sequence[TensorStats]) -> Sequence[Density]:
+    """Return the densities of tensors, by their sensitivity if that of all is known."""
+    counted = [stats for stats in measured if stats.count]
+    felt = [
+        SensitiveDensity.of_felt(stats, stats.sensitivity)
+        for stats in counted
+        if stats.sensitivity is not None
+    ]
+    return felt if len(felt) == len(counted) else [Density.of(stats) for stats in counted]
+
+
+def _relative(
+    densities: Sequence[Density], errors: Callable[[Density], DoubleArray]
+) -> DoubleArray:
+    return np.asarray(sum(errors(d) / d.unit for d in densities))
 
 
 # An input that keeps less than this, in decibels, of what it had on its own is ruined.

@@ -17,7 +17,7 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import MinMse
 from lowbit.ops.curves import Curve, Function, Gate, find_curves
 from lowbit.planning.plan import Plan, TensorPlan
-from lowbit.scales.density import Density, DoubleArray
+from lowbit.scales.density import Density, DoubleArray, SensitiveDensity
 
 # Numbers at which the function is taken in each bin, and the least of them beside the largest:
 # what is smaller is zero with every scale.
@@ -91,9 +91,15 @@ class PricedDensities:
 
     def of_tensor(self, tensor: TensorPlan) -> Density | None:
         """Return what a tensor's errors are reckoned on, or ``None`` where they count as they are."""
+        if not isinstance(tensor.integer.method, MinMse):
+            return None
         source = self.gates.get(tensor.name, tensor.name)
         curve = self.curves.get(source)
-        if curve is None or not isinstance(tensor.integer.method, MinMse):
+        seen = self.stats[tensor.observe]
+        # A function that saturates is no straight line, which gradients take it for.
+        if seen.sensitivity is not None and (curve is None or source != tensor.name):
+            return SensitiveDensity.of_felt(seen, seen.sensitivity)
+        if curve is None:
             return None
         density = Density.of(self.stats[source], source)
         if curve.gate is not None and source != tensor.name:

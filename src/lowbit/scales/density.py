@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.calibrate import log_histogram
+from lowbit.calibrate.sensitivity import BINS, Sensitivity, bin_edges
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.errors import CalibrationError
 
@@ -64,6 +65,11 @@ class Density:
         """Return the mean square of the values."""
         square = _mean_square(self.start, self.end)
         return float((self.weight * square).sum() / max(self.total, 1.0))
+
+    @property
+    def unit(self) -> float:
+        """What errors of different tensors are compared relative to."""
+        return max(self.power(), 1e-30)
 
     def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
         """Return the mean squared error for each candidate.
@@ -116,6 +122,50 @@ class Density:
         reached = np.stack((after - self.weight, after), axis=1).reshape(-1)
         below = np.interp(edges, knots, reached, left=0.0) if len(knots) else np.zeros(len(edges))
         return np.diff(below + self.zeros * (edges > 0))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SensitiveDensity(Density):
+    """A density whose errors are what the outputs feel of them: summed up, not a mean."""
+
+    felt: Sensitivity
+
+    @classmethod
+    def of_felt(cls, stats: TensorStats, felt: Sensitivity) -> SensitiveDensity:
+        """Return the density of a tensor's sensitivity, cut to the range that was seen."""
+        edges = bin_edges()
+        positive, negative = felt.squares[:BINS], felt.squares[BINS:]
+        at, minus = np.flatnonzero(positive), np.flatnonzero(negative)[::-1]
+        start = np.concatenate((-edges[minus + 1], edges[at]))
+        end = np.concatenate((-edges[minus], edges[at + 1]))
+        start, end = (np.clip(side, stats.low, stats.high) for side in (start, end))
+        return cls(start, end, np.concatenate((negative[minus], positive[at])), 0.0, felt)
+
+    def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
+        """Return the error at the outputs for each candidate (see ``Density``)."""
+        edges = bin_edges()[:-1]
+        over, under = self.felt.clipping
+        above = np.interp(np.maximum(high, 0.0), edges, over)
+        below = np.interp(np.maximum(-np.asarray(low), 0.0), edges, under)
+        scale, low, high = (np.asarray(v, np.float64)[:, None] for v in (scale, low, high))
+        width = np.maximum(self.end - self.start, 1e-300)
+        inside = _rounding(self.end, scale, low, high) - _rounding(self.start, scale, low, high)
+        point = self.end <= self.start
+        error = inside / width
+        if point.any():
+            inner = np.clip(self.start, low, high)
+            error = np.where(point, _at(inner, scale, low, high), error)
+        return np.asarray((error * self.weight).sum(axis=1) + above + below)
+
+    @property
+    def unit(self) -> float:
+        """One: errors at the outputs are compared as they are."""
+        return 1.0
+
+    def coarser(self, together: int) -> SensitiveDensity:
+        """Return the same: it has few bins."""
+        del together
+        return self
 
 
 def _mean_square(a: DoubleArray, b: DoubleArray) -> DoubleArray:

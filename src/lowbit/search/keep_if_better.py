@@ -18,6 +18,7 @@ import numpy as np
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
+from lowbit.config.scale_search import SensitivityWeighting
 from lowbit.config.transforms import FloatTransform
 from lowbit.evaluate.validation import Gain, Validation
 from lowbit.numerics.formats import DoubleArray
@@ -26,10 +27,11 @@ from lowbit.pipeline.pipeline import Pipeline
 from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
 from lowbit.search.expected_error import expected_sqnr
+from lowbit.search.sensitive_scales import weighted_scales
 from lowbit.state import Normalized, Quantized, extended
 from lowbit.transforms import implementation_of
 
-_Field = Literal["bias_correction", "equalization", "smooth_quant"]
+_Field = Literal["bias_correction", "equalization", "smooth_quant", "sensitivity"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ _OPTIONS = (
     _Option("bias correction", "bias_correction", skipped=False),
     _Option("equalization", "equalization", skipped=None),
     _Option("SmoothQuant", "smooth_quant", skipped=None),
+    _Option("scales by sensitivity", "sensitivity", skipped=None),
 )
 
 
@@ -66,6 +69,8 @@ def as_collected(config: QuantConfig, stats: Stats) -> QuantConfig:
         config = msgspec.structs.replace(config, equalization=None)
     if config.keep_only_if_better and not stats.smoothed:
         config = msgspec.structs.replace(config, smooth_quant=None)
+    if not any(tensor.sensitivity is not None for tensor in stats.tensors.values()):
+        config = msgspec.structs.replace(config, sensitivity=None)
     return config
 
 
@@ -89,7 +94,13 @@ def keep_what_helps(
         wanted = getattr(config, option.field)
         if isinstance(wanted, FloatTransform) and not _applies(wanted, best):
             continue
-        candidate = _with_step(pipeline, best, option.field, wanted, plan)
+        if isinstance(wanted, SensitivityWeighting):
+            found = weighted_scales(pipeline, best, wanted, validation)
+            if found is None:
+                continue
+            candidate = found
+        else:
+            candidate = _with_step(pipeline, best, option.field, wanted, plan)
         # Corrected biases change nothing of what the model would give with weights in float.
         known = before.float_weights if option.field == "bias_correction" else None
         with clock.stage("validate"):

@@ -1,0 +1,134 @@
+"""The pass over some samples that tells the sensitivity of every tensor, by gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from lowbit.calibrate.masked import kept_tokens, without_padding
+from lowbit.calibrate.sensitivity import ROWS, SPATIAL, Sensitivity
+from lowbit.calibrate.subsampling import row_step
+from lowbit.graph.onnx_passes import infer_anew
+from lowbit.graph.session import Array, Feed, session
+from lowbit.graph.sharing import ONE_BY_ONE
+from lowbit.ops.backward_graph import BackwardGraph, known_sizes
+from lowbit.ops.gradients import SEEDS, WithGradients, with_gradients
+
+_TO_THE_END = np.iinfo(np.int64).max
+
+
+def collect_sensitivity(
+    model: ir.Model,
+    tensors: Collection[str],
+    outputs: Sequence[str],
+    feeds: Iterable[Feed],
+    mask: str = "",
+) -> dict[str, Sensitivity]:
+    """Return the sensitivity of those ``tensors`` whose gradients are known, over all samples.
+
+    ``outputs`` are the tensors at which errors are felt. ``mask``: the input that says at which tokens
+    tensors count.
+    """
+    samples = iter(feeds)
+    first = next(samples, None)
+    if first is None:
+        return {}
+    model, shapes = _of_shape(model, first)
+    found = with_gradients(model, outputs, tensors)
+    probe = _Probe.of(found)
+    if not probe.rows:
+        return {}
+    total: dict[str, Sensitivity] = {}
+    alike = (feed for feed in itertools.chain([first], samples) if _fits(feed, shapes))
+    # Two samples at once would take twice the memory, and one with its gradients takes much.
+    with session(
+        found.model, threads=ONE_BY_ONE.threads, optimize="plain", name="the model with gradients"
+    ) as running:
+        for number, feed in enumerate(alike):
+            kept = kept_tokens(feed, mask)
+            arrays = running.run(probe.outputs, {**feed, **_signs(found, number)})
+            shown = iter([without_padding(array, kept) for array in arrays])
+            for name, rows in probe.rows.items():
+                felt = Sensitivity.of(next(shown), next(shown), rows)
+                total[name] = total[name] | felt if name in total else felt
+    return {name: s for name, s in total.items() if s.is_usable}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Probe:
+    """What is read of a model with gradients: for each tensor some rows of it and of its gradient.
+
+    ``rows`` says how many there are of each tensor, ``outputs`` have two names for each.
+    """
+
+    rows: Mapping[str, int]
+    outputs: Sequence[str]
+
+    @classmethod
+    def of(cls, found: WithGradients) -> _Probe:
+        """Make what is read outputs of the model, which is changed."""
+        graph = found.model.graph
+        values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+        rows: dict[str, int] = {}
+        outputs: list[str] = []
+        graph.outputs.clear()
+        for name, gradient in found.gradients.items():
+            sizes = known_sizes(values[name]) or []
+            step, rows[name] = 1, 1
+            if len(sizes) == SPATIAL and None not in sizes[1:]:
+                whole = [size or 1 for size in sizes]
+                step, rows[name] = row_step([1, *whole[1:]]), whole[ROWS]
+            for value in (values[name], gradient):
+                shown = _thinned(found.backward, value, step)
+                shown.dtype = ir.DataType.FLOAT
+                graph.outputs.append(shown)
+                outputs.append(str(shown.name))
+        return cls(rows, outputs)
+
+
+def _thinned(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:
+    """Return every so many of a map's rows."""
+    if step == 1:
+        return to.node("Identity", value)
+    first, last, axis, steps = (
+        to.integers(number) for number in (step // 2, _TO_THE_END, ROWS, step)
+    )
+    return to.node("Slice", value, first, last, axis, steps)
+
+
+def _signs(found: WithGradients, number: int) -> dict[str, Array]:
+    """Return signs at random, for every output of every sample others and always the same."""
+    return {
+        str(seed.name): np.random.default_rng((number, index)).choice(
+            np.array([-1, 1], np.float32), SEEDS
+        )
+        for index, seed in enumerate(found.seeds.values())
+    }
+
+
+def _of_shape(model: ir.Model, feed: Feed) -> tuple[ir.Model, dict[str, tuple[int, ...]]]:
+    """Return a model of images of any size for those of one size, which convolutions' gradients need.
+
+    Returns the shapes that feeds have to have then; those of other inputs may be any.
+    """
+    shapes = {
+        str(value.name): np.shape(feed[str(value.name)])
+        for value in model.graph.inputs
+        if value.name in feed and None in (known_sizes(value) or [])[1:]
+    }
+    if not any(len(shape) == SPATIAL for shape in shapes.values()):
+        return model, {}
+    model = model.clone()
+    for value in model.graph.inputs:
+        if value.name in shapes:
+            value.shape = ir.Shape(shapes[value.name])
+    infer_anew(model)
+    return model, shapes
+
+
+def _fits(feed: Feed, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    return all(np.shape(feed[name]) == shape for name, shape in shapes.items())

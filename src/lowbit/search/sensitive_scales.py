@@ -1,0 +1,60 @@
+"""Scales of activations by sensitivity: those of least error at the outputs, found in one pass."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import onnx_ir as ir
+
+from lowbit.config.scale_search import SensitivityWeighting
+from lowbit.evaluate.validation import Validation
+from lowbit.graph.parts import is_large
+from lowbit.pipeline import stages
+from lowbit.pipeline.pipeline import Pipeline
+from lowbit.pipeline.verify import quantized_names
+from lowbit.state import Calibrated, Quantized, extended
+
+_FEWEST, _NUMBERS = 6, 1 << 28
+"""Samples at least, and how many numbers all activations of more than those may have together."""
+
+
+def weighted_scales(
+    pipeline: Pipeline, state: Quantized, config: SensitivityWeighting, seen: Validation
+) -> Quantized | None:
+    """Return the model with scales by sensitivity, or ``None`` where there is nothing to weigh.
+
+    ``seen`` tells which tensors of the float model its outputs are measured at.
+    """
+    samples = state.samples
+    if samples is None or samples.data.is_random or is_large(state.adapted):
+        return None
+    tensors = stages.weighed_tensors(state)
+    outputs = measured_outputs(state, seen)
+    if not tensors or not outputs:
+        return None
+    changed = msgspec.structs.replace(state.config, sensitivity=config)
+    with pipeline.clock.stage("weigh"):
+        count = min(config.samples, max(_FEWEST, _NUMBERS // max(1, _activations(state.adapted))))
+        feeds = samples.fitting().spread(count)
+        found = stages.weigh(extended(state, Calibrated, config=changed), feeds, outputs)
+    if all(found.stats[name].sensitivity is None for name in tensors):
+        return None
+    return pipeline.finish(found)
+
+
+def measured_outputs(state: Quantized, seen: Validation) -> list[str]:
+    """Return the tensors that outputs are measured at, of those that the adapted model has."""
+    values = ir.convenience.create_value_mapping(state.adapted.graph, include_subgraphs=False)
+    wanted = seen.tensors(quantized_names(state))
+    return [name for name in wanted if name in values and values[name].producer() is not None]
+
+
+def _activations(model: ir.Model) -> int:
+    """Return how many numbers the activations of one sample have, as far as sizes are known."""
+    return sum(
+        math.prod(size for size in value.shape if isinstance(size, int))
+        for node in model.graph
+        for value in node.outputs
+        if value.shape is not None
+    )

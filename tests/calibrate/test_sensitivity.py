@@ -1,0 +1,140 @@
+"""What outputs feel of errors: against sums made by hand, and against noise that is really added."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from lowbit.calibrate.sensitivity import BINS, Sensitivity, bin_edges
+from lowbit.calibrate.sensitivity_pass import collect_sensitivity
+from lowbit.calibrate.statistics import Stats, TensorStats, pack_stats, unpack_stats
+from lowbit.errors import CalibrationError
+from lowbit.graph import io
+from lowbit.graph.onnx_passes import infer_types
+
+
+def _drawn(*shape: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(0, 1, shape).astype(np.float32) for _ in range(2))
+
+
+def test_squares_are_counted_at_the_values_they_belong_to() -> None:
+    x, g = _drawn(1, 3, 8, 8)
+
+    found = Sensitivity.of(x, g, rows=8)
+
+    edges = bin_edges()
+    assert np.all(np.diff(edges) > 0)
+    for sign, part in ((1, found.squares[:BINS]), (-1, found.squares[BINS:])):
+        for low, high, got in zip(edges[1016:1024], edges[1017:1025], part[1016:1024], strict=True):
+            inside = (sign * x >= low) & (sign * x < high)
+            np.testing.assert_allclose(got, np.square(g[inside], dtype=np.float64).sum(), rtol=1e-6)
+    np.testing.assert_allclose(found.squares.sum(), np.square(g, dtype=np.float64).sum())
+
+
+@pytest.mark.parametrize("at", [1000, 1010, 1020])
+def test_what_is_clipped_adds_up_before_it_is_squared(at: int) -> None:
+    x, g = _drawn(1, 3, 8, 8)
+    edge = bin_edges()[at]
+
+    found = Sensitivity.of(x, g, rows=8)
+
+    above, below = np.maximum(x - edge, 0), np.minimum(x + edge, 0)
+    wanted = [(g.astype(np.float64) * cut).sum() ** 2 for cut in (above, below)]
+    np.testing.assert_allclose(found.clipping[:, at], wanted, rtol=1e-4)
+
+
+def test_some_rows_stand_for_all() -> None:
+    """On average over many maps, whether rows have much in common or nothing."""
+    for common in (0.0, 3.0):
+        whole, some = [], []
+        for seed in range(300):
+            x, g = _drawn(1, 2, 24, 8, seed=seed)
+            g = g + common * np.sign(np.random.default_rng(seed).normal())
+            whole.append(Sensitivity.of(x, g, rows=24))
+            some.append(Sensitivity.of(x[:, :, 1::3], g[:, :, 1::3], rows=24))
+        a, b = (functools.reduce(operator.or_, each) for each in (whole, some))
+        np.testing.assert_allclose(b.squares.sum(), a.squares.sum(), rtol=0.1)
+        at = slice(1000, 1020)
+        np.testing.assert_allclose(b.clipping[:, at].sum(), a.clipping[:, at].sum(), rtol=0.2)
+
+
+def test_it_tells_the_noise_that_errors_make_at_the_outputs() -> None:
+    """Of a linear network, whose outputs' noise is known: independent errors, and a constant one."""
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[1,12] x) => (float[1,9] y) { t = Relu(x) y = MatMul(t, w) }'
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    weight = rng.normal(0, 1, (12, 9)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    loaded = io.load(model)
+    infer_types(loaded)
+    x = np.abs(rng.normal(0, 1, (1, 12))).astype(np.float32)
+
+    felt = collect_sensitivity(loaded, ["t"], ["y"], [{"x": x}] * 4000)["t"]
+
+    signal = np.square(x @ weight, dtype=np.float64).sum()
+    np.testing.assert_allclose(
+        felt.squares.sum() / 4000, np.square(weight).sum() / signal, rtol=0.05
+    )
+    at = 1000
+    cut = np.maximum(x - bin_edges()[at], 0) @ weight
+    np.testing.assert_allclose(
+        felt.clipping[0, at] / 4000, np.square(cut).sum() / signal, rtol=0.05
+    )
+    assert not felt.clipping[1].any()
+
+
+def test_images_of_any_size_are_measured_at_that_of_the_first() -> None:
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[N,2,H,W] x) => (float[N,2,A,B] y) { t = Relu(x) y = Conv<strides = [2, 2]>(t, w) }'
+    model = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(0).normal(0, 1, (2, 2, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    loaded = io.load(model)
+    infer_types(loaded)
+    sizes = [(9, 7), (5, 5), (9, 7)]
+    feeds = [{"x": _drawn(1, 2, *size)[0]} for size in sizes]
+
+    some = collect_sensitivity(loaded, ["t"], ["y"], feeds)
+    alike = collect_sensitivity(loaded, ["t"], ["y"], [feeds[0], feeds[2]])
+
+    np.testing.assert_array_equal(some["t"].squares, alike["t"].squares)
+
+
+def test_numbers_that_are_not_finite_leave_a_tensor_out() -> None:
+    x, g = _drawn(1, 12)
+    x[0, 3] = np.inf
+
+    assert not Sensitivity.of(x, g, rows=1).is_usable
+    assert not Sensitivity.of(g, g * 0, rows=1).is_usable
+    assert Sensitivity.of(*_drawn(1, 12), rows=1).is_usable
+
+
+def test_it_is_kept_with_the_statistics_and_merged() -> None:
+    felt = [Sensitivity.of(*_drawn(1, 12, seed=seed), rows=1) for seed in (0, 1)]
+    one, two = (
+        Stats({"t": TensorStats(-3.0, 3.0, 12, sensitivity=each)}, samples=1) for each in felt
+    )
+
+    both = unpack_stats(pack_stats(one | two)).tensors["t"].sensitivity
+
+    assert both is not None
+    np.testing.assert_array_equal(both.squares, felt[0].squares + felt[1].squares)
+    np.testing.assert_array_equal(both.clipping, felt[0].clipping + felt[1].clipping)
+    without = Stats({"t": TensorStats(-3.0, 3.0, 12)}, samples=1)
+    assert (one | without).tensors["t"].sensitivity is None
+
+
+def test_what_no_run_can_have_written_is_refused(monkeypatch) -> None:
+    stats = Stats(
+        {"t": TensorStats(-3.0, 3.0, 12, sensitivity=Sensitivity.of(*_drawn(1, 12), rows=1))},
+        samples=1,
+    )
+    monkeypatch.setattr(Sensitivity, "packed", lambda _: np.full((3, 2 * BINS), -1.0))
+
+    with pytest.raises(CalibrationError, match="the sensitivity of tensor 't' is none"):
+        unpack_stats(pack_stats(stats))

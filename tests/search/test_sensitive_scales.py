@@ -1,0 +1,120 @@
+"""Scales by sensitivity: found where they help, measured here by an onnxruntime of its own."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import onnxruntime as ort
+import pytest
+from helpers.wide_models import wide_feeds, wide_network
+
+import lowbit
+from lowbit.calibrate.statistics import load_stats, save_stats
+from lowbit.config.presets import find_preset
+from lowbit.config.scale_search import SensitivityWeighting
+from lowbit.errors import ConfigError
+from lowbit.search import keep_if_better
+
+NAME = "scales by sensitivity"
+
+
+def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
+    """Return nothing but scales of least error, weighed or not."""
+    given = {
+        "equalization": None,
+        "smooth_quant": None,
+        "bias_correction": False,
+        "refinement": None,
+        "sensitivity": SensitivityWeighting(),
+    }
+    return msgspec.structs.replace(find_preset(preset), **{**given, **changes})
+
+
+def _quantized(config: lowbit.QuantConfig, **more: object) -> lowbit.Result:
+    data = more.pop("data", wide_feeds(24))
+    return lowbit.quantize(
+        wide_network(), data=data, config=config, promote=False, allow_ruined=True, **more
+    )
+
+
+def _decibels(quantized: lowbit.Result, feeds: list) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    models = (wide_network(), quantized.model)
+    one, other = (ort.InferenceSession(m.SerializeToString(), options) for m in models)
+    pairs = [(one.run(None, feed)[0], other.run(None, feed)[0]) for feed in feeds]
+    return np.array([10 * np.log10(np.square(a).sum() / np.square(a - b).sum()) for a, b in pairs])
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "U8S8_PERCHANNEL"])
+def test_large_numbers_that_outputs_do_not_feel_are_clipped(preset: str) -> None:
+    plain = _quantized(_config(preset, sensitivity=None))
+    found = _quantized(_config(preset))
+
+    (step,) = (s for s in found.report.steps if s.name == NAME)
+    assert step.kept
+    before, after = (float(r.params.tensors["b"].scale) for r in (plain, found))
+    assert after < before / 2
+    others = wide_feeds(12, seed=1)
+    assert (_decibels(found, others) - _decibels(plain, others)).mean() > 3
+
+
+def test_it_is_done_unasked_where_nothing_is_kept_only_if_better() -> None:
+    found = _quantized(_config("A8W8", keep_only_if_better=False))
+    plain = _quantized(_config("A8W8", keep_only_if_better=False, sensitivity=None))
+
+    assert found.report.steps == ()
+    scales = [float(r.params.tensors["b"].scale) for r in (plain, found)]
+    assert scales[1] < scales[0] / 2
+
+
+def test_saved_statistics_give_the_same_scales(tmp_path) -> None:
+    found = _quantized(_config("A8W8"))
+    save_stats(found.stats, tmp_path / "stats.npz")
+
+    again = _quantized(_config("A8W8"), stats=load_stats(tmp_path / "stats.npz"))
+
+    for name, params in found.params.tensors.items():
+        np.testing.assert_array_equal(again.params.tensors[name].scale, params.scale)
+
+
+def test_the_same_samples_give_the_same_model() -> None:
+    one, other = (_quantized(_config("A8W8")) for _ in range(2))
+
+    assert one.model.SerializeToString() == other.model.SerializeToString()
+
+
+def test_random_data_weigh_nothing() -> None:
+    found = _quantized(_config("A8W8"), data="random", limit=8)
+
+    assert not [step for step in found.report.steps if step.name == NAME]
+
+
+def test_what_is_worse_on_held_out_samples_is_dropped(monkeypatch) -> None:
+    plain = _quantized(_config("A8W8", sensitivity=None))
+    # Scales that clip nearly all there is.
+    narrow = tuple(
+        lowbit.TensorOverride(tensor=row.name, range=(-1e-3, 1e-3))
+        for row in plain.plan.activations()
+    )
+    worse = _quantized(_config("A8W8", sensitivity=None, tensors=narrow))
+    monkeypatch.setattr(keep_if_better, "weighted_scales", lambda *_: worse.state)
+
+    found = _quantized(_config("A8W8"))
+
+    (step,) = (s for s in found.report.steps if s.name == NAME)
+    assert not step.kept
+    # Not quite the same: nothing is held out where there is nothing to choose.
+    scales = [r.params.tensors["b"].scale for r in (found, plain)]
+    np.testing.assert_allclose(*scales, rtol=0.1)
+
+
+def test_formats_of_16_bits_have_nothing_to_weigh() -> None:
+    found = _quantized(find_preset("A16W8"))
+
+    assert not [step for step in found.report.steps if step.name == NAME]
+
+
+def test_no_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sensitivity\.samples is 0; it must be at least 1"):
+        SensitivityWeighting(samples=0)
