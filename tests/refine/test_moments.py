@@ -107,6 +107,24 @@ def test_relative_errors_count_a_position_by_its_own_size() -> None:
     assert plain.error(off, None) > 1000 * seen.error(off, None)
 
 
+def test_positions_that_were_clipped_have_nothing_to_say() -> None:
+    weight, patches, targets = _columns(groups=1)
+    rows = slice(0, 90, 10)
+    targets[:, :, rows] += 50  # what clipping took from the inputs there
+    clipped, plain = (LayerMoments(weight, None, clipped=c) for c in (True, False))
+    usual = np.delete(np.arange(90), np.arange(90)[rows])
+    wanted = LayerMoments(weight, None)
+    for moments, some in ((clipped, np.arange(90)), (plain, np.arange(90)), (wanted, usual)):
+        sample = _samples(patches[:, :, some], targets[:, :, some], parts=1)
+        moments.add(list(enumerate(sample)))
+        moments.finish()
+
+    np.testing.assert_allclose(clipped.input_moments(), wanted.input_moments(), rtol=1e-5)
+    np.testing.assert_allclose(clipped.output_moments(), wanted.output_moments(), rtol=1e-5)
+    assert clipped.error(weight, None) == pytest.approx(wanted.error(weight, None))
+    assert plain.error(weight, None) > 1000 * clipped.error(weight, None)
+
+
 @pytest.mark.parametrize("held_out", [(), (1,)])
 def test_means_are_those_of_all_columns(held_out: tuple[int, ...]) -> None:
     weight, patches, targets = _columns(groups=2)

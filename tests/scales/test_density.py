@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowbit.calibrate.sensitivity import Sensitivity
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.errors import CalibrationError
-from lowbit.scales.density import Density
+from lowbit.scales.density import Density, SensitiveDensity
 
 _RNG = np.random.default_rng(0)
 _SHAPES = {
@@ -164,3 +165,29 @@ def test_a_coarser_density_holds_the_same_values_in_fewer_bins() -> None:
     assert coarse.end[0] < -78
     np.testing.assert_array_less(coarse.start[:-1], coarse.end[:-1] + 1e-12)
     assert (coarse.start[1:] >= coarse.end[:-1]).all()
+
+
+@pytest.mark.parametrize(("scale", "low", "high"), [(0.1, -1.0, 1.2), (0.03, -0.4, 5.0)])
+def test_errors_at_the_outputs_are_those_of_rounding_and_of_clipping(
+    scale: float, low: float, high: float
+) -> None:
+    """Squares of rounding errors add up, what is clipped adds up before it is squared."""
+    rng = np.random.default_rng(0)
+    x, g = (rng.normal(size=(1, 200_000)).astype(np.float32) for _ in range(2))
+    felt = Sensitivity.of(x, g + 1, rows=1)
+    density = SensitiveDensity.of_felt(TensorStats.of(x, histogram=False), felt)
+
+    (found,) = density.squared_error(np.array([scale]), np.array([low]), np.array([high]))
+
+    x, g = x.astype(np.float64), g + 1.0
+    inside = np.clip(x, low, high)
+    rounding = np.square(g * (np.rint(inside / scale) * scale - inside))
+    cut = [((g * side).sum()) ** 2 for side in (np.maximum(x - high, 0), np.minimum(x - low, 0))]
+    beyond = (x > high) | (x < low)
+    assert found == pytest.approx(rounding[~beyond].sum() + sum(cut), rel=0.05)
+
+
+def test_numbers_that_are_zero_cost_nothing() -> None:
+    felt = Sensitivity.of(np.zeros((1, 9), np.float32), np.ones((1, 9), np.float32), rows=1)
+
+    assert not len(SensitiveDensity.of_felt(TensorStats(0.0, 0.0, 9), felt).weight)

@@ -39,6 +39,7 @@ def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
         "keep_only_if_better": True,
         "equalization": CrossLayerEqualization(),
         "smooth_quant": None,
+        "sensitivity": None,
     }
     return msgspec.structs.replace(find_preset(preset), **{**given, **changes})
 

@@ -21,6 +21,9 @@ from lowbit.numerics.formats import DoubleArray, FloatArray
 BINS = 1 << 11
 """Bins for each sign: by exponent and the three leading bits of the mantissa."""
 
+ZERO = (127 - 32) << 3
+"""The first bin of numbers that do not count as zero."""
+
 _FINITE = 0xFF << 3
 SPATIAL, ROWS = 4, 2
 """The axes of feature maps, and the one of their rows."""
@@ -112,7 +115,8 @@ class _Counted:
         bins = x.view(np.uint16)[1::2] >> 4  # the high half on little-endian machines
         g = gradients.reshape(-1).astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):  # a mask of -inf, as ``is_usable`` tells
-            return cls(*(np.bincount(bins, w, 2 * BINS) for w in (g, g * x, g * g)))
+            sums = [np.bincount(bins, w, 2 * BINS) for w in (g, g * x, g * g)]
+        return cls(*(np.asarray(each, np.float64) for each in sums))
 
     def beyond(self) -> DoubleArray:
         """Return the sum of gradients times what is beyond the inner edge of each bin."""

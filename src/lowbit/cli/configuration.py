@@ -92,6 +92,7 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         domain=getattr(args, "domain", None) or config.domain,
         equalization=None if getattr(args, "no_equalization", False) else config.equalization,
         smooth_quant=None if getattr(args, "no_smooth_quant", False) else config.smooth_quant,
+        sensitivity=None if getattr(args, "no_sensitivity", False) else config.sensitivity,
         keep_only_if_better=config.keep_only_if_better
         and not getattr(args, "keep_all_steps", False),
         refinement=_refinement(config, args),

@@ -105,10 +105,15 @@ def _add_stages(parser: Parser) -> None:
     )
     more.add_argument("--no-smooth-quant", action="store_true", help="skip SmoothQuant")
     more.add_argument(
+        "--no-sensitivity",
+        action="store_true",
+        help="choose scales of activations by their own error, not by what the outputs feel of it",
+    )
+    more.add_argument(
         "--keep-all-steps",
         action="store_true",
-        help="keep equalization, SmoothQuant and bias correction whether they help on held-out samples "
-        "or not",
+        help="keep equalization, SmoothQuant, bias correction and scales by sensitivity whether they help on "
+        "held-out samples or not",
     )
     more.add_argument(
         "--no-reconstruction",

@@ -247,16 +247,16 @@ def _matmul(to: BackwardGraph, node: ir.Node, index: int, gradient: ir.Value) ->
 
 def _gemm(to: BackwardGraph, node: ir.Node, index: int, gradient: ir.Value) -> ir.Value | None:
     attributes = node.attributes
-    if index != 0 or attributes.get_int("transA", 0):
+    if index != 0 or attributes.get_int("transA", 0) != 0:
         return None
     weight = _input(node, 1)
-    turned = weight if attributes.get_int("transB", 0) else to.turned(weight)
+    turned = weight if attributes.get_int("transB", 0) != 0 else to.turned(weight)
     found = to.node("MatMul", gradient, turned)
     alpha = attributes.get_float("alpha", 1.0)
     return found if alpha == 1 else to.node("Mul", found, to.number(alpha))
 
 
-_ARITHMETIC: Mapping[str, Rule] = MappingProxyType(
+ARITHMETIC_RULES: Mapping[str, Rule] = MappingProxyType(
     {
         "Relu": _one(_relu),
         "Clip": _one(_clip),
@@ -294,5 +294,7 @@ _ARITHMETIC: Mapping[str, Rule] = MappingProxyType(
     }
 )
 
-BACKWARD: Mapping[str, Rule] = MappingProxyType({**_ARITHMETIC, **MOVEMENT_RULES})
+"""The rules of operators that compute with numbers."""
+
+BACKWARD: Mapping[str, Rule] = MappingProxyType({**ARITHMETIC_RULES, **MOVEMENT_RULES})
 """The rule of each operator of ONNX's own domain that has one."""

@@ -165,7 +165,7 @@ def _averaged(
     if gradient is None or sizes[0] is None or sizes[1] is None or None in sizes[0][1:]:
         return None
     padded = any(node.attributes.get_ints("pads", [0]))
-    if None in sizes[1][1:] or node.attributes.get_int("ceil_mode", 0):
+    if None in sizes[1][1:] or node.attributes.get_int("ceil_mode", 0) != 0:
         return None
     if padded and not node.attributes.get_int("count_include_pad", 0):
         return None

@@ -43,7 +43,7 @@ def with_gradients(
 ) -> WithGradients:
     """Return a copy of a model that gives the gradients of ``outputs`` with respect to ``tensors``.
 
-    Tensors on whose way to an output lies a node without a rule are left out, as are those that no
+    Outputs that are not float32 say nothing. Tensors on whose way to an output lies a node without a rule are left out, as are those that no
     output depends on. The size of an output is the root of its squared sum; where it has channels, each
     counts relative to its own, and all alike.
     """
@@ -55,6 +55,8 @@ def with_gradients(
     seeds = {}
     for name in outputs:
         value = values[name]
+        if value.dtype != ir.DataType.FLOAT:
+            continue
         seed = ir.Value(
             name=f"{name}/lowbit/seed",
             type=ir.TensorType(ir.DataType.FLOAT),
@@ -124,14 +126,14 @@ class _Walk:
             return
         rule = BACKWARD.get(node.op_type) if node.domain == "" and not is_unknown else None
         direct = {id(value) for value in node.inputs if value is not None}
-        for value in node_inputs(node):
-            if id(value) not in direct:
-                self._unknown.add(tensor_name(value))
+        for captured in node_inputs(node):
+            if id(captured) not in direct:
+                self._unknown.add(tensor_name(captured))
         for index, value in enumerate(node.inputs):
             if value is None or is_constant(value) or value.dtype != ir.DataType.FLOAT:
                 continue
-            found = None if rule is None else rule(self.to, node, index, gradients)
-            if found is None:
+            back = None if rule is None else rule(self.to, node, index, gradients)
+            if back is None:
                 self._unknown.add(tensor_name(value))
             else:
-                self.add(tensor_name(value), found)
+                self.add(tensor_name(value), back)

@@ -15,7 +15,7 @@ def resizing_matrix(node: ir.Node, size: int, wanted: int) -> FloatArray | None:
     """
     attributes = node.attributes
     mode = attributes.get_string("mode", "nearest")
-    if mode not in ("nearest", "linear") or attributes.get_int("antialias", 0):
+    if mode not in ("nearest", "linear") or attributes.get_int("antialias", 0) != 0:
         return None
     way = attributes.get_string("coordinate_transformation_mode", "half_pixel")
     at = _positions(way, size, wanted)

@@ -6,27 +6,24 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.masked import mask_input
 from lowbit.calibrate.observers import observer_of
-from lowbit.calibrate.sensitivity_pass import collect_sensitivity
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import config_json
-from lowbit.config.methods import MinMse
 from lowbit.data.shards import Selection
 from lowbit.data.split import Split
 from lowbit.emit.emission import EmitOptions
 from lowbit.emit.emit import emit as emit_model
 from lowbit.graph import io
 from lowbit.graph.editing import is_constant, read_tensor
-from lowbit.graph.session import Array, Feed, model_inputs
+from lowbit.graph.session import Array, Feed
 from lowbit.normalize.normalize import normalize as normalize_model
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.pipeline.normalizing import normalized_model
@@ -228,25 +225,6 @@ def calibrate(
 def with_stats(state: Planned, stats: Stats) -> Calibrated:
     """Return the state with statistics collected before."""
     return extended(state, Calibrated, stats=stats)
-
-
-def weigh(state: Calibrated, feeds: Iterable[Feed], outputs: Sequence[str]) -> Calibrated:
-    """Measure what ``outputs`` feel of errors in activations, by which their scales are then chosen."""
-    mask = "" if state.target.calibrate_padding else mask_input(model_inputs(state.adapted))
-    found = collect_sensitivity(state.adapted, weighed_tensors(state), outputs, feeds, mask)
-    tensors = dict(state.stats.tensors)
-    for name, felt in found.items():
-        tensors[name] = dataclasses.replace(tensors[name], sensitivity=felt)
-    return with_stats(state, dataclasses.replace(state.stats, tensors=tensors))
-
-
-def weighed_tensors(state: Calibrated) -> list[str]:
-    """Return the tensors whose scale is that of least squared error."""
-    return [
-        row.observe
-        for row in state.plan.activations()
-        if row.range is None and row.is_calibrated and isinstance(row.spec.calibration, MinMse)
-    ]
 
 
 def lacks_statistics(plan: Plan, stats: Stats) -> bool:

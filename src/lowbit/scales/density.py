@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.calibrate import log_histogram
-from lowbit.calibrate.sensitivity import BINS, Sensitivity, bin_edges
+from lowbit.calibrate.sensitivity import BINS, ZERO, Sensitivity, bin_edges
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.errors import CalibrationError
 
@@ -135,7 +135,9 @@ class SensitiveDensity(Density):
         """Return the density of a tensor's sensitivity, cut to the range that was seen."""
         edges = bin_edges()
         positive, negative = felt.squares[:BINS], felt.squares[BINS:]
-        at, minus = np.flatnonzero(positive), np.flatnonzero(negative)[::-1]
+        # What is zero stays zero, whatever the scale.
+        at, minus = (np.flatnonzero(side[ZERO:]) + ZERO for side in (positive, negative))
+        minus = minus[::-1]
         start = np.concatenate((-edges[minus + 1], edges[at]))
         end = np.concatenate((-edges[minus], edges[at + 1]))
         start, end = (np.clip(side, stats.low, stats.high) for side in (start, end))

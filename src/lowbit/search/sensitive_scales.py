@@ -10,9 +10,9 @@ import onnx_ir as ir
 from lowbit.config.scale_search import SensitivityWeighting
 from lowbit.evaluate.validation import Validation
 from lowbit.graph.parts import is_large
-from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
+from lowbit.pipeline.weighing import weigh, weighed_tensors
 from lowbit.state import Calibrated, Quantized, extended
 
 _FEWEST, _NUMBERS = 6, 1 << 28
@@ -29,7 +29,7 @@ def weighted_scales(
     samples = state.samples
     if samples is None or samples.data.is_random or is_large(state.adapted):
         return None
-    tensors = stages.weighed_tensors(state)
+    tensors = weighed_tensors(state)
     outputs = measured_outputs(state, seen)
     if not tensors or not outputs:
         return None
@@ -37,7 +37,7 @@ def weighted_scales(
     with pipeline.clock.stage("weigh"):
         count = min(config.samples, max(_FEWEST, _NUMBERS // max(1, _activations(state.adapted))))
         feeds = samples.fitting().spread(count)
-        found = stages.weigh(extended(state, Calibrated, config=changed), feeds, outputs)
+        found = weigh(extended(state, Calibrated, config=changed), feeds, outputs)
     if all(found.stats[name].sensitivity is None for name in tensors):
         return None
     return pipeline.finish(found)

@@ -1,0 +1,32 @@
+"""The stage that measures what outputs feel of errors in activations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from lowbit.calibrate.masked import mask_input
+from lowbit.calibrate.sensitivity_pass import collect_sensitivity
+from lowbit.config.methods import MinMse
+from lowbit.graph.session import Feed, model_inputs
+from lowbit.pipeline.stages import with_stats
+from lowbit.state import Calibrated
+
+
+def weigh(state: Calibrated, feeds: Iterable[Feed], outputs: Sequence[str]) -> Calibrated:
+    """Measure what ``outputs`` feel of errors in activations, by which their scales are then chosen."""
+    mask = "" if state.target.calibrate_padding else mask_input(model_inputs(state.adapted))
+    found = collect_sensitivity(state.adapted, weighed_tensors(state), outputs, feeds, mask)
+    tensors = dict(state.stats.tensors)
+    for name, felt in found.items():
+        tensors[name] = dataclasses.replace(tensors[name], sensitivity=felt)
+    return with_stats(state, dataclasses.replace(state.stats, tensors=tensors))
+
+
+def weighed_tensors(state: Calibrated) -> list[str]:
+    """Return the tensors whose scale is that of least squared error."""
+    return [
+        row.observe
+        for row in state.plan.activations()
+        if row.range is None and row.is_calibrated and isinstance(row.spec.calibration, MinMse)
+    ]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import msgspec
+from helpers.wide_models import wide_feeds, wide_network
+
+import lowbit
+from lowbit.config.methods import MinMax
+from lowbit.config.presets import find_preset
+from lowbit.pipeline.weighing import weigh, weighed_tensors
+
+
+def _state(**changes: object) -> lowbit.Result:
+    config = msgspec.structs.replace(
+        find_preset("A8W8"), refinement=None, sensitivity=None, equalization=None, **changes
+    )
+    return lowbit.quantize(wide_network(), data=wide_feeds(8), config=config, promote=False).state
+
+
+def test_tensors_with_a_range_or_another_method_are_not_weighed() -> None:
+    override = lowbit.TensorOverride(tensor="b", range=(0.0, 4.0))
+    state = _state(tensors=(override,))
+    other = msgspec.structs.replace(
+        find_preset("A8W8").with_method(MinMax()), refinement=None, equalization=None
+    )
+
+    assert weighed_tensors(_state()) == ["x", "b", "d", "y"]
+    assert weighed_tensors(state) == ["x", "d", "y"]
+    made = lowbit.quantize(wide_network(), data=wide_feeds(8), config=other, promote=False)
+    assert weighed_tensors(made.state) == []
+
+
+def test_what_is_felt_becomes_part_of_the_statistics() -> None:
+    state = _state()
+
+    found = weigh(state, wide_feeds(4), ["y"])
+
+    assert {name for name, row in found.stats.tensors.items() if row.sensitivity is not None} == {
+        *"xbdy"
+    }
+    assert all(row.sensitivity is None for row in state.stats.tensors.values())
