@@ -13,12 +13,15 @@ import numpy as np
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.attenuation import Attenuation
 from lowbit.refine.column_sums import ALL, ColumnSums, ErrorSum
+from lowbit.refine.kept_columns import KeptColumns
 from lowbit.refine.samples import Columns
 
 # The share of a layer's error below which the rounding of its weights is left as it is.
 _NEGLIGIBLE = 0.005
-# Columns that are summed up at once: to add products up takes as long, however few were multiplied.
+# Columns that are summed up at once: to add products up takes as long, however few were multiplied. Those
+# of a shallow layer are few, and what is summed up early is summed up while other samples run.
 _COLUMNS_AT_ONCE = 512
+_FEWEST_AT_ONCE = 64
 
 
 class LayerMoments:
@@ -57,7 +60,9 @@ class LayerMoments:
         self._added = 0.0 if bias is None else bias.reshape(shape)
         self._held_out, self._relative = frozenset(held_out), relative
         self._solved_on = ColumnSums(groups, outputs, depth, relative=relative)
-        self._decides = ColumnSums(groups, outputs, depth, relative=relative)
+        # What all samples decide needs the same second moments as what is solved.
+        deciding = KeptColumns if self._held_out else ColumnSums
+        self._decides = deciding(groups, outputs, depth, relative=relative)
         self._unit: float | None = None
         self._rounding = rounding
         self._share: float | None = None
@@ -70,18 +75,19 @@ class LayerMoments:
         """Add some samples, with their numbers."""
         for index, sample in samples:
             (self._held if index in self._held_out else self._others).append(sample)
-        self._sum_up(_COLUMNS_AT_ONCE)
+        some = max(_FEWEST_AT_ONCE, self.weight.shape[2] // 4)
+        self._sum_up(min(some, _COLUMNS_AT_ONCE), _COLUMNS_AT_ONCE)
 
     def finish(self) -> None:
         """Sum up what is left; no sample comes after."""
-        self._sum_up(1)
+        self._sum_up(1, 1)
 
-    def _sum_up(self, fewest: int) -> None:
-        """Sum up what has come, unless it is fewer columns than that."""
+    def _sum_up(self, fewest: int, fewest_held: int) -> None:
+        """Sum up what has come, and what is held out, unless it is fewer columns than that."""
         if _columns(self._others) >= fewest:
             self._add(self._others, solve=True, decide=not self._held_out)
             self._others = []
-        if _columns(self._held) >= fewest:
+        if _columns(self._held) >= fewest_held:
             self._add(self._held, solve=False, decide=True)
             self._held = []
 
@@ -162,7 +168,7 @@ class LayerMoments:
 
         About the means if the layer has a bias to take off any mean error.
         """
-        other = None if self._held_out else self._decides
+        other = self._decides if isinstance(self._decides, ColumnSums) else None
         return self._solved_on.input_moments(centred=self.bias is not None, inputs_of=other)
 
     def output_moments(self, rows: slice = ALL) -> FloatArray:
