@@ -7,6 +7,7 @@ import onnx.parser
 import pytest
 import scipy
 
+from lowbit.errors import VerificationError
 from lowbit.evaluate.output_evaluation import evaluate_outputs
 from lowbit.graph import io
 
@@ -47,3 +48,37 @@ def test_without_samples_there_is_no_verdict() -> None:
     evaluated = evaluate_outputs(model, model, [], {"y": "y"}, held_out=True)
 
     assert (evaluated.verdict, evaluated.outputs) == (None, {})
+
+
+_HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
+
+
+def test_the_largest_magnitude_of_an_output_is_that_of_all_samples() -> None:
+    model = io.load(
+        onnx.parser.parse_model(_HEADER + "g (float[9] x) => (float[9] y) { y = Abs(x) }")
+    )
+    feeds = [{"x": x} for x in _rows(6, 9)]
+    feeds[5]["x"][3] = -40.0
+
+    evaluated = evaluate_outputs(model, model, feeds, {"y": "y"}, held_out=True)
+
+    assert evaluated.outputs["y"].largest == 40.0
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        ("(float[9] y) { z = Neg(x)\n y = Log(z) }", "9 of 9 values are NaN or Inf"),
+        ("(float[1, 9] y) <int64[1] a = {0}> { y = Unsqueeze(x, a) }", "has shape"),
+        ("(double[9] y) { y = Cast<to=11>(x) }", "is of type float32"),
+    ],
+)
+def test_an_output_of_another_kind_is_another_function(other: str, problem: str) -> None:
+    graphs = ("(float[9] y) { y = Abs(x) }", other)
+    models = [
+        io.load(onnx.parser.parse_model(f"{_HEADER}g (float[9] x) => {graph}")) for graph in graphs
+    ]
+    feeds = [{"x": 1 + np.abs(x)} for x in _rows(2, 9)]
+
+    with pytest.raises(VerificationError, match=problem):
+        evaluate_outputs(*models, feeds, {"y": "y"}, held_out=True)

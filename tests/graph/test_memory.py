@@ -118,3 +118,33 @@ def test_a_process_knows_what_it_holds() -> None:
     assert before is not None
     assert after is not None
     assert len(held) * 0.9 < after - before < len(held) * 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "releases"),
+    [
+        ([100, 110, 105, 119], 0),  # it stays within the room
+        ([100, 121, 100], 1),
+        ([100, 150, 140, 60, 81], 3),  # beyond the least that it ever had
+    ],
+)
+def test_memory_is_released_once_the_process_has_grown(monkeypatch, sizes, releases) -> None:
+    released = []
+    monkeypatch.setattr(memory, "release_memory", lambda: released.append(None))
+    size = iter(sizes)
+    now = [next(size)]
+    monkeypatch.setattr(memory, "resident_bytes", lambda: now[0])
+    grown = memory.GrownMemory(20)
+    for now[0] in size:
+        grown.release()
+    assert len(released) == releases
+
+
+def test_where_the_size_is_unknown_memory_is_released_each_time(monkeypatch) -> None:
+    released = []
+    monkeypatch.setattr(memory, "release_memory", lambda: released.append(None))
+    monkeypatch.setattr(memory, "resident_bytes", lambda: None)
+    grown = memory.GrownMemory()
+    for _ in range(3):
+        grown.release()
+    assert len(released) == 3

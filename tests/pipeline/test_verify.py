@@ -16,6 +16,7 @@ import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.errors import VerificationError
+from lowbit.evaluate.runner import Run
 from lowbit.graph import io, parts
 from lowbit.graph.tensors import tensors_size
 from lowbit.pipeline import verify as verifying
@@ -113,6 +114,22 @@ def test_outputs_are_measured_on_every_sample_to_verify_on() -> None:
     sqnr = 10 * math.log10(np.square(want).sum() / np.square(want - got).sum())
     assert result.report.verification_samples == 9
     assert result.report.sqnr_db == pytest.approx(sqnr, abs=0.01)
+
+
+def test_each_model_is_opened_once_for_layers_and_once_for_outputs(monkeypatch) -> None:
+    state = lowbit.quantize(small_cnn(), data=small_feeds(9), config=_plain()).state
+    opened, plain = [], Run.opened
+    monkeypatch.setattr(
+        Run, "opened", lambda run, *sharing: opened.append(run) or plain(run, *sharing)
+    )
+
+    verify(state, state.samples)
+
+    layers, outputs = opened[:2], opened[2:]
+    assert sorted(run.name for run in layers) == ["the float model", "the quantized model"]
+    assert sorted(run.name for run in outputs) == ["the float model", "the quantized model"]
+    assert all("logits" not in run.names for run in layers)
+    assert all(list(run.names) == ["logits"] for run in outputs)
 
 
 def test_a_layer_is_held_against_what_it_is_computed_from() -> None:

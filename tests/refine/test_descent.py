@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.column_moments import moments_of
 
-from lowbit.refine.descent import descend
+from lowbit.refine.descent import Moments, descend
 
 
 def _problem(groups, outputs, depth, count=200, seed=0):
@@ -117,8 +117,40 @@ def test_moments_are_those_of_the_definition():
         np.testing.assert_allclose(found.outputs[g], joint[4:, :4], rtol=1e-3, atol=1e-3)
 
 
-def test_arrays_that_allow_nothing_but_the_array_api_give_the_same():
-    weight, patches, targets = _problem(2, 3, 5, count=40, seed=3)
+def test_each_output_ends_where_it_would_by_itself():
+    """Those in which nothing moves are left out of the next sweeps, at different times."""
+    weight, patches, targets = _problem(1, 16, 40, count=500)
+    scale = np.float32(0.3)
+    moments = moments_of(patches, targets, centred=True).held_to(weight, 0.2)
+    start, bounds = np.round(weight / scale), _neighbours(weight, scale)
+    found = [descend(moments, start, scale, bounds, sweeps) for sweeps in range(20)]
+    np.testing.assert_array_equal(found[-1], found[-2])
+
+    ends = []
+    for output in range(16):
+        one = Moments(moments.inputs, moments.outputs[:, [output]])
+        limits = tuple(bound[:, [output]] for bound in bounds)
+        alone = descend(one, start[:, [output]], scale, limits, 20)
+        np.testing.assert_array_equal(found[-1][:, [output]], alone)
+        ends.append(next(i for i in range(20) if np.array_equal(found[i][:, [output]], alone)))
+    assert len(set(ends)) > 1
+
+
+def test_weights_that_begin_elsewhere_end_between_their_neighbours():
+    weight, patches, targets = _problem(1, 4, 40)
+    scale = np.full_like(weight, 0.3) * np.linspace(0.5, 1.5, 40, dtype=np.float32)
+    moments = moments_of(patches, targets, centred=True).held_to(weight, 0.2)
+    low, high = _neighbours(weight, scale)
+    found = descend(moments, np.round(weight / scale) + 3, scale, (low, high), 8)
+    assert np.all((found == low) | (found == high))
+    near = descend(moments, np.round(weight / scale), scale, (low, high), 8)
+    errors = [_error(moments, codes, scale) for codes in (found, near)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.02)
+
+
+@pytest.mark.parametrize(("groups", "outputs", "depth"), [(2, 3, 5), (1, 5, 70)])
+def test_arrays_that_allow_nothing_but_the_array_api_give_the_same(groups, outputs, depth):
+    weight, patches, targets = _problem(groups, outputs, depth, count=8 * depth, seed=3)
     scale = np.full_like(weight, 0.3)
 
     def solved(put):

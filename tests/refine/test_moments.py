@@ -165,3 +165,17 @@ def test_what_inputs_are_attenuated_by_is_restored_where_asked_for(restored: boo
 
     factor = 1 / 0.9 if restored else 1.0
     np.testing.assert_allclose(moments.output_gain, factor, rtol=0.02)
+
+
+@pytest.mark.parametrize(("depth", "left"), [(9, 0), (900, 100)])
+def test_columns_of_a_shallow_layer_are_summed_up_as_they_come(depth: int, left: int) -> None:
+    """What is left to the end is summed up while nothing else runs."""
+    weight, patches, targets = _columns(groups=1, depth=depth, count=100)
+    seen, ended = (LayerMoments(weight, None, held_out=(7,)) for _ in range(2))
+    for moments in (seen, ended):
+        moments.add([(0, sample) for sample in _samples(patches, targets, parts=1)])
+    ended.finish()
+
+    assert seen._solved_on.columns == 100 - left
+    expected = moments_of(patches, targets, centred=False)
+    np.testing.assert_allclose(ended.output_moments(), expected.outputs, rtol=1e-3, atol=1e-2)

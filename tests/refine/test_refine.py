@@ -15,7 +15,9 @@ from lowbit.config.presets import find_preset
 from lowbit.config.refinement import AdaQuant, AdaRound, Gptq, LayerReconstruction
 from lowbit.config.specs import BLOCKS, FloatSpec, IntegerSpec
 from lowbit.errors import ConfigError
+from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
+from lowbit.refine import refine as refining
 from lowbit.refine.checkpoint import Checkpoint
 from lowbit.refine.layers import LayerResult, find_layers
 from lowbit.refine.refine import ALGORITHMS, Refined, algorithm_of, check_refinement, refine
@@ -264,3 +266,45 @@ def test_a_model_without_layers_reads_no_data() -> None:
     found = refine(state, AdaRound(target_op_type=("Gemm",)), never)
 
     assert (found.layers, found.results, found.note) == (0, (), "refined 0 of 0 layers")
+
+
+def _opened(monkeypatch, state: Quantized, config, feeds) -> tuple[set[str], Refined]:
+    """Return how the parts of the quantized model were optimized, and what came of them."""
+    seen: set[str] = set()
+    plain = LayerwiseRun.__init__
+
+    def init(run, *args, **kwargs) -> None:
+        if kwargs["name"] == "the quantized model":
+            seen.add(kwargs.get("optimize", "none"))
+        plain(run, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LayerwiseRun, "__init__", init)
+        found = refine(state, config, lambda: iter(feeds), samples=len(feeds))
+    return seen, found
+
+
+def test_the_layout_that_convolutions_run_in_changes_nothing(monkeypatch) -> None:
+    """Sums of integers times powers of two are exact in any order."""
+    config = msgspec.structs.replace(find_preset("XINT8"), equalization=None)
+    state, feeds = quantized(chain(3), config, smooth(6)), smooth(6)
+    quick, found = _opened(monkeypatch, state, LayerReconstruction(), feeds)
+    monkeypatch.setattr(refining, "_optimize", lambda *_: "none")
+    written, expected = _opened(monkeypatch, state, LayerReconstruction(), feeds)
+
+    assert (quick, written) == ({"exact"}, {"none"})
+    assert any(result.kept for result in found.results)
+    for name, array in expected.weights.items():
+        np.testing.assert_array_equal(found.weights[name], array)
+    for name, bias in expected.biases.items():
+        np.testing.assert_array_equal(found.biases[name], bias)
+
+
+def test_what_does_not_convolve_or_looks_at_every_sample_runs_as_written(
+    state, monkeypatch
+) -> None:
+    rows = quantized(transformer(), _CONFIG, tokens(4))
+    seen, _ = _opened(monkeypatch, rows, LayerReconstruction(), tokens(4))
+    assert seen == {"none"}
+    seen, _ = _opened(monkeypatch, state, AdaRound(num_iterations=2), smooth(4))
+    assert seen == {"none"}

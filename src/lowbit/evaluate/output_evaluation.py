@@ -11,12 +11,17 @@ import onnx_ir as ir
 from lowbit.evaluate.figures import LEVELS
 from lowbit.evaluate.output_kinds import find_measured, measured_tensors, strongest
 from lowbit.evaluate.runner import Outputs, Run, output_names, run_models
-from lowbit.evaluate.same_outputs import finite_pair, is_number
+from lowbit.evaluate.same_outputs import (
+    check_same_outputs,
+    finite_pair,
+    is_number,
+    outputs_sized_by_data,
+)
 from lowbit.evaluate.verdict import OutputErrors, Verdict
-from lowbit.graph.session import Feed
+from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
 
-# Samples that tell what the outputs are.
+# Samples that tell what the outputs are, and whether they are the float model's still.
 _FIRST = 4
 
 
@@ -70,7 +75,9 @@ class OutputEvaluator:
             self.runs.append(dataclasses.replace(exact, optimize="all", name=name))
         self._evaluation = OutputEvaluation(reference, names)
         # The arrays of a sequence have names of their own: all that is not looked at besides is an output.
-        self._sums = _OutputSums(frozenset(measured) - set(outputs))
+        self._sums = _OutputSums(
+            frozenset(measured) - set(outputs), outputs_sized_by_data(reference)
+        )
 
     def add(self, feed: Feed, found: Sequence[Outputs | None]) -> None:
         """Add what the models gave for a sample."""
@@ -85,21 +92,29 @@ class OutputEvaluator:
 
 
 class _OutputSums:
-    """Signal and noise of the outputs, added up over samples."""
+    """Signal and noise of the outputs, added up over samples; the first ones must agree otherwise."""
 
-    def __init__(self, inner: frozenset[str]) -> None:
+    def __init__(self, inner: frozenset[str], sized_by_data: frozenset[str]) -> None:
         """Begin; ``inner`` are tensors that are no outputs."""
-        self._inner = inner
+        self._inner, self._sized_by_data = inner, sized_by_data
+        self._count = 0
         self.by_name: dict[str, SignalNoise] = {}
 
     def add(self, want: Outputs, got: Outputs) -> None:
-        for name, array in want.items():
+        outputs = {name: array for name, array in want.items() if name not in self._inner}
+        if self._count < _FIRST:
+            check_same_outputs(outputs, got, sized_by_data=self._sized_by_data)
+        self._count += 1
+        for name, array in outputs.items():
             found = got.get(name)
-            if name in self._inner or found is None or not is_number(array):
-                continue
-            if array.shape == found.shape:
+            if found is not None and is_number(array) and array.shape == found.shape:
                 before = self.by_name.get(name, SignalNoise())
-                self.by_name[name] = before | SignalNoise.of(*finite_pair(array, found))
+                self.by_name[name] = before | _compared(array, found)
+
+
+def _compared(want: Array, got: Array) -> SignalNoise:
+    largest = max(float(want.max()), -float(want.min())) if want.size else 0.0
+    return dataclasses.replace(SignalNoise.of(*finite_pair(want, got)), largest=largest)
 
 
 class OutputEvaluation:

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.graph.editing import node_inputs
+from lowbit.graph.memory import GrownMemory
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed, Optimize, Session, refuse_unknown
 from lowbit.graph.store import Store
@@ -61,6 +62,7 @@ class LayerwiseRun:
         self._types: dict[str, np.dtype[Any]] = {}
         self._session: Session | None = None
         self._step: _Step | None = None
+        self._memory = GrownMemory()
 
     def begin(self, index: int, constants: Mapping[str, Array]) -> None:
         """Make step ``index`` ready; ``constants`` replace values of that name."""
@@ -98,9 +100,10 @@ class LayerwiseRun:
         return {name: have[name] for name in step.targets}
 
     def end(self) -> None:
-        """Close the step that has begun."""
+        """Close the step that has begun; what it took is freed, and kept for the next one if that is little."""
         if self._session is not None:
-            self._session.close()
+            self._session.close(release=False)
+            self._memory.release()
         self._session = None
 
     def _read(self, sample: int, name: str, feed: Feed | None) -> Array:

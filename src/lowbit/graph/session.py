@@ -140,12 +140,17 @@ class Session:
             return lambda feed: self.run(outputs, feed)
         return _Repeated(self, self._session, outputs)
 
-    def close(self) -> None:
-        """Let go of the model and of what its runs allocated; it cannot be run any more."""
+    def close(self, *, release: bool = True) -> None:
+        """Let go of the model and of what its runs allocated; it cannot be run any more.
+
+        ``release``: whether the system gets that memory at once. A small session that follows would only
+        ask for it again.
+        """
         self._session = None
         if self._cleanup is not None:
             self._cleanup()
-        release_memory()
+        if release:
+            release_memory()
 
     def _wrong_feed(self, feed: Feed) -> str:
         """Return what is wrong with a feed, which onnxruntime says without the input's name."""

@@ -16,7 +16,6 @@ from lowbit.evaluate.compare_models import (
     SignalNoises,
     TensorComparison,
     compare_tensors,
-    output_reference,
 )
 from lowbit.evaluate.output_evaluation import (
     EvaluatedOutputs,
@@ -120,12 +119,12 @@ def verify(
     """
     plan, quantized = state.plan, state.emitted.model
     invalid = check_quantized(state, samples)
-    few: list[SignalNoises] = []
+    layers: SignalNoises = {}
     evaluated = EvaluatedOutputs(None, {})
     if samples is not None:
-        few, evaluated = _measured(state, samples)
+        layers, evaluated = _measured(state, samples)
     verdict = evaluated.verdict
-    largest = {name: row.largest for rows in few for name, row in rows.items()}
+    largest = {name: row.largest for name, row in (*evaluated.outputs.items(), *layers.items())}
     overflows = near_overflow(state.adapted, plan, largest)
     return Report(
         preset=plan.preset,
@@ -141,7 +140,7 @@ def verify(
         doubts=_doubts(state, samples, verdict, reused=reused),
         saturation=find_saturating(state),
         speed=slow_kernels(plan, state.adapted.graph),
-        layers=_layers(state, few[1]) if few else (),
+        layers=_layers(state, layers),
         quantized=count_formats(f"{t.role} {t.spec.describe()}" for t in plan.tensors),
         float_nodes=plan.float_nodes,
         adjustments=state.params.adjustments,
@@ -158,16 +157,16 @@ def verify(
     )
 
 
-def _measured(state: Quantized, samples: Split) -> tuple[list[SignalNoises], EvaluatedOutputs]:
+def _measured(state: Quantized, samples: Split) -> tuple[SignalNoises, EvaluatedOutputs]:
     """Return what layers lose on a few samples, and outputs on all."""
     loaded, quantized, names = state.loaded, state.emitted.model, quantized_names(state)
-    references = [output_reference(loaded, quantized), _layer_reference(state)]
+    references = [_layer_reference(state)]
     held_out, fused = samples.is_verified_on_held_out, _runs_fused(state)
     if not is_large(quantized):
         first = itertools.islice(samples.verification(), _LAYERS_ON)
-        few = compare_tensors(references, quantized, first)
+        (layers,) = compare_tensors(references, quantized, first)
         feeds = samples.verification()
-        return few, evaluate_outputs(
+        return layers, evaluate_outputs(
             loaded, quantized, feeds, names, held_out=held_out, fused=fused
         )
     tensors = TensorComparison(references, quantized, quick=True)
@@ -180,7 +179,7 @@ def _measured(state: Quantized, samples: Split) -> tuple[list[SignalNoises], Eva
             outputs.add(feed, every)
     except ModelError as error:
         raise VerificationError(str(error)) from error
-    return tensors.totals, outputs.result(held_out=held_out)
+    return tensors.totals[0], outputs.result(held_out=held_out)
 
 
 def _runs_fused(state: Quantized) -> bool:

@@ -6,6 +6,7 @@ Second moments and squared errors of any weights follow from them, so no column 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 
@@ -29,8 +30,8 @@ class ColumnSums:
         self.columns = 0
         self._weight = 0.0
         self._squares = 0.0
-        self._plain = _Totals(groups, outputs, depth)
-        self._weighted = _Totals(groups, outputs, depth) if relative else self._plain
+        self._plain = Totals(groups, outputs, depth)
+        self._weighted = Totals(groups, outputs, depth) if relative else self._plain
         self.inputs = np.zeros((groups, depth, depth), np.float32)
         self._products = np.zeros((groups, outputs, depth), np.float32)
 
@@ -143,10 +144,23 @@ class ColumnSums:
         return self._squares
 
 
+class Columns(Protocol):
+    """What the squared error of weights is computed from."""
+
+    columns: int
+
+    @property
+    def squares(self) -> float:
+        """The part of the error that does not depend on the weights."""
+
+    def squared(self, rows: slice, change: FloatArray, offset: DoubleArray) -> tuple[float, ...]:
+        """Return what some outputs add to it."""
+
+
 class ErrorSum:
     """The squared error of weights that are known for some outputs after others."""
 
-    def __init__(self, sums: ColumnSums) -> None:
+    def __init__(self, sums: Columns) -> None:
         self._sums, self._total, self._channels = sums, sums.squares, 0
 
     def add(self, rows: slice, change: FloatArray, offset: DoubleArray) -> None:
@@ -161,13 +175,14 @@ class ErrorSum:
         return float(max(self._total, 0.0)) / (self._sums.columns * self._channels)
 
 
-class _Totals:
+class Totals:
     """Sums of columns, in double precision."""
 
     def __init__(self, groups: int, outputs: int, depth: int) -> None:
         self.inputs, self.outputs = np.zeros((groups, depth)), np.zeros((groups, outputs))
 
     def add(self, x: FloatArray, y: FloatArray) -> None:
+        """Add columns."""
         # Few columns at a time: their sums are as exact as they are themselves.
         self.inputs += x.sum(axis=2)
         self.outputs += y.sum(axis=2)

@@ -1,8 +1,8 @@
 """Round a matrix of weights so that its product with given inputs is nearest to given outputs.
 
 With H the second moments of the inputs and G those of outputs with inputs, the squared error of
-weights V is tr(V H V') - 2 tr(V G') up to a constant. Over the integers that V may be made of it is
-minimized one column at a time, all rows at once; every step is exact, so the error never rises.
+weights V is tr(V H V') - 2 tr(V G') up to a constant. Over the two integers that each weight may become
+it is minimized one column at a time, all rows at once; every step is exact, so the error never rises.
 
 Written against the array API: arrays may be NumPy's or PyTorch's.
 """
@@ -10,6 +10,7 @@ Written against the array API: arrays may be NumPy's or PyTorch's.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,6 @@ Array = Any
 _BLOCK = 32
 _PANEL = 128
 _TINY = 1e-12
-# The largest share of outputs that are worth picking out.
-_MOST_PICKED = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,49 +60,80 @@ def add_ridge(inputs: Array, ridge: float) -> Array:
 def descend(
     moments: Moments, start: Array, scale: Array, bounds: tuple[Array, Array], sweeps: int
 ) -> Array:
-    """Return integers between ``bounds`` that minimize the error of ``scale`` times them.
+    """Return which of two neighbours each weight becomes, for the least error of ``scale`` times them.
 
-    ``start`` and ``bounds`` are groups x outputs x depth, ``scale`` broadcasts to them.
+    ``start`` and ``bounds``, the lower and the upper neighbour, are groups x outputs x depth, ``scale``
+    broadcasts to them. There are at most so many sweeps, fewer for an output in which nothing moves.
     """
     xp = array_namespace(start)
     # Columns become rows, which lie together in memory.
     codes, low, high, scales = (_columns_first(xp, a, start) for a in (start, *bounds, scale))
     inputs = moments.inputs
     error = xp.matrix_transpose(moments.outputs) - xp.matmul(inputs, codes * scales)
-    gain = 1.0 / (_diagonal(xp, inputs)[:, :, None] * scales)
-    depth = inputs.shape[-1]
+    left = _Outputs(
+        xp.arange(codes.shape[2]), error, (high - codes) * scales, (low - codes) * scales
+    )
+    done = []
     for _ in range(sweeps):
-        moved = False
-        for first in range(0, depth, _PANEL):
-            panel = slice(first, min(first + _PANEL, depth))
-            columns = [a[:, panel, :] for a in (codes, scales, gain, low, high)]
-            change = _sweep_panel(xp, inputs[:, panel, panel], error[:, panel, :], *columns)
-            some = _outputs_with(xp, change != 0)
-            if some is None:
-                continue
-            moved = True
-            error[:, :, some] -= inputs[:, :, panel] @ change[:, :, some]
-        if not moved:
+        more = _sweep(xp, inputs, left)
+        if not xp.all(more):
+            goes_on, ends = (xp.nonzero(some)[0] for some in (more, ~more))
+            done.append(left.some(xp, ends))
+            left = left.some(xp, goes_on)
+        if not left.numbers.shape[0]:
             break
-    return xp.matrix_transpose(codes)
+    up = _joined(xp, [*done, left])
+    return xp.matrix_transpose(high - _rounded(xp, up / scales))
 
 
-def _outputs_with(xp: Any, columns: Array) -> Array | slice | None:
-    """Return the outputs of which any column is true: after the first sweep these are few.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Outputs:
+    """Some outputs of a layer, by their numbers.
 
-    All are returned where most are, or where the array API has no way to pick some.
+    ``error`` is what their weights leave of G; ``up`` and ``down`` by how much each weight would change
+    to become its upper and its lower neighbour.
     """
-    if not xp.any(columns):
-        return None
-    if not is_numpy(columns):
-        return slice(None)
-    some = np.flatnonzero(columns.any(axis=(0, 1)))
-    return slice(None) if len(some) > _MOST_PICKED * columns.shape[2] else some
+
+    numbers: Array
+    error: Array
+    up: Array
+    down: Array
+
+    def some(self, xp: Any, at: Array) -> _Outputs:
+        """Return copies of some of them."""
+        arrays = (xp.take(a, at, axis=2) for a in (self.error, self.up, self.down))
+        return _Outputs(xp.take(self.numbers, at), *arrays)
 
 
-def _nearest(xp: Any, wanted: Array, low: Array, high: Array) -> Array:
-    rounded = np.rint(wanted) if is_numpy(wanted) else xp.round(wanted)
-    return xp.minimum(xp.maximum(rounded, low), high)
+def _joined(xp: Any, parts: Sequence[_Outputs]) -> Array:
+    """Return how far all outputs are from their upper neighbours, in order."""
+    if len(parts) == 1:
+        return parts[0].up
+    order = xp.argsort(xp.concat([part.numbers for part in parts]))
+    return xp.take(xp.concat([part.up for part in parts], axis=2), order, axis=2)
+
+
+def _sweep(xp: Any, inputs: Array, outputs: _Outputs) -> Array:
+    """Go over all columns once, and return in which outputs any weight moved."""
+    error, depth = outputs.error, inputs.shape[-1]
+    moved = xp.zeros_like(outputs.numbers) != 0
+    for first in range(0, depth, _PANEL):
+        panel = slice(first, min(first + _PANEL, depth))
+        up, down = outputs.up[:, panel, :], outputs.down[:, panel, :]
+        rest = xp.asarray(error[:, panel, :], copy=True)
+        change = _sweep_panel(xp, inputs[:, panel, panel], rest, up, down)
+        moves = xp.any(change != 0, axis=(0, 1))
+        if not xp.any(moves):
+            continue
+        moved = moved | moves
+        up -= change
+        down -= change
+        error -= inputs[:, :, panel] @ change
+    return moved
+
+
+def _rounded(xp: Any, array: Array) -> Array:
+    return np.rint(array) if is_numpy(array) else xp.round(array)
 
 
 def _columns_first(xp: Any, array: Array, like: Array) -> Array:
@@ -113,59 +143,48 @@ def _columns_first(xp: Any, array: Array, like: Array) -> Array:
     return copy
 
 
-def _sweep_panel(
-    xp: Any,
-    inputs: Array,
-    error: Array,
-    codes: Array,
-    scales: Array,
-    gain: Array,
-    low: Array,
-    high: Array,
-) -> Array:
-    """Change the codes of one panel, and return by how much the weights change."""
-    error, moved = xp.asarray(error, copy=True), xp.zeros_like(codes)
-    depth = codes.shape[1]
+def _sweep_panel(xp: Any, inputs: Array, error: Array, up: Array, down: Array) -> Array:
+    """Return by how much the weights of one panel change. Changes ``error``."""
+    moved, depth = xp.zeros_like(error), error.shape[1]
+    # Up is better than down where the error is above this, each weight by itself.
+    even = 0.5 * _diagonal(xp, inputs)[:, :, None] * (up + down)
     for first in range(0, depth, _BLOCK):
         last = min(first + _BLOCK, depth)
         block, rest = slice(first, last), slice(last, depth)
-        now, limits = codes[:, block, :], (low[:, block, :], high[:, block, :])
-        # What each column is to be, were none before it changed. An output none of whose codes would
-        # move by itself stays as it is.
-        wanted = now + error[:, block, :] * gain[:, block, :]
-        some = _outputs_with(xp, _nearest(xp, wanted, *limits) != now)
-        if some is None:
-            continue
-        columns = (
-            a[:, :, some] for a in (wanted, now, scales[:, block, :], gain[:, block, :], *limits)
+        preference = error[:, block, :] - even[:, block, :]
+        change = _sweep_block(
+            xp, inputs[:, block, block], preference, up[:, block, :], down[:, block, :]
         )
-        new, weights = _sweep_block(xp, inputs[:, block, block], *columns)
-        codes[:, block, some], moved[:, block, some] = new, weights
-        error[:, rest, some] -= inputs[:, rest, block] @ weights
+        moved[:, block, :] = change
+        error[:, rest, :] -= inputs[:, rest, block] @ change
     return moved
 
 
-def _sweep_block(
-    xp: Any,
-    inputs: Array,
-    wanted: Array,
-    codes: Array,
-    scales: Array,
-    gain: Array,
-    low: Array,
-    high: Array,
-) -> tuple[Array, Array]:
-    """Return the codes of one block, chosen column after column, and by how much the weights change."""
-    new, moved = xp.zeros_like(codes), xp.zeros_like(codes)
-    for j in range(codes.shape[1]):
-        best = wanted[:, j, :]
+def _sweep_block(xp: Any, inputs: Array, preference: Array, up: Array, down: Array) -> Array:
+    """Return by how much the weights of one block change, chosen column after column."""
+    if is_numpy(preference) and len(preference) == 1:
+        return _sweep_matrix(inputs[0], preference[0], up[0], down[0])[None]
+    moved = xp.zeros_like(preference)
+    for j in range(moved.shape[1]):
+        better = preference[:, j, :]
         if j:
             # Columns before it have changed: that is taken off in its turn.
-            before = (inputs[:, j : j + 1, :j] @ moved[:, :j, :])[:, 0, :]
-            best = best - before * gain[:, j, :]
-        new[:, j, :] = _nearest(xp, best, low[:, j, :], high[:, j, :])
-        moved[:, j, :] = (new[:, j, :] - codes[:, j, :]) * scales[:, j, :]
-    return new, moved
+            better = better - (inputs[:, j : j + 1, :j] @ moved[:, :j, :])[:, 0, :]
+        moved[:, j, :] = xp.where(better > 0, up[:, j, :], down[:, j, :])
+    return moved
+
+
+def _sweep_matrix(inputs: Array, preference: Array, up: Array, down: Array) -> Array:
+    """Return the same for one group, where calls take longer than what they compute: as few as can be."""
+    moved = np.array(down)
+    before, rises = np.empty_like(moved[0]), np.empty(len(moved[0]), bool)
+    for j, (row, wanted, higher, move) in enumerate(
+        zip(inputs, preference, up, moved, strict=True)
+    ):
+        np.dot(row[:j], moved[:j], before)
+        np.greater(wanted, before, rises)
+        np.copyto(move, higher, where=rises)
+    return moved
 
 
 def _diagonal(xp: Any, matrices: Array) -> Array:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from threadpoolctl import ThreadpoolController
 
 from lowbit.graph.layerwise_run import LayerwiseRun
-from lowbit.graph.memory import release_memory
+from lowbit.graph.memory import GrownMemory, release_memory
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
 from lowbit.graph.sharing import Sharing
@@ -239,11 +239,12 @@ class LayerLoop:
         if self.independent:
             yield from self._run_independently(rest, solve, listener)
             return
+        memory = GrownMemory()
         for step, (index, layer) in enumerate(rest):
             with self._one_blas_thread():
                 solved = self._solved(solve, layer, self._seen(step, layer, constants))
             result = listener.solved(index, layer, solved)
-            release_memory()
+            memory.release()
             constants.add(layer, result)
             yield result
 

@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.attenuation import Attenuation
 from lowbit.refine.column_sums import ALL, ColumnSums, ErrorSum
+from lowbit.refine.kept_columns import KeptColumns
 from lowbit.refine.samples import Columns
 
 # The share of a layer's error below which the rounding of its weights is left as it is.
 _NEGLIGIBLE = 0.005
 # A position with so many times the error of the median is left out where numbers are clipped.
 _FAR = 16.0
-# Columns that are summed up at once: to add products up takes as long, however few were multiplied.
+# Columns that are summed up at once: to add products up takes as long, however few were multiplied. Those
+# of a shallow layer are few, and what is summed up early is summed up while other samples run.
 _COLUMNS_AT_ONCE = 512
+_FEWEST_AT_ONCE = 64
 
 
 class LayerMoments:
@@ -46,9 +49,10 @@ class LayerMoments:
         """Begin with no samples.
 
         ``weight`` (groups x outputs x depth) and ``bias`` are the float layer's; a ``fixed_bias`` is
-        taken off the targets. ``clipped``: whether some positions were clipped before the layer or will be after it;
-        those with errors far beyond all others' are then left out. ``held_out`` are the numbers of the samples that decide; if there
-        are none, all do. ``relative``: each position counts relative to its own output.
+        taken off the targets. ``clipped``: whether some positions were clipped before the layer or will be
+        after it; those with errors far beyond all others' are then left out. ``held_out`` are the numbers of
+        the samples that decide; if there are none, all do. ``relative``: each position counts relative to
+        its own output.
         ``rounding`` is what rounding to the nearest changes of the weights: where that is next to
         nothing beside all else, no other rounding is looked for, and no second moments are taken.
         ``restored``: whether the outputs' attenuation is measured.
@@ -63,7 +67,9 @@ class LayerMoments:
         self._clipped = clipped
         self._held_out, self._relative = frozenset(held_out), relative
         self._solved_on = ColumnSums(groups, outputs, depth, relative=relative)
-        self._decides = ColumnSums(groups, outputs, depth, relative=relative)
+        # What all samples decide needs the same second moments as what is solved.
+        deciding = KeptColumns if self._held_out else ColumnSums
+        self._decides = deciding(groups, outputs, depth, relative=relative)
         self._unit: float | None = None
         self._rounding = rounding
         self._share: float | None = None
@@ -76,18 +82,19 @@ class LayerMoments:
         """Add some samples, with their numbers."""
         for index, sample in samples:
             (self._held if index in self._held_out else self._others).append(sample)
-        self._sum_up(_COLUMNS_AT_ONCE)
+        some = max(_FEWEST_AT_ONCE, self.weight.shape[2] // 4)
+        self._sum_up(min(some, _COLUMNS_AT_ONCE), _COLUMNS_AT_ONCE)
 
     def finish(self) -> None:
         """Sum up what is left; no sample comes after."""
-        self._sum_up(1)
+        self._sum_up(1, 1)
 
-    def _sum_up(self, fewest: int) -> None:
-        """Sum up what has come, unless it is fewer columns than that."""
+    def _sum_up(self, fewest: int, fewest_held: int) -> None:
+        """Sum up what has come, and what is held out, unless it is fewer columns than that."""
         if _columns(self._others) >= fewest:
             self._add(self._others, solve=True, decide=not self._held_out)
             self._others = []
-        if _columns(self._held) >= fewest:
+        if _columns(self._held) >= fewest_held:
             self._add(self._held, solve=False, decide=True)
             self._held = []
 
@@ -171,7 +178,7 @@ class LayerMoments:
 
         About the means if the layer has a bias to take off any mean error.
         """
-        other = None if self._held_out else self._decides
+        other = self._decides if isinstance(self._decides, ColumnSums) else None
         return self._solved_on.input_moments(centred=self.bias is not None, inputs_of=other)
 
     def output_moments(self, rows: slice = ALL) -> FloatArray:
