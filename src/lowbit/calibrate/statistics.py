@@ -166,6 +166,11 @@ class Stats:
                 "Collect them again without --stats"
             ) from None
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether statistics of further samples can be merged in: none depend on the order of samples."""
+        return all(s.custom is None and s.average is None for s in self.tensors.values())
+
     def __or__(self, other: Stats) -> Stats:
         """Return the statistics over the samples of both."""
         made = (self.equalized, self.smoothed)
