@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
-from lowbit.calibrate import log_histogram, pooled
+from lowbit.calibrate import log_histogram
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.pooled import (
-    Pools,
-    add_pools,
-    add_rows,
-    heavy_maps,
-    look_early,
-    poolable,
-    pools_of,
-    rows_of,
-    thinnable,
-)
+from lowbit.calibrate.pooled import Pools, add_rows, rows_of, thinnable
 from lowbit.calibrate.subsampling import row_step, subsampled
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
+from lowbit.graph import pooling
+from lowbit.graph.pooling import add_pools, highest_of, mean_of, poolable
 from lowbit.graph.session import session
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import IntegerFormat
@@ -152,7 +140,7 @@ def test_the_pools_are_outputs_of_the_graph() -> None:
 
     add_pools(model.graph, {"r": 64})
 
-    assert [value.name for value in model.graph.outputs] == ["y", *pools_of("r")]
+    assert [value.name for value in model.graph.outputs] == ["y", highest_of("r"), mean_of("r")]
 
 
 _LARGE = """
@@ -193,7 +181,7 @@ def test_a_large_map_that_nothing_bounds_has_the_range_of_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, feeds = _model(), _feeds((1, 2))
-    monkeypatch.setattr(pooled, "_LARGE", 1)
+    monkeypatch.setattr(pooling, "_LARGE", 1)
     feeds[0]["x"][0, :, 2, 3] = -50.0
 
     found = collect(model, _plan(model, MinMax()), feeds)["y"]
@@ -202,18 +190,6 @@ def test_a_large_map_that_nothing_bounds_has_the_range_of_the_whole(
         whole = np.concatenate([running.run(["y"], feed)[0] for feed in feeds])
     assert (found.low, found.high) == (float(whole.min()), float(whole.max()))
     assert (found.count, found.not_finite) == (whole.size, 0)
-
-
-def test_maps_are_large_by_what_one_sample_of_them_takes() -> None:
-    assert pooled.large_maps(_model("8").graph) == set()
-    assert pooled.large_maps(_model("32768").graph) == {"c", "r", "y"}
-    assert pooled.large_maps(_model("H").graph) == set()
-
-
-def test_maps_of_unknown_size_may_be_heavy() -> None:
-    assert heavy_maps(_model("8").graph) == set()
-    assert heavy_maps(_model("32768").graph) == {"c", "r", "y"}
-    assert heavy_maps(_model("H").graph) == {"c", "r", "y"}
 
 
 @pytest.mark.parametrize("height", [9, 10, 11, 64])
@@ -235,62 +211,3 @@ def test_rows_are_the_same_where_channels_lie_in_blocks(height: int, step: int) 
 
     np.testing.assert_array_equal(found[0], np.maximum(feed["x"], 0)[:, :, step // 2 :: step])
     np.testing.assert_array_equal(found[1], found[0])
-
-
-def _chain(layers: int) -> ir.Model:
-    """Return convolutions with a Relu each, one after the other."""
-    last = ir.val("x", dtype=ir.DataType.FLOAT, shape=ir.Shape([1, 16, 32, 32]))
-    graph = ir.Graph([last], [], nodes=[], opset_imports={"": 17}, name="chain")
-    weight = np.random.default_rng(0).normal(0, 0.1, (16, 16, 1, 1)).astype(np.float32)
-    for number in range(layers):
-        name = f"w{number}"
-        constant = ir.Value(name=name, const_value=ir.tensor(weight, name=name))
-        graph.initializers[name] = constant
-        for op_type, constants in (("Conv", [constant]), ("Relu", [])):
-            node = ir.node(op_type, [last, *constants], name=f"{op_type.lower()}{number}")
-            (value,) = node.outputs
-            value.name, value.type, value.shape = node.name, last.type, last.shape
-            graph.append(node)
-            last = value
-    graph.outputs.append(last)
-    return ir.Model(graph, ir_version=8)
-
-
-def _order(model: ir.Model, feed: dict[str, np.ndarray], folder: Path) -> list[str]:
-    """Return the names of nodes in the order in which a session runs them."""
-    made = []
-
-    class Profiled(ort.InferenceSession):
-        def __init__(self, path, options, **settings) -> None:
-            options.enable_profiling = True
-            options.profile_file_prefix = str(folder / "run")
-            super().__init__(path, options, **settings)
-            made.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ort, "InferenceSession", Profiled)
-        with session(model, optimize="all", threads=1) as running:
-            running.run(running.outputs, feed)
-            events = json.loads(Path(made[0].end_profiling()).read_text("utf-8"))
-    made.clear()
-    ran = [event for event in events if str(event["name"]).endswith("_kernel_time")]
-    return [str(event["name"]) for event in sorted(ran, key=lambda event: event["ts"])]
-
-
-def test_what_looks_at_a_map_runs_before_the_next_one_but_one(tmp_path: Path) -> None:
-    model, layers = _chain(6), [f"relu{number}" for number in range(5)]
-    feed = {"x": np.random.default_rng(1).normal(size=(1, 16, 32, 32)).astype(np.float32)}
-    add_pools(model.graph, dict.fromkeys(layers, 1024))
-    add_rows(model.graph, dict.fromkeys(layers, 4), in_blocks=True)
-
-    look_early(model.graph, given=1)
-    order = _order(model, feed, tmp_path)
-
-    if not any("nchwc" in name for name in order):
-        pytest.skip("onnxruntime has no blocks of channels on this processor")
-    computed = [name for name in order if name.startswith("relu") and "lowbit" not in name]
-    assert len(computed) == 6
-    for number, name in enumerate(layers):
-        looking = [index for index, n in enumerate(order) if n.startswith(f"{name}/lowbit/")]
-        assert len(looking) == 3
-        assert max(looking) < order.index(computed[number + 1])

@@ -16,15 +16,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
-from lowbit.calibrate.pooled import (
-    add_pools,
-    add_rows,
-    heavy_maps,
-    large_maps,
-    look_early,
-    poolable,
-    thinnable,
-)
+from lowbit.calibrate.pooled import add_rows, thinnable
 from lowbit.calibrate.sample_runner import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
@@ -32,6 +24,14 @@ from lowbit.config.methods import OutputMse
 from lowbit.data.shards import Selection
 from lowbit.errors import CalibrationError
 from lowbit.graph.parts import PartwiseRun, is_large
+from lowbit.graph.pooling import (
+    add_pools,
+    bytes_of_maps,
+    large_maps,
+    look_early,
+    poolable,
+    whole_blocks,
+)
 from lowbit.graph.session import Feed, Optimize, model_inputs, session, with_outputs
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
@@ -46,6 +46,8 @@ _NAME = "the model for calibration"
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
+# Feature maps that may wait for the end of a run of a large sample, in bytes.
+_MEMORY_FOR_WAITING = 32 << 20
 
 
 def collect(
@@ -94,7 +96,7 @@ def collect(
     threads = max(threads_per_sample, sharing.threads)
     # The graph does not know which positions are masked.
     pooled = {} if mask else _pooled(model.graph, specs)
-    if heavy_maps(model.graph) & (specs.keys() - pooled.keys()):
+    if bytes_of_maps(model.graph, _waiting(model.graph, specs, pooled)) > _MEMORY_FOR_WAITING:
         optimize = sharing.lean(optimize)
     probe = _probe(model, specs, pooled, in_blocks=optimize == "all")
     observed = Observed(specs, pooled, threads, optimize, mask)
@@ -120,6 +122,14 @@ def _pooled(graph: ir.Graph, specs: Mapping[str, ObserverSpec]) -> dict[str, int
         and (s.floor is not None or n in large)
         and (s.pools or (s.pools_but_rows and n in thinned))
     }
+
+
+def _waiting(
+    graph: ir.Graph, specs: Mapping[str, ObserverSpec], pooled: Mapping[str, int]
+) -> list[str]:
+    """Return the tensors that are looked at when all others are computed, if channels lie in blocks."""
+    blocks = whole_blocks(graph)
+    return [n for n, s in specs.items() if n not in pooled or s.floor is None or n not in blocks]
 
 
 def _probe(
