@@ -6,13 +6,16 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
+from helpers.small_models import small_cnn, small_feeds
 
+from lowbit.calibrate import collect as collecting
 from lowbit.calibrate.collect import collect
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import Method, MinMax, MinMse, OutputMse
 from lowbit.config.specs import AccumulatorBias, IntegerSpec, TensorOverride
 from lowbit.errors import CalibrationError
+from lowbit.graph import io
 from lowbit.graph.session import session
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import IntegerFormat
@@ -244,3 +247,24 @@ def test_custom_statistics_and_pooled_maps_go_together() -> None:
     with session(_model()) as running:
         y = np.stack([running.run(["y"], feed)[0] for feed in feeds])
     assert (stats["y"].low, stats["y"].high, stats["y"].custom) == (0.0, y.max(), None)
+
+
+@pytest.mark.parametrize(("room", "optimize"), [(1 << 30, "all"), (0, "plain")])
+def test_large_samples_have_channels_in_blocks_unless_too_much_would_wait(
+    room: int, optimize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = normalize(io.load(small_cnn(size=320)))
+    used = []
+    opened = collecting.session
+
+    def noted(*args, **settings):
+        used.append(settings["optimize"])
+        return opened(*args, **settings)
+
+    monkeypatch.setattr(collecting, "session", noted)
+    monkeypatch.setattr(collecting, "_MEMORY_FOR_WAITING", room)
+
+    plan = make_plan(model, _config(MinMse()), find_target("onnxruntime"))
+    collect(model, plan, small_feeds(1, size=320), optimize="all")
+
+    assert used == [optimize]

@@ -6,21 +6,15 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from lowbit.calibrate import log_histogram, pooled
+from lowbit.calibrate import log_histogram
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.pooled import (
-    Pools,
-    add_pools,
-    add_rows,
-    poolable,
-    pools_of,
-    rows_of,
-    thinnable,
-)
+from lowbit.calibrate.pooled import Pools, add_rows, rows_of, thinnable
 from lowbit.calibrate.subsampling import row_step, subsampled
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
+from lowbit.graph import pooling
+from lowbit.graph.pooling import add_pools, highest_of, mean_of, poolable
 from lowbit.graph.session import session
 from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import IntegerFormat
@@ -146,7 +140,7 @@ def test_the_pools_are_outputs_of_the_graph() -> None:
 
     add_pools(model.graph, {"r": 64})
 
-    assert [value.name for value in model.graph.outputs] == ["y", *pools_of("r")]
+    assert [value.name for value in model.graph.outputs] == ["y", highest_of("r"), mean_of("r")]
 
 
 _LARGE = """
@@ -187,7 +181,7 @@ def test_a_large_map_that_nothing_bounds_has_the_range_of_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, feeds = _model(), _feeds((1, 2))
-    monkeypatch.setattr(pooled, "_LARGE", 1)
+    monkeypatch.setattr(pooling, "_LARGE", 1)
     feeds[0]["x"][0, :, 2, 3] = -50.0
 
     found = collect(model, _plan(model, MinMax()), feeds)["y"]
@@ -196,12 +190,6 @@ def test_a_large_map_that_nothing_bounds_has_the_range_of_the_whole(
         whole = np.concatenate([running.run(["y"], feed)[0] for feed in feeds])
     assert (found.low, found.high) == (float(whole.min()), float(whole.max()))
     assert (found.count, found.not_finite) == (whole.size, 0)
-
-
-def test_maps_are_large_by_what_one_sample_of_them_takes() -> None:
-    assert pooled.large_maps(_model("8").graph) == set()
-    assert pooled.large_maps(_model("32768").graph) == {"c", "r", "y"}
-    assert pooled.large_maps(_model("H").graph) == set()
 
 
 @pytest.mark.parametrize("height", [9, 10, 11, 64])

@@ -80,7 +80,8 @@ def test_it_is_kept_with_the_statistics_and_merged() -> None:
     np.testing.assert_array_equal(both.squares, felt[0].squares + felt[1].squares)
     np.testing.assert_array_equal(both.clipping, felt[0].clipping + felt[1].clipping)
     without = Stats({"t": TensorStats(-3.0, 3.0, 12)}, samples=1)
-    assert (one | without).tensors["t"].sensitivity is None
+    assert (one | without).tensors["t"].sensitivity is felt[0]
+    assert (without | one).tensors["t"].sensitivity is felt[0]
 
 
 def test_what_no_run_can_have_written_is_refused(monkeypatch) -> None:

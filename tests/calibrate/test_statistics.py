@@ -141,7 +141,9 @@ def test_what_depends_on_order_cannot_be_merged() -> None:
     custom = dataclasses.replace(plain, custom=_Last())
     average = dataclasses.replace(plain, average=(0.0, 1.0))
 
+    assert Stats({"t": plain}, 1).adds_up
     for ordered in (custom, average):
+        assert not Stats({"s": plain, "t": ordered}, 1).adds_up
         for pair in ((plain, ordered), (ordered, plain)):
             with pytest.raises(CalibrationError, match="order of samples"):
                 _ = pair[0] | pair[1]

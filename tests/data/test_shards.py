@@ -107,3 +107,14 @@ def test_what_others_noted_is_taken_over() -> None:
         data.add(shard.renumbered(read.notes))
     assert data.notes.digests == other.notes.digests
     assert data.fingerprint() == want
+
+
+def test_some_samples_and_those_without_them_are_all_samples() -> None:
+    every = Selection(open_data(_arrays(12), _INPUTS), range(1, 10))
+
+    some = every.spread(4)
+    rest = every.without(some)
+
+    assert len(some) == 4
+    assert sorted([*some.indices, *rest.indices]) == list(every.indices)
+    assert list(every.without(every)) == []

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
 from lowbit.calibrate.statistics import Stats
+from lowbit.config.methods import MinMax
 from lowbit.config.presets import find_preset
 from lowbit.config.transforms import CrossLayerEqualization, FloatTransform, SmoothQuant
 from lowbit.data import open_data
@@ -100,6 +101,59 @@ def test_calibration_does_not_see_the_validation_samples() -> None:
 
     assert result.stats.samples == 21
     assert result.report.calibration_samples == 21  # the other three are held out
+
+
+def _calibrated_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that is told of the number of samples of each calibration."""
+    found: list[int] = []
+    collect = stages.collect
+
+    def counted(model, plan, data, **settings):
+        stats = collect(model, plan, data, **settings)
+        found.append(stats.samples)
+        return stats
+
+    monkeypatch.setattr(stages, "collect", counted)
+    return found
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8"])
+def test_of_many_samples_some_compare_models_and_all_make_the_one_that_is_kept(
+    preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, feeds = _uneven(small_cnn(), 1), small_feeds(48)
+    fitting = list(split(open_data(feeds, model_inputs(io.load(model))), None, 4).fitting())
+    counts = _calibrated_on(monkeypatch)
+
+    kept = lowbit.quantize(model, data=feeds, config=_config(preset))
+
+    assert len(kept.report.steps) == 2
+    assert counts == [16, 16, len(fitting) - 16]
+    assert kept.stats.samples == len(fitting)
+    settled = msgspec.structs.replace(kept.config, keep_only_if_better=False)
+    direct = lowbit.quantize(model, data=fitting, config=settled)
+    assert direct.model.graph == kept.model.graph
+
+
+def test_a_model_with_nothing_to_compare_is_calibrated_once(monkeypatch) -> None:
+    counts = _calibrated_on(monkeypatch)
+
+    lowbit.quantize(small_cnn(), data=small_feeds(48), config=_config("A8W8", equalization=None))
+
+    assert counts == [42]
+
+
+def test_statistics_that_depend_on_order_are_collected_again_from_all_samples(monkeypatch) -> None:
+    activation = msgspec.structs.replace(
+        find_preset("A8W8").activation, method=MinMax(moving_average=0.1)
+    )
+    config = _config("A8W8", activation=activation)
+    counts = _calibrated_on(monkeypatch)
+
+    kept = lowbit.quantize(small_cnn(), data=small_feeds(48), config=config)
+
+    assert counts == [16, 16, 42]
+    assert kept.stats.samples == 42
 
 
 def test_a_step_that_is_not_asked_for_is_not_tried() -> None:

@@ -39,6 +39,39 @@ def test_sizes_are_over_all_samples_and_positions() -> None:
     assert told == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_sizes_that_the_graph_takes_are_those_of_the_whole_map(batch: int, monkeypatch) -> None:
+    model = chain(node("Neg", "x", "a"), node("Relu", "a", "b"), node("Exp", "b", "y"))
+    values = [model.graph.inputs[0], *(n.outputs[0] for n in model.graph)]
+    for value in values:
+        value.shape, value.dtype = ir.Shape([batch, 3, 8, 8]), ir.DataType.FLOAT
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.normal(size=(batch, 3, 8, 8)).astype(np.float32)} for _ in range(5)]
+    wanted = {"a": 1, "b": 1, "y": 1}
+
+    found = channel_sizes(model, wanted, feeds)
+    monkeypatch.setattr(channel_statistics, "poolable", lambda _: {})
+    whole = channel_sizes(model, wanted, feeds)
+
+    for name, sizes in whole.items():
+        for field in ("maximum", "largest", "reach"):
+            np.testing.assert_array_equal(getattr(found[name], field), getattr(sizes, field))
+        np.testing.assert_allclose(found[name].power, sizes.power, rtol=1e-5)
+
+
+def test_a_channel_with_what_is_not_a_number_has_no_size() -> None:
+    model = chain(node("Neg", "x", "a"), node("Relu", "a", "b"), node("Abs", "b", "y"))
+    for each in model.graph:
+        each.outputs[0].shape, each.outputs[0].dtype = ir.Shape([1, 3, 8, 8]), ir.DataType.FLOAT
+    feeds = [{"x": np.full((1, 3, 8, 8), -2, np.float32)} for _ in range(3)]
+    feeds[1]["x"][0, 1, 4, 5] = np.nan
+
+    found = channel_sizes(model, {"y": 1}, feeds)["y"]
+
+    np.testing.assert_array_equal(found.maximum, [2, np.nan, 2])
+    np.testing.assert_array_equal(found.power, [4, np.nan, 4])
+
+
 def test_no_data_gives_no_sizes() -> None:
     model = chain(node("Neg", "x", "a"), node("Relu", "a", "y"))
 

@@ -17,8 +17,10 @@ from lowbit.config.extensible import decode_json
 from lowbit.config.files import config_json
 from lowbit.config.presets import PRESETS, find_preset
 from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
+from lowbit.data import open_data
+from lowbit.data.shards import Selection
 from lowbit.graph import io
-from lowbit.graph.session import session
+from lowbit.graph.session import model_inputs, session
 from lowbit.transforms import cross_layer
 from lowbit.transforms.cross_layer import CrossLayer, EqualizedGroups, equalize_groups
 from lowbit.transforms.implementation import Context
@@ -323,6 +325,22 @@ def test_channels_below_a_clip_are_free_up_to_it() -> None:
             reached, now = before.run(["a"], feed)[0], after.run(["a"], feed)[0]
             moved = (now != reached).any((0, 2, 3))
             assert now.max(axis=(0, 2, 3))[moved].max() < 6.0001
+
+
+@pytest.mark.parametrize("objective", ["noise", "ranges"])
+def test_one_of_many_samples_is_enough_to_reach_a_clip(objective: str) -> None:
+    model, feeds = relu6(), samples(50)
+    every = Selection(open_data(feeds, model_inputs(model)), range(50))
+    left = every.without(every.spread(24)).indices[7]
+    feeds[left]["x"] *= (
+        1000  # now every channel reaches its bound, on a sample that weighs no noise
+    )
+
+    result = equalize(model, every, objective=objective)
+
+    (group,) = result.groups
+    assert group.frozen == 6
+    check_same(model, result)
 
 
 def test_headroom_leaves_room_above_what_was_seen() -> None:

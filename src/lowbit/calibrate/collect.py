@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
-from lowbit.calibrate.pooled import add_pools, add_rows, large_maps, poolable, thinnable
+from lowbit.calibrate.pooled import add_rows, thinnable
 from lowbit.calibrate.sample_runner import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
@@ -24,6 +24,14 @@ from lowbit.config.methods import OutputMse
 from lowbit.data.shards import Selection
 from lowbit.errors import CalibrationError
 from lowbit.graph.parts import PartwiseRun, is_large
+from lowbit.graph.pooling import (
+    add_pools,
+    bytes_of_maps,
+    large_maps,
+    look_early,
+    poolable,
+    whole_blocks,
+)
 from lowbit.graph.session import Feed, Optimize, model_inputs, session, with_outputs
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
@@ -38,6 +46,8 @@ _NAME = "the model for calibration"
 
 # Threads are added only while their samples' tensors stay within this, in bytes.
 _MEMORY_FOR_TENSORS = 256 << 20
+# Feature maps that may wait for the end of a run of a large sample, in bytes.
+_MEMORY_FOR_WAITING = 32 << 20
 
 
 def collect(
@@ -83,8 +93,12 @@ def collect(
         return _collected_in_parts(model, specs, data, optimize, progress, mask, ordered=ordered)
     first, feeds = _peeked(data)
     sharing = sharing_of(first)
-    threads, optimize = max(threads_per_sample, sharing.threads), sharing.lean(optimize)
-    probe, pooled = _probe(model, specs, masked=bool(mask), in_blocks=optimize == "all")
+    threads = max(threads_per_sample, sharing.threads)
+    # The graph does not know which positions are masked.
+    pooled = {} if mask else _pooled(model.graph, specs)
+    if bytes_of_maps(model.graph, _waiting(model.graph, specs, pooled)) > _MEMORY_FOR_WAITING:
+        optimize = sharing.lean(optimize)
+    probe = _probe(model, specs, pooled, in_blocks=optimize == "all")
     observed = Observed(specs, pooled, threads, optimize, mask)
     if isinstance(data, Selection) and not ordered and (store or worker_count() is not None):
         return collect_shards(probe, observed, data, store, progress)
@@ -97,25 +111,43 @@ def _peeked(data: Iterable[Feed]) -> tuple[Feed | None, Iterator[Feed]]:
     return next(feeds, None), feeds
 
 
+def _pooled(graph: ir.Graph, specs: Mapping[str, ObserverSpec]) -> dict[str, int]:
+    """Return the maps that the graph measures itself, with how many positions their channels have."""
+    positions, large = poolable(graph), large_maps(graph)
+    thinned = thinnable(graph).keys()
+    return {
+        n: positions[n]
+        for n, s in specs.items()
+        if n in positions
+        and (s.floor is not None or n in large)
+        and (s.pools or (s.pools_but_rows and n in thinned))
+    }
+
+
+def _waiting(
+    graph: ir.Graph, specs: Mapping[str, ObserverSpec], pooled: Mapping[str, int]
+) -> list[str]:
+    """Return the tensors that are looked at when all others are computed, if channels lie in blocks."""
+    blocks = whole_blocks(graph)
+    return [n for n, s in specs.items() if n not in pooled or s.floor is None or n not in blocks]
+
+
 def _probe(
-    model: ir.Model, specs: Mapping[str, ObserverSpec], *, masked: bool, in_blocks: bool
-) -> tuple[ir.Model, dict[str, int]]:
-    """Return a model that gives what is observed, and which tensors it measures itself."""
-    # The graph does not know which positions are masked.
-    positions = {} if masked else poolable(model.graph)
-    steps = {} if masked else thinnable(model.graph)
-    large = large_maps(model.graph)
-    worth = {n: s for n, s in specs.items() if s.floor is not None or n in large}
-    rows = {
-        n: steps[n] for n, s in worth.items() if s.histogram and s.pools_but_rows and n in steps
-    }
-    pooled = {
-        n: positions[n] for n, s in worth.items() if n in rows or (s.pools and n in positions)
-    }
+    model: ir.Model,
+    specs: Mapping[str, ObserverSpec],
+    pooled: Mapping[str, int],
+    *,
+    in_blocks: bool,
+) -> ir.Model:
+    """Return a model that gives what is observed."""
     probe = with_outputs(model, [n for n in specs if n not in pooled])
+    steps = thinnable(model.graph)
+    given = len(probe.graph.outputs)
     add_pools(probe.graph, pooled, [n for n in pooled if specs[n].floor is None])
-    add_rows(probe.graph, rows, in_blocks=in_blocks)
-    return probe, pooled
+    add_rows(probe.graph, {n: steps[n] for n in pooled if specs[n].histogram}, in_blocks=in_blocks)
+    if in_blocks:
+        look_early(probe.graph, given)
+    return probe
 
 
 def _collected(

@@ -9,8 +9,7 @@ values with one more node: all of them together would not fit into memory.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -18,18 +17,12 @@ import onnx_ir as ir
 from lowbit.calibrate.channels import ChannelSums
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.calibrate.subsampling import row_step
-from lowbit.graph.editing import insert_after_source
 from lowbit.graph.naming import tensor_name
+from lowbit.graph.pooling import BLOCK, add_numbers, add_output, poolable, size_of_one
 from lowbit.numerics.formats import FloatArray
 
-_HIGHEST, _MEAN, _ROWS = "lowbit/highest", "lowbit/mean", "lowbit/rows"
-_LOWEST = "lowbit/lowest"
-_SPATIAL, _AXES_AS_INPUT = (2, 3), 18
-# Numbers of one sample's map from which on it is not handed out as a whole.
-_LARGE = 1 << 17
+_ROWS = "lowbit/rows"
 _TO_THE_END = np.iinfo(np.int64).max
-# Channels of a block in onnxruntime are 8 or 16, by processor.
-_BLOCK = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,71 +65,12 @@ class Pools:
         return means * self.positions, None, batch * self.positions
 
 
-def poolable(graph: ir.Graph) -> dict[str, int]:
-    """Return the positions of each channel of the feature maps whose size is known."""
-    found: dict[str, int] = {}
-    for node in graph:
-        for value in node.outputs:
-            # Sizes that differ from sample to sample would weigh the means.
-            if value.dtype != ir.DataType.FLOAT or value.shape is None or len(value.shape) != 4:
-                continue
-            height, width = value.shape[2], value.shape[3]
-            if isinstance(height, int) and isinstance(width, int) and height * width:
-                found[tensor_name(value)] = height * width
-    return found
-
-
-def large_maps(graph: ir.Graph) -> frozenset[str]:
-    """Return the feature maps of known size that take megabytes."""
-    names = poolable(graph)
-    values = (value for node in graph for value in node.outputs if value.name in names)
-    return frozenset(tensor_name(v) for v in values if math.prod(_of_one(v) or [0]) >= _LARGE)
-
-
-def add_pools(
-    graph: ir.Graph, names: Mapping[str, int], unbounded: Collection[str] = frozenset()
-) -> None:
-    """Make the pools of the named values outputs of a graph, which is changed.
-
-    Of those ``unbounded`` the smallest values are pooled as well.
-    """
-    wanted = [v for node in graph for v in node.outputs if v.name in names]
-    for value in wanted:
-        name = tensor_name(value)
-        highest, mean = pools_of(name)
-        _add_output(graph, value, ir.node("GlobalMaxPool", [value], name=highest))
-        _add_output(graph, value, ir.node("GlobalAveragePool", [value], name=mean))
-        if name in unbounded:
-            _add_output(graph, value, _smallest(graph, value, lowest_of(name)))
-
-
-def _smallest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Node:
-    """Return a node that gives the smallest number of each channel."""
-    if graph.opset_imports.get("", 0) < _AXES_AS_INPUT:
-        return ir.node("ReduceMin", [value], {"axes": _SPATIAL}, name=name)
-    return ir.node("ReduceMin", [value, _constant(graph, f"{name}/axes", *_SPATIAL)], name=name)
-
-
-def _add_output(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
-    """Put a node after what computes a value, and its output beside those of the graph."""
-    found = node.outputs[0]
-    found.name, found.dtype = node.name, ir.DataType.FLOAT
-    insert_after_source(graph, value, node)
-    graph.outputs.append(found)
-
-
 def thinnable(graph: ir.Graph) -> dict[str, int]:
     """Return how far apart the rows are that stand for a map, of those for which some will do."""
     names = poolable(graph)
     values = (value for node in graph for value in node.outputs if value.name in names)
-    steps = {tensor_name(value): row_step(_of_one(value)) for value in values}
+    steps = {tensor_name(value): row_step(size_of_one(value)) for value in values}
     return {name: step for name, step in steps.items() if step > 1}
-
-
-def _of_one(value: ir.Value) -> list[int]:
-    """Return the shape of a map for a batch of one; no size at all if channels are not known."""
-    sizes = [] if value.shape is None else [size for size in value.shape if isinstance(size, int)]
-    return [1, *sizes[-3:]] if len(sizes) >= 3 else []
 
 
 def add_rows(graph: ir.Graph, steps: Mapping[str, int], *, in_blocks: bool = False) -> None:
@@ -149,16 +83,16 @@ def add_rows(graph: ir.Graph, steps: Mapping[str, int], *, in_blocks: bool = Fal
     for value in wanted:
         output, step = rows_of(tensor_name(value)), steps[tensor_name(value)]
         channels = None if value.shape is None else value.shape[1]
-        if in_blocks and isinstance(channels, int) and channels % _BLOCK == 0:
+        if in_blocks and isinstance(channels, int) and channels % BLOCK == 0:
             node = _picked(graph, value, output, step, channels)
         else:
             node = _sliced(graph, value, output, step)
-        _add_output(graph, value, node)
+        add_output(graph, value, node)
 
 
 def _sliced(graph: ir.Graph, value: ir.Value, output: str, step: int) -> ir.Node:
     numbers = {"start": step // 2, "end": _TO_THE_END, "axis": 2, "step": step}
-    constants = [_constant(graph, f"{output}/{k}", v) for k, v in numbers.items()]
+    constants = [add_numbers(graph, f"{output}/{k}", v) for k, v in numbers.items()]
     return ir.node("Slice", [value, *constants], name=output)
 
 
@@ -179,22 +113,6 @@ def _picked(graph: ir.Graph, value: ir.Value, output: str, step: int, channels: 
     return ir.node("Conv", [value, weight], attributes, name=output)
 
 
-def _constant(graph: ir.Graph, name: str, *numbers: int) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.tensor(np.array(numbers, np.int64), name=name))
-    graph.initializers[name] = value
-    return value
-
-
 def rows_of(name: str) -> str:
     """Return what the rows of a value are called."""
     return f"{name}/{_ROWS}"
-
-
-def lowest_of(name: str) -> str:
-    """Return what the smallest numbers of a value are called."""
-    return f"{name}/{_LOWEST}"
-
-
-def pools_of(name: str) -> tuple[str, str]:
-    """Return what the pools of a value are called."""
-    return f"{name}/{_HIGHEST}", f"{name}/{_MEAN}"

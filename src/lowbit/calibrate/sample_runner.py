@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from lowbit.calibrate.channels import ChannelSums, channel_sums
 from lowbit.calibrate.masked import Kept, kept_tokens, without_padding
 from lowbit.calibrate.observers import Observer, ObserverSpec
-from lowbit.calibrate.pooled import Pools, lowest_of, pools_of, rows_of
+from lowbit.calibrate.pooled import Pools, rows_of
 from lowbit.calibrate.subsampling import subsampled
+from lowbit.graph.pooling import highest_of, lowest_of, mean_of
 from lowbit.graph.session import Array, Feed, Session
 from lowbit.numerics.formats import FloatArray
 
@@ -41,7 +42,7 @@ class SampleRunner:
         self.observer = observer
         self._whole = [name for name in specs if name not in pooled]
         self._rows = {name: rows_of(name) for name in pooled if specs[name].histogram}
-        pools = (out for name in pooled for out in pools_of(name))
+        pools = (out for name in pooled for out in (highest_of(name), mean_of(name)))
         self._lowest = {name: lowest_of(name) for name in pooled if specs[name].floor is None}
         self._outputs = [*self._whole, *pools, *self._lowest.values(), *self._rows.values()]
         # Each holds the tensors of a sample, so there are only as many as run at once.
@@ -62,7 +63,7 @@ class SampleRunner:
         sums: dict[str, ChannelSums] = {}
         size = observe_arrays(whole, self._specs, self.observer, sample.kept)
         for name, positions in self._pooled.items():
-            highest, mean = (sample.arrays[output] for output in pools_of(name))
+            highest, mean = sample.arrays[highest_of(name)], sample.arrays[mean_of(name)]
             lowest = sample.arrays[self._lowest[name]] if name in self._lowest else None
             pools = Pools(highest, mean, positions, lowest)
             self.observer.add_pools(name, pools)

@@ -129,7 +129,8 @@ class TensorStats:
 
 
 def _both(mine: Sensitivity | None, theirs: Sensitivity | None) -> Sensitivity | None:
-    return mine | theirs if mine is not None and theirs is not None else None
+    """Return what both felt, or the one that felt anything: it is measured on some of the samples only."""
+    return mine | theirs if mine is not None and theirs is not None else mine or theirs
 
 
 _Bins = tuple[NDArray[np.uint16], NDArray[np.int64]]
@@ -173,6 +174,11 @@ class Stats:
                 f"no statistics of tensor {name!r}; they were collected for another plan. "
                 "Collect them again without --stats"
             ) from None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether statistics of further samples can be merged in: none depend on the order of samples."""
+        return all(s.custom is None and s.average is None for s in self.tensors.values())
 
     def __or__(self, other: Stats) -> Stats:
         """Return the statistics over the samples of both."""

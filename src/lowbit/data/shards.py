@@ -64,6 +64,11 @@ class Selection:
             return self
         return Selection(self.data, [self.indices[i * total // count] for i in range(count)])
 
+    def without(self, other: Selection) -> Selection:
+        """Return the samples that another selection of the same dataset does not have."""
+        left = frozenset(other.indices)
+        return Selection(self.data, [index for index in self.indices if index not in left])
+
     def shards(self, size: int) -> Shards:
         """Return the samples in parts of ``size``."""
         return Shards(self, size)

@@ -9,15 +9,7 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.pooled import (
-    add_pools,
-    add_rows,
-    large_maps,
-    lowest_of,
-    pools_of,
-    rows_of,
-    thinnable,
-)
+from lowbit.calibrate.pooled import add_rows, rows_of, thinnable
 from lowbit.calibrate.subsampling import subsampled
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.evaluate.output_evaluation import OutputEvaluation
@@ -39,6 +31,7 @@ from lowbit.evaluate.same_outputs import (
 )
 from lowbit.evaluate.verdict import Verdict
 from lowbit.graph.openvino import Runtime
+from lowbit.graph.pooling import add_pools, highest_of, large_maps, lowest_of
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
 
@@ -184,7 +177,7 @@ class _Thinned:
 
 def _taken_of(name: str) -> tuple[str, str, str]:
     """Return what is taken of a large map: some rows, its largest values and its smallest."""
-    return rows_of(name), pools_of(name)[0], lowest_of(name)
+    return rows_of(name), highest_of(name), lowest_of(name)
 
 
 def _add(

@@ -3,14 +3,15 @@
 Part of the calibration samples is held out. The model is built without any of the steps, then with
 one more at a time; a step stays if the outputs come nearer to the float model's on the held-out
 samples, by more than the difference varies from sample to sample. If the model is refined later, the
-error is that expected afterwards. What was measured is what is
-kept: built again from all samples, a power-of-two scale may fall the other way.
+error is that expected afterwards. Where models are calibrated only to be compared, some of the samples do;
+the others are added to the statistics of the one that is kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.config.scale_search import SensitivityWeighting
 from lowbit.config.transforms import FloatTransform
+from lowbit.data.shards import Selection
 from lowbit.evaluate.validation import Gain, Validation
 from lowbit.numerics.formats import DoubleArray
 from lowbit.pipeline import stages
@@ -30,6 +32,9 @@ from lowbit.search.expected_error import expected_sqnr
 from lowbit.search.sensitive_scales import weighted_scales
 from lowbit.state import Normalized, Quantized, extended
 from lowbit.transforms import implementation_of
+
+_COMPARED = 16
+"""Samples that calibrate models to be compared, where there are at least twice as many."""
 
 _Field = Literal["bias_correction", "equalization", "smooth_quant", "sensitivity"]
 
@@ -83,7 +88,9 @@ def keep_what_helps(
         raise ValueError("steps can be measured on samples only")
     tried = _optional(config)
     plain = stages.with_config(state, **{option.field: option.skipped for option in tried})
-    best = pipeline.build(plain, samples.fitting, plan=plan)
+    fitting = samples.fitting()
+    compared = _compared(fitting, plain, [getattr(config, option.field) for option in tried])
+    best = pipeline.build(plain, lambda: compared, plan=plan)
     with clock.stage("validate"):
         validation = Validation(state.loaded, samples.validation())
         before = expected_sqnr(validation, best)
@@ -100,7 +107,7 @@ def keep_what_helps(
                 continue
             candidate = found
         else:
-            candidate = _with_step(pipeline, best, option.field, wanted, plan)
+            candidate = _with_step(pipeline, best, option.field, wanted, compared, plan)
         # Corrected biases change nothing of what the model would give with weights in float.
         known = before.float_weights if option.field == "bias_correction" else None
         with clock.stage("validate"):
@@ -109,7 +116,34 @@ def keep_what_helps(
         steps.append(step)
         if step.kept:
             best, before = candidate, after
+    if len(compared) < len(fitting):
+        best = _from_all(pipeline, best, fitting, compared, plan)
     return best, tuple(steps)
+
+
+def _compared(samples: Selection, state: Normalized, steps: Sequence[object]) -> Selection:
+    """Return the samples that candidates are calibrated on: all of them if there is only one candidate."""
+    model = state.normalized
+    several = any(
+        implementation_of(step).applies(model, step)
+        for step in steps
+        if isinstance(step, FloatTransform)
+    )
+    return samples.spread(_COMPARED) if several and len(samples) >= 2 * _COMPARED else samples
+
+
+def _from_all(
+    pipeline: Pipeline,
+    state: Quantized,
+    samples: Selection,
+    seen: Selection,
+    plan: Plan | None,
+) -> Quantized:
+    """Return a model from all samples, some of which have been seen."""
+    if not state.stats.adds_up:
+        return pipeline.build(state, lambda: samples, plan=plan)
+    more = pipeline.calibrated(state, lambda: samples.without(seen))
+    return pipeline.finish(stages.with_stats(state, state.stats | more.stats))
 
 
 def _applies(transform: FloatTransform, state: Quantized) -> bool:
@@ -118,14 +152,17 @@ def _applies(transform: FloatTransform, state: Quantized) -> bool:
 
 
 def _with_step(
-    pipeline: Pipeline, state: Quantized, field: _Field, wanted: object, plan: Plan | None
+    pipeline: Pipeline,
+    state: Quantized,
+    field: _Field,
+    wanted: object,
+    samples: Selection,
+    plan: Plan | None,
 ) -> Quantized:
     """Return the state with one step more; no more is computed again than depends on it."""
     changed = stages.with_config(state, **{field: wanted})
     if field != "bias_correction":  # other activations, so other statistics
-        if state.samples is None:
-            raise ValueError("steps can be measured on samples only")
-        return pipeline.build(changed, state.samples.fitting, plan=plan)
+        return pipeline.build(changed, lambda: samples, plan=plan)
     with pipeline.clock.stage("solve"):
         solved = stages.correct_biases(extended(state, Quantized, config=changed.config))
     return pipeline.emitted(solved)

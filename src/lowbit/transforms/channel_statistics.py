@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.data.shards import Selection, Shard
 from lowbit.graph.parts import is_large, run_in_parts
+from lowbit.graph.pooling import (
+    add_maxima,
+    add_mean_squares,
+    highest_of,
+    look_early,
+    mean_square_of,
+    poolable,
+)
 from lowbit.graph.session import Array, Feed, Session, session, with_outputs
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.worker_sessions import Files, content_hash, kept_session, packed
@@ -42,15 +50,54 @@ def channel_sizes(
 ) -> dict[str, ChannelSizes]:
     """Return the sizes along an axis of each tensor, by name; none at all if there is no data."""
     bounded = non_negative(model.graph)
+    maps = () if is_large(model) else poolable(model.graph)
+    pooled = [
+        name for name, axis in wanted.items() if name in maps and name in bounded and axis == 1
+    ]
+    outputs = {
+        output: name for name in pooled for output in (highest_of(name), mean_square_of(name))
+    }
+    outputs |= {name: name for name in wanted if name not in pooled}
 
-    def of(name: str, array: Array) -> DoubleArray:
+    def of(output: str, array: Array) -> DoubleArray:
+        name = outputs[output]
+        if output == mean_square_of(name):
+            array = array.mean(axis=0, keepdims=True)
         return _sizes(array, wanted[name], signed=name not in bounded)
 
-    found = reduce_channels(model, list(wanted), data, of, _join_sizes, progress)
+    probe = _with_pools(model, pooled)
+    found = reduce_channels(probe, list(outputs), data, of, _join_sizes, progress)
+    rows = {name: found[name] for name in found if name not in pooled}
+    if found:
+        rows |= {n: _together(found[highest_of(n)], found[mean_square_of(n)]) for n in pooled}
     return {
         name: ChannelSizes(greatest, largest, np.sqrt(largest * total / count), squares / count)
-        for name, (greatest, largest, total, squares, count) in found.items()
+        for name, (greatest, largest, total, squares, count) in rows.items()
     }
+
+
+def _with_pools(model: ir.Model, names: Collection[str]) -> ir.Model:
+    """Return a model that takes the greatest number and the mean square of channels of maps itself.
+
+    To hand the maps out and look at them takes as long as to compute them.
+    """
+    if not names:
+        return model
+    probe = with_outputs(model, ())
+    given = len(probe.graph.outputs)
+    add_maxima(probe.graph, names)
+    add_mean_squares(probe.graph, names)
+    look_early(probe.graph, given)
+    return probe
+
+
+def _together(highest: DoubleArray, squares: DoubleArray) -> DoubleArray:
+    """Return the sizes of maps from those of their greatest numbers and of their mean squares."""
+    found = highest.copy()
+    found[3] = squares[2]
+    # Looking for the greatest number may lose one that is not a number, adding squares up does not.
+    found[:3, np.isnan(found[3])] = np.nan
+    return found
 
 
 def _sizes(array: Array, axis: int, *, signed: bool) -> DoubleArray:
