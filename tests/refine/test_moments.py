@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from helpers.column_moments import moments_of
 
 from lowbit.refine.column_sums import ColumnSums
-from lowbit.refine.moments import LayerMoments
+from lowbit.refine.moments import LayerMoments, columns_at_once
 from lowbit.refine.samples import SampleInMemory
 
 _RANDOM = np.random.default_rng(0)
@@ -147,3 +149,26 @@ def test_what_inputs_are_attenuated_by_is_restored_where_asked_for(restored: boo
 
     factor = 1 / 0.9 if restored else 1.0
     np.testing.assert_allclose(moments.output_gain, factor, rtol=0.02)
+
+
+def test_columns_wait_for_others_as_long_as_they_are_small() -> None:
+    assert columns_at_once(1, 64, 128) == 512
+    wide = columns_at_once(1152, 1, 25)
+    assert wide == 70
+    assert wide * 1152 * 26 * 4 < 9e6, "bytes"
+    # Products of so many inputs take longer to add up than columns take memory.
+    assert columns_at_once(1, 4096, 50000) == 64
+
+
+def test_wide_samples_that_are_held_out_are_let_go_of() -> None:
+    groups, depth, positions = 1152, 25, 40
+    moments = LayerMoments(np.ones((groups, 1, depth), np.float32), None, held_out=range(1, 16, 2))
+    waiting = []
+    for index in range(16):
+        patches = np.full((groups, depth, positions), index, np.float32)
+        (sample,) = _samples(patches, patches.sum(axis=1, keepdims=True), parts=1)
+        waiting.append(weakref.ref(patches))
+        del patches
+        moments.add([(index, sample)])
+        del sample
+        assert sum(ref() is not None for ref in waiting) <= 2, "one that solves, one held out"

@@ -17,8 +17,10 @@ from lowbit.refine.samples import Columns
 
 # The share of a layer's error below which the rounding of its weights is left as it is.
 _NEGLIGIBLE = 0.005
-# Columns that are summed up at once: to add products up takes as long, however few were multiplied.
-_COLUMNS_AT_ONCE = 512
+# Columns that are summed up at once: to add products up takes as long, however few were multiplied. But
+# those of a wide depthwise layer are a hundred kilobytes each, and wait twice where some are held out.
+_MOST_COLUMNS, _FEWEST_COLUMNS = 512, 64
+_ROOM_FOR_COLUMNS = 8 << 20
 
 
 class LayerMoments:
@@ -63,6 +65,7 @@ class LayerMoments:
         self._share: float | None = None
         self._attenuation = Attenuation(groups, outputs)
         self._restored = restored and bias is not None and not relative
+        self._at_once = columns_at_once(groups, outputs, depth)
         self._others: list[Columns] = []
         self._held: list[Columns] = []
 
@@ -70,7 +73,7 @@ class LayerMoments:
         """Add some samples, with their numbers."""
         for index, sample in samples:
             (self._held if index in self._held_out else self._others).append(sample)
-        self._sum_up(_COLUMNS_AT_ONCE)
+        self._sum_up(self._at_once)
 
     def finish(self) -> None:
         """Sum up what is left; no sample comes after."""
@@ -178,6 +181,12 @@ class LayerMoments:
     def error_sum(self) -> LayerError:
         """Return the sum of the same error, to which some outputs are added at a time."""
         return LayerError(self.weight, self.bias, self._decides.error_sum())
+
+
+def columns_at_once(groups: int, outputs: int, depth: int) -> int:
+    """Return how many columns of a layer are waited for before they are summed up."""
+    room = _ROOM_FOR_COLUMNS // (4 * groups * (outputs + depth))
+    return min(max(room, _FEWEST_COLUMNS), _MOST_COLUMNS)
 
 
 def _columns(samples: Sequence[Columns]) -> int:
