@@ -19,11 +19,12 @@ from lowbit.config.refinement import AdaQuant, AdaRound
 from lowbit.errors import ConfigError
 from lowbit.graph import io
 from lowbit.graph.session import session
+from lowbit.graph.store import Store
 from lowbit.ops.activations import activation_of
 from lowbit.ops.linear import LAYERS
 from lowbit.refine.devices import Device
 from lowbit.refine.finetune import ADAROUND, Part, PartBatches, parts_of
-from lowbit.refine.samples import SampleInMemory
+from lowbit.refine.samples import SampleInMemory, SampleOnDisk
 
 QUICK = {"num_iterations": 60, "batch_size": 2}
 
@@ -285,12 +286,14 @@ def _samples(count=3):
     ]
 
 
-@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("in_files", [False, True])
 @pytest.mark.parametrize("count", [2, 3])
-def test_batches_of_a_part_are_its_rows_after_the_activation(count, fresh):
+def test_batches_of_a_part_are_its_rows_after_the_activation(count, in_files, tmp_path):
     relu = activation_of(ir.node("Relu", [ir.val("x")]), last_axis=False)
     samples, part = _samples(count), Part(slice(1, 3), slice(0, 2))
-    batches = PartBatches(samples, part, relu, Device("cpu"), fresh=fresh)
+    store = Store(tmp_path, room=0)
+    kept = [SampleOnDisk(store, "conv", i, s) if in_files else s for i, s in enumerate(samples)]
+    batches = PartBatches(kept, part, relu, Device("cpu"))
     assert len(batches) == count
     for index, sample in enumerate(samples):
         batch = batches[index]
@@ -300,8 +303,8 @@ def test_batches_of_a_part_are_its_rows_after_the_activation(count, fresh):
             assert batch.float_patches is None
         else:
             np.testing.assert_array_equal(batch.float_patches, sample.float_patches[1:3])
-        # Read anew each time, nothing stays in memory.
-        assert (batches[index] is batch) != fresh
+        # What is in files is read anew each time, nothing of it stays in memory.
+        assert (batches[index] is batch) != in_files
 
 
 def test_the_loop_goes_as_the_configuration_says():

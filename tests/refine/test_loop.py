@@ -20,7 +20,7 @@ from lowbit.graph.submodels import Extractor
 from lowbit.refine.algorithm import LoopSettings
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers, replaced_constants
 from lowbit.refine.loop import LayerLoop, LayerTargets
-from lowbit.refine.samples import LayerSample, SampleOnDisk
+from lowbit.refine.samples import LayerSample, SampleInMemory, SampleOnDisk
 from lowbit.state import Quantized
 
 _CONFIG = msgspec.structs.replace(find_preset("A8W8"), equalization=None, head="int8")
@@ -195,6 +195,31 @@ def test_samples_in_files_are_mapped_for_the_solver(state: Quantized, tmp_path) 
         list(loop.run(solve, Notes()))
 
     assert kinds == {SampleOnDisk}
+
+
+def test_samples_for_which_there_is_no_room_are_in_files(state: Quantized, tmp_path) -> None:
+    settings = LoopSettings(positions=20, seed=3, float_inputs=True)
+    kinds: dict[str, list[type]] = {}
+
+    def solve(layer: RefinedLayer, samples: Sequence[LayerSample]) -> LayerResult:
+        kinds[layer.node] = [type(sample) for sample in samples]
+        return doubled(layer, samples)
+
+    plain, _ = _run(state, settings, smooth(5))
+    notes, disk = Notes(), Store(tmp_path, room=0)
+    size = max(sum(map(_bytes, samples[:2])) for samples in plain.samples.values())
+    doubled = _doubled(notes, state)
+    with _loop(state, settings, smooth(5), disk=disk) as loop:
+        loop.room = size
+        list(loop.run(solve, Notes()))
+
+    _assert_same(notes, plain)
+    assert not len(disk)
+    assert any(each == 2 * [SampleInMemory] + 3 * [SampleOnDisk] for each in kinds.values())
+
+
+def _bytes(sample: dict[str, np.ndarray]) -> int:
+    return sum(array.nbytes for name, array in sample.items() if not name.endswith("_sum"))
 
 
 def test_the_float_models_inputs_are_beside_the_quantized_ones(state: Quantized) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from helpers.column_moments import moments_of
 
 from lowbit.refine.column_sums import ColumnSums
-from lowbit.refine.moments import LayerMoments
+from lowbit.refine.moments import LayerMoments, columns_at_once
 from lowbit.refine.samples import SampleInMemory
 
 _RANDOM = np.random.default_rng(0)
@@ -179,3 +181,26 @@ def test_columns_of_a_shallow_layer_are_summed_up_as_they_come(depth: int, left:
     assert seen._solved_on.columns == 100 - left
     expected = moments_of(patches, targets, centred=False)
     np.testing.assert_allclose(ended.output_moments(), expected.outputs, rtol=1e-3, atol=1e-2)
+
+
+def test_columns_wait_for_others_as_long_as_they_are_small() -> None:
+    assert columns_at_once(1, 64, 128) == 512
+    wide = columns_at_once(1152, 1, 25)
+    assert wide == 70
+    assert wide * 1152 * 26 * 4 < 9e6, "bytes"
+    # Products of so many inputs take longer to add up than columns take memory.
+    assert columns_at_once(1, 4096, 50000) == 64
+
+
+def test_wide_samples_that_are_held_out_are_let_go_of() -> None:
+    groups, depth, positions = 1152, 25, 40
+    moments = LayerMoments(np.ones((groups, 1, depth), np.float32), None, held_out=range(1, 16, 2))
+    waiting = []
+    for index in range(16):
+        patches = np.full((groups, depth, positions), index, np.float32)
+        (sample,) = _samples(patches, patches.sum(axis=1, keepdims=True), parts=1)
+        waiting.append(weakref.ref(patches))
+        del patches
+        moments.add([(index, sample)])
+        del sample
+        assert sum(ref() is not None for ref in waiting) <= 2, "one that solves, one held out"

@@ -143,8 +143,8 @@ class _GradientTuning(
         update_bias: Tune biases as well.
         output_qdq: Quantize a layer's output before comparing it.
         drop_ratio: How likely an input value is the quantized model's rather than the float one's.
-        mem_opt_level: 0 keeps all layers' data in memory, 1 that of one layer, 2 that of one
-            layer on disk, read a batch at a time.
+        mem_opt_level: 0 keeps all layers' data in memory, 1 that of one layer as far as it is small,
+            2 that of one layer on disk, read a batch at a time.
         cache_dir: Where level 2 keeps data; a temporary directory if not given.
         log_period: Steps between two reports of progress; a tenth of all if not given.
         ref_model_path: A float model to follow instead of the one that is quantized.

@@ -31,7 +31,7 @@ from lowbit.refine.layers import (
     settled_bias,
 )
 from lowbit.refine.reconstruct import Grid, stored_integers
-from lowbit.refine.samples import LayerSample, held_out_split, means_of, sums_of
+from lowbit.refine.samples import LayerSample, SampleInMemory, held_out_split, means_of, sums_of
 from lowbit.state import Quantized
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Part:
 
 
 class PartBatches:
-    """All samples' columns for one part, on the device; read anew each time if ``fresh``."""
+    """All samples' columns for one part, on the device; those in files are read anew each time."""
 
     def __init__(
         self,
@@ -62,11 +62,9 @@ class PartBatches:
         part: Part,
         activation: Activation,
         device: Device,
-        *,
-        fresh: bool,
     ) -> None:
         self._samples, self._part, self._device = samples, part, device
-        self._activation, self._fresh = activation, fresh
+        self._activation = activation
         self._batches: dict[int, Batch] = {}
 
     def __len__(self) -> int:
@@ -84,7 +82,7 @@ class PartBatches:
             self._activation.apply(self._device.put(sample.targets[part.rows])),
             None if other is None else self._device.put(other[part.groups]),
         )
-        if not self._fresh:
+        if isinstance(sample, SampleInMemory):
             self._batches[index] = batch
         return batch
 
@@ -169,8 +167,7 @@ class FineTuner:
         part = Part(slice(None), slice(None))
         weight = np.asarray(geometry.matrix(start), np.float32)
         rows = TunedRows(self.device.put(weight), rounding, self.config.learning_rate)
-        fresh = self.config.mem_opt_level == 2
-        batches = PartBatches(train, part, layer.activation, self.device, fresh=fresh)
+        batches = PartBatches(train, part, layer.activation, self.device)
         seed = (self.config.fixed_seed, _number(layer.node))
         # The bias is a constant of its own format here.
         config = msgspec.structs.replace(self.config, update_bias=False)
@@ -207,13 +204,7 @@ class FineTuner:
         def work(part: Part) -> tuple[Part, FloatArray, FloatArray, Trace]:
             shift = self.device.put(offset[part.rows].copy())
             rows = self._rows(grid, part, rate)
-            batches = PartBatches(
-                samples,
-                part,
-                layer.activation,
-                self.device,
-                fresh=self.config.mem_opt_level == 2,
-            )
+            batches = PartBatches(samples, part, layer.activation, self.device)
             tuner = Tuner(
                 config,
                 layer.activation,

@@ -13,8 +13,8 @@ import numpy as np
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.refine.column_sums import ColumnSums, ErrorSum, Totals
 
-# Columns that are kept in any case; of deeper layers as many as second moments would take room.
-_FEW = 512
+# Columns that are kept as far as there is room; of deeper layers as many as second moments would take.
+_FEW, _ROOM = 512, 8 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class KeptColumns:
     def __init__(self, groups: int, outputs: int, depth: int, *, relative: bool = False) -> None:
         """Begin with no columns; ``relative``: each will come with its importance."""
         self._shape, self._relative = (groups, outputs, depth), relative
+        self._most = max(depth, min(_FEW, _ROOM // (4 * groups * (outputs + depth))))
         self._kept: list[_Columns] = []
         self._summed: ColumnSums | None = None
         self._totals = Totals(groups, outputs, depth)
@@ -54,7 +55,7 @@ class KeptColumns:
             squares = (np.vdot(x, x), np.vdot(y, y))
         self.is_finite &= bool(np.isfinite(squares).all())
         self._kept.append(_Columns(x, y, importance))
-        if sum(columns.x.shape[2] for columns in self._kept) > max(_FEW, self._shape[2]):
+        if sum(columns.x.shape[2] for columns in self._kept) > self._most:
             self._sum_up()
 
     def _sum_up(self) -> None:

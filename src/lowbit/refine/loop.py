@@ -207,7 +207,8 @@ class Listener(Protocol):
 class LayerLoop:
     """One loop over all layers of a quantized model, for all samples of the data.
 
-    ``done`` are the results of the first layers, known from before. ``disk`` keeps samples in files.
+    ``done`` are the results of the first layers, known from before. ``disk`` keeps the samples of a layer in
+    files, those for which there are not ``room`` bytes in memory.
     ``independent``: each layer is solved as if no other were, several at a time; by ``remote`` where
     an engine is chosen. ``at_once`` samples are run at a time. ``collect`` gives what takes in the
     samples of a layer, if the solver wants that instead of samples.
@@ -220,6 +221,7 @@ class LayerLoop:
     quantized: LayerwiseRun
     done: Sequence[LayerResult] = ()
     disk: Store | None = None
+    room: int = 0
     independent: bool = False
     at_once: int = 1
     collect: Callable[[RefinedLayer], Collector] | None = None
@@ -310,14 +312,17 @@ class LayerLoop:
     ) -> list[LayerSample]:
         self._begin(step, constants)
 
-        def take(item: tuple[int, Feed | None]) -> LayerSample:
-            index, feed = item
-            sample = self._sample(step, layer, index, feed)
-            if self.disk is None:
-                return sample
-            return SampleOnDisk(self.disk, layer.node, index, sample)
+        def take(item: tuple[int, Feed | None]) -> SampleInMemory:
+            return self._sample(step, layer, *item)
 
-        found = list(ordered_map(take, self._indexed_feeds(step), self.at_once))
+        found: list[LayerSample] = []
+        taken = 0
+        for index, sample in enumerate(ordered_map(take, self._indexed_feeds(step), self.at_once)):
+            taken += sample.nbytes
+            if self.disk is None or taken <= self.room:
+                found.append(sample)
+            else:
+                found.append(SampleOnDisk(self.disk, layer.node, index, sample))
         self._end()
         # A sample of batch 0, or an empty cache, shows nothing of a layer.
         return [sample for sample in found if sample.count]

@@ -21,10 +21,10 @@ from lowbit.refine.samples import Columns
 _NEGLIGIBLE = 0.005
 # A position with so many times the error of the median is left out where numbers are clipped.
 _FAR = 16.0
-# Columns that are summed up at once: to add products up takes as long, however few were multiplied. Those
-# of a shallow layer are few, and what is summed up early is summed up while other samples run.
-_COLUMNS_AT_ONCE = 512
-_FEWEST_AT_ONCE = 64
+# Columns that are summed up at once: to add products up takes as long, however few were multiplied. But
+# those of a wide depthwise layer are a hundred kilobytes each, and wait twice where some are held out.
+_MOST_COLUMNS, _FEWEST_COLUMNS = 512, 64
+_ROOM_FOR_COLUMNS = 8 << 20
 
 
 class LayerMoments:
@@ -75,6 +75,7 @@ class LayerMoments:
         self._share: float | None = None
         self._attenuation = Attenuation(groups, outputs)
         self._restored = restored and bias is not None and not relative
+        self._at_once = columns_at_once(groups, outputs, depth)
         self._others: list[Columns] = []
         self._held: list[Columns] = []
 
@@ -82,8 +83,9 @@ class LayerMoments:
         """Add some samples, with their numbers."""
         for index, sample in samples:
             (self._held if index in self._held_out else self._others).append(sample)
-        some = max(_FEWEST_AT_ONCE, self.weight.shape[2] // 4)
-        self._sum_up(min(some, _COLUMNS_AT_ONCE), _COLUMNS_AT_ONCE)
+        # Columns of a shallow layer are few, and what is summed up early is summed up while samples run.
+        some = max(_FEWEST_COLUMNS, self.weight.shape[2] // 4)
+        self._sum_up(min(some, self._at_once), self._at_once)
 
     def finish(self) -> None:
         """Sum up what is left; no sample comes after."""
@@ -194,6 +196,12 @@ class LayerMoments:
     def error_sum(self) -> LayerError:
         """Return the sum of the same error, to which some outputs are added at a time."""
         return LayerError(self.weight, self.bias, self._decides.error_sum())
+
+
+def columns_at_once(groups: int, outputs: int, depth: int) -> int:
+    """Return how many columns of a layer are waited for before they are summed up."""
+    room = _ROOM_FOR_COLUMNS // (4 * groups * (outputs + depth))
+    return min(max(room, _FEWEST_COLUMNS), _MOST_COLUMNS)
 
 
 def _columns(samples: Sequence[Columns]) -> int:

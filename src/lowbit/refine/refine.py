@@ -25,6 +25,7 @@ from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.geometry import ConvLayer
+from lowbit.parallel import worker_count
 from lowbit.refine.algorithm import Algorithm, Collector, Feeds, LoopSettings
 from lowbit.refine.checkpoint import Checkpoint
 from lowbit.refine.finetune import ADAQUANT, ADAROUND
@@ -40,6 +41,8 @@ from lowbit.state import Quantized, extended
 # Activations of each model that wait in memory between two layers, in bytes: few samples may not
 # need it all, and many are to take little more than few.
 _ROOM = 6 << 20
+# The same where samples of the layer that is solved are kept too, and as much again is computed of them.
+_ROOM_WITH_SAMPLES = 3 << 20
 
 ALGORITHMS: Mapping[type[Refinement], Algorithm] = MappingProxyType(
     {
@@ -190,11 +193,14 @@ def _loop(
     first = list(itertools.islice(others, 1))
     sharing = sharing_of(first[0] if first else None)
     with contextlib.ExitStack() as stack:
-        room, folder = (0, settings.cache_dir) if settings.on_disk else (_ROOM, None)
-        floats, quantized, samples_on_disk = (
-            stack.enter_context(open_store(folder, room)) for _ in range(3)
+        room = _ROOM if settings.moments else _ROOM_WITH_SAMPLES
+        room, folder = (0, settings.cache_dir) if settings.on_disk else (room, None)
+        floats, quantized, files = (
+            stack.enter_context(open_store(folder, each)) for each in (room, room, 0)
         )
-        disk = samples_on_disk if settings.on_disk else None
+        # Workers are given samples that are in memory.
+        in_memory = settings.at_once or (settings.independent and worker_count() is not None)
+        disk = files if settings.on_disk or not in_memory else None
         targets = LayerTargets(
             state.calibrated_model,
             rest,
@@ -221,6 +227,7 @@ def _loop(
             run,
             done,
             disk,
+            room=room,
             independent=settings.independent,
             at_once=sharing.samples,
         )

@@ -85,6 +85,12 @@ class SampleInMemory:
     count: int
     float_patches: FloatArray | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes, but for its sums."""
+        arrays = (self.patches, self.targets, self.float_patches)
+        return sum(array.nbytes for array in arrays if array is not None)
+
 
 class SampleOnDisk:
     """The same in files, mapped into memory while they are read."""
