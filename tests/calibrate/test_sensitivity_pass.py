@@ -8,6 +8,7 @@ from lowbit.calibrate.sensitivity import bin_edges
 from lowbit.calibrate.sensitivity_pass import collect_sensitivity
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import infer_types
+from lowbit.ops.gradients import OutputPart
 
 
 def test_it_tells_the_noise_that_errors_make_at_the_outputs() -> None:
@@ -21,7 +22,7 @@ def test_it_tells_the_noise_that_errors_make_at_the_outputs() -> None:
     infer_types(loaded)
     x = np.abs(rng.normal(0, 1, (1, 12))).astype(np.float32)
 
-    felt = collect_sensitivity(loaded, ["t"], ["y"], [{"x": x}] * 4000)["t"]
+    felt = collect_sensitivity(loaded, ["t"], [OutputPart("y")], [{"x": x}] * 4000)["t"]
 
     signal = np.square(x @ weight, dtype=np.float64).sum()
     np.testing.assert_allclose(
@@ -48,7 +49,7 @@ def test_images_of_any_size_are_measured_at_that_of_the_first() -> None:
         for size in sizes
     ]
 
-    some = collect_sensitivity(loaded, ["t"], ["y"], feeds)
-    alike = collect_sensitivity(loaded, ["t"], ["y"], [feeds[0], feeds[2]])
+    some = collect_sensitivity(loaded, ["t"], [OutputPart("y")], feeds)
+    alike = collect_sensitivity(loaded, ["t"], [OutputPart("y")], [feeds[0], feeds[2]])
 
     np.testing.assert_array_equal(some["t"].squares, alike["t"].squares)

@@ -11,7 +11,7 @@ import onnxruntime as ort
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import infer_types
 from lowbit.graph.session import session
-from lowbit.ops.gradients import SEEDS, with_gradients
+from lowbit.ops.gradients import SEEDS, OutputPart, with_gradients
 
 SHAPE = "float[1,4,6,6]"
 
@@ -64,7 +64,7 @@ def gradient_of(model: onnx.ModelProto, x: np.ndarray, signs: np.ndarray) -> np.
     """Return the gradient of y with respect to x, by lowbit."""
     loaded = io.load(model)
     infer_types(loaded)
-    found = with_gradients(loaded, ["y"], ["x"])
+    found = with_gradients(loaded, [OutputPart("y")], ["x"])
     gradient = found.gradients["x"]
     gradient.dtype = ir.DataType.FLOAT
     found.model.graph.outputs.append(gradient)

@@ -6,6 +6,7 @@ from helpers.wide_models import wide_feeds, wide_network
 import lowbit
 from lowbit.config.methods import MinMax
 from lowbit.config.presets import find_preset
+from lowbit.ops.gradients import OutputPart
 from lowbit.pipeline.weighing import weigh, weighed_tensors
 
 
@@ -32,7 +33,7 @@ def test_tensors_with_a_range_or_another_method_are_not_weighed() -> None:
 def test_what_is_felt_becomes_part_of_the_statistics() -> None:
     state = _state()
 
-    found = weigh(state, wide_feeds(4), ["y"])
+    found = weigh(state, wide_feeds(4), [OutputPart("y")])
 
     assert {name for name, row in found.stats.tensors.items() if row.sensitivity is not None} == {
         *"xbdy"

@@ -16,7 +16,7 @@ from lowbit.graph.onnx_passes import infer_anew
 from lowbit.graph.session import Array, Feed, session
 from lowbit.graph.sharing import ONE_BY_ONE
 from lowbit.ops.backward_graph import BackwardGraph, known_sizes
-from lowbit.ops.gradients import SEEDS, WithGradients, with_gradients
+from lowbit.ops.gradients import SEEDS, OutputPart, WithGradients, with_gradients
 
 _TO_THE_END = np.iinfo(np.int64).max
 
@@ -24,13 +24,13 @@ _TO_THE_END = np.iinfo(np.int64).max
 def collect_sensitivity(
     model: ir.Model,
     tensors: Collection[str],
-    outputs: Sequence[str],
+    outputs: Sequence[OutputPart],
     feeds: Iterable[Feed],
     mask: str = "",
 ) -> dict[str, Sensitivity]:
     """Return the sensitivity of those ``tensors`` whose gradients are known, over all samples.
 
-    ``outputs`` are the tensors at which errors are felt. ``mask``: the input that says at which tokens
+    ``outputs`` are where errors are felt. ``mask``: the input that says at which tokens
     tensors count.
     """
     samples = iter(feeds)

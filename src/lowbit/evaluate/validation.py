@@ -48,11 +48,12 @@ class Validation:
 
         ``names`` are what the quantized model calls tensors, if not as the float model does.
         """
-        tensors = self.tensors(names or {name: name for name in output_names(self._reference)})
-        run = Run.quantized_model(quantized, list(tensors.values())).quick()
+        names = names or {name: name for name in output_names(self._reference)}
+        rows = self.measured(names)
+        run = Run.quantized_model(quantized, list({names[row.tensor]: 0 for row in rows})).quick()
         found = [
-            decibels_of((want[a], got[b]) for a, b in tensors.items())
-            for want, got in (compared(run, self._samples) if tensors else ())
+            _decibels_of_rows(rows, want, got, names)
+            for want, got in (compared(run, self._samples) if rows else ())
         ]
         return np.array([float(np.mean(ratios)) for ratios in found if len(ratios)])
 
@@ -63,15 +64,26 @@ class Validation:
 
     def tensors(self, names: Mapping[str, str]) -> dict[str, str]:
         """Return what is measured, as the float model and the quantized one call it."""
-        values = strongest(sample.outputs for sample in self._samples)
-        measured = self._measured(values, names)
-        # Arrays of a sequence cannot be asked for by themselves.
-        return {row.tensor: names[row.tensor] for row in measured if row.tensor in names}
+        return {row.tensor: names[row.tensor] for row in self.measured(names)}
 
-    def _measured(self, values: Outputs, names: Mapping[str, str]) -> Iterable[MeasuredOutput]:
+    def measured(self, names: Mapping[str, str]) -> list[MeasuredOutput]:
         """Return the float tensors that the verdict rests on: before what saturates."""
+        values = strongest(sample.outputs for sample in self._samples)
         found = find_measured(self._reference, values, names)
-        return [row for row in found if values[row.tensor].dtype.kind == "f"]
+        # Arrays of a sequence cannot be asked for by themselves.
+        return [r for r in found if r.tensor in names and values[r.tensor].dtype.kind == "f"]
+
+
+def _decibels_of_rows(
+    rows: Sequence[MeasuredOutput], want: Outputs, got: Outputs, names: Mapping[str, str]
+) -> DoubleArray:
+    """Return the SQNR of what is measured; that of scores is one, since most are next to nothing."""
+    pairs = []
+    for row in rows:
+        a, b = (row.of(array, want) for array in (want[row.tensor], got[names[row.tensor]]))
+        is_one = row.kind == "scores" and a.shape == b.shape
+        pairs.append((a.reshape(-1), b.reshape(-1)) if is_one else (a, b))
+    return decibels_of(pairs)
 
 
 def decibels_of(pairs: Iterable[tuple[Array, Array]]) -> DoubleArray:

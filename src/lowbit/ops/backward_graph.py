@@ -81,6 +81,10 @@ class BackwardGraph:
         """Add the mean over some axes, which stay with a size of one."""
         return self._reduced("ReduceMean", x, axes, _AXES_OF_MEAN)
 
+    def largest(self, x: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Add the largest number along some axes, which stay with a size of one."""
+        return self._reduced("ReduceMax", x, axes, _AXES_OF_MEAN)
+
     def like(self, x: ir.Value, shaped: ir.Value) -> ir.Value:
         """Give a value the shape of another one of as many numbers."""
         return self.node("Reshape", x, self.node("Shape", shaped))

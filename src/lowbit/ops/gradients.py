@@ -21,6 +21,28 @@ _TINY = 1e-20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class OutputPart:
+    """A tensor at which errors are felt, or a run of its channels along an axis.
+
+    Attributes:
+        tensor: The tensor.
+        axis: Where its channels lie; ``None``: all of it counts.
+        start: The first channel.
+        stop: The first channel after it.
+        is_one: Whether all channels have one size: scores, most of which are next to nothing. Otherwise each
+            counts relative to its own.
+        read_at: The scores whose best says how much each position counts, if not all do.
+    """
+
+    tensor: str
+    axis: int | None = None
+    start: int = 0
+    stop: int = 0
+    is_one: bool = False
+    read_at: OutputPart | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class WithGradients:
     """A copy of a model with gradients.
 
@@ -39,13 +61,12 @@ class WithGradients:
 
 
 def with_gradients(
-    model: ir.Model, outputs: Sequence[str], tensors: Collection[str]
+    model: ir.Model, outputs: Sequence[OutputPart], tensors: Collection[str]
 ) -> WithGradients:
     """Return a copy of a model that gives the gradients of ``outputs`` with respect to ``tensors``.
 
     Outputs that are not float32 say nothing. Tensors on whose way to an output lies a node without a rule are left out, as are those that no
-    output depends on. The size of an output is the root of its squared sum; where it has channels, each
-    counts relative to its own, and all alike.
+    output depends on. Every part counts relative to its size, the root of its squared sum.
     """
     model = model.clone()
     name_everything(model)
@@ -53,9 +74,10 @@ def with_gradients(
     values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     nodes, walk = list(graph), _Walk(BackwardGraph(graph))
     seeds = {}
-    for name in outputs:
+    for name in dict.fromkeys(part.tensor for part in outputs):
         value = values[name]
-        if value.dtype != ir.DataType.FLOAT:
+        parts = [part for part in outputs if part.tensor == name]
+        if value.dtype != ir.DataType.FLOAT or value.shape is None:
             continue
         seed = ir.Value(
             name=f"{name}/lowbit/seed",
@@ -64,7 +86,8 @@ def with_gradients(
         )
         graph.inputs.append(seed)
         seeds[name] = seed
-        walk.add(name, _relative(walk.to, _repeated(walk.to, seed, value), value))
+        scale = _scale(walk.to, values, value, parts)
+        walk.add(name, walk.to.node("Mul", _repeated(walk.to, seed, value), scale))
     for node in reversed(nodes):
         walk.back(node)
     found = {name: gradient for name in tensors if (gradient := walk.gradient(name)) is not None}
@@ -78,13 +101,54 @@ def _repeated(to: BackwardGraph, seed: ir.Value, value: ir.Value) -> ir.Value:
     return to.like(to.node("Gather", seed, to.node("Mod", numbers, count), axis=0), value)
 
 
-def _relative(to: BackwardGraph, seed: ir.Value, value: ir.Value) -> ir.Value:
-    """Return a seed divided by the size of its output."""
-    rank = len(value.shape or ())
-    axes, channels = channel_axes(rank, _size(value, 1) if rank > 1 else None)
-    size = to.node("Sqrt", to.sum(to.node("Mul", value, value), axes))
+def _scale(
+    to: BackwardGraph,
+    values: Mapping[str, ir.Value],
+    value: ir.Value,
+    parts: Sequence[OutputPart],
+) -> ir.Value:
+    """Return what the numbers of a tensor are multiplied by: one over the size of their part."""
+    whole = next((part for part in parts if part.axis is None), None)
+    if whole is not None:
+        return _scale_of(to, values, value, whole)
+    axis, done, scales = parts[0].axis or 0, 0, list[ir.Value]()
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.start > done:  # channels between that say nothing
+            between = to.sliced(value, axis, done, part.start)
+            scales.append(to.node("Mul", between, to.number(0.0)))
+        scales.append(_scale_of(to, values, to.sliced(value, axis, part.start, part.stop), part))
+        done = part.stop
+    rest = to.sliced(value, axis, done, None)
+    return to.node("Concat", *scales, to.node("Mul", rest, to.number(0.0)), axis=axis)
+
+
+def _scale_of(
+    to: BackwardGraph, values: Mapping[str, ir.Value], value: ir.Value, part: OutputPart
+) -> ir.Value:
+    """Return what the numbers of one part are multiplied by, in its shape."""
+    whole = values[part.tensor]
+    rank = len(whole.shape or ())
+    channels = part.stop - part.start
+    if part.axis is None:
+        channels = _size(whole, 1) or 0 if rank > 1 else 0
+    one, count = tuple(range(rank)), 1
+    axes, count = (one, 1) if part.is_one else channel_axes(rank, channels or None)
+    read = value if part.read_at is None else to.node("Mul", value, _best(to, values, part))
+    size = to.node("Sqrt", to.sum(to.node("Mul", read, read), axes))
     least = to.node("Max", size, to.number(_TINY))
-    return to.node("Div", seed, to.node("Mul", least, to.number(channels**0.5)))
+    scale = to.node("Reciprocal", to.node("Mul", least, to.number(count**0.5)))
+    if part.read_at is not None:
+        scale = to.node("Mul", scale, _best(to, values, part))
+    return to.spread(scale, value)
+
+
+def _best(to: BackwardGraph, values: Mapping[str, ir.Value], part: OutputPart) -> ir.Value:
+    """Return the best score of each position."""
+    read_at = part.read_at or part
+    scores = values[read_at.tensor]
+    if read_at.axis is not None:
+        scores = to.sliced(scores, read_at.axis, read_at.start, read_at.stop)
+    return to.largest(scores, (1 if read_at.axis is None else read_at.axis,))
 
 
 def _size(value: ir.Value, axis: int) -> int | None:

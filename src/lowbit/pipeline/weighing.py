@@ -9,11 +9,12 @@ from lowbit.calibrate.masked import mask_input
 from lowbit.calibrate.sensitivity_pass import collect_sensitivity
 from lowbit.config.methods import MinMse
 from lowbit.graph.session import Feed, model_inputs
+from lowbit.ops.gradients import OutputPart
 from lowbit.pipeline.stages import with_stats
 from lowbit.state import Calibrated
 
 
-def weigh(state: Calibrated, feeds: Iterable[Feed], outputs: Sequence[str]) -> Calibrated:
+def weigh(state: Calibrated, feeds: Iterable[Feed], outputs: Sequence[OutputPart]) -> Calibrated:
     """Measure what ``outputs`` feel of errors in activations, by which their scales are then chosen."""
     mask = "" if state.target.calibrate_padding else mask_input(model_inputs(state.adapted))
     found = collect_sensitivity(state.adapted, weighed_tensors(state), outputs, feeds, mask)

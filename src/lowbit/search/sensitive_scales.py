@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
 import onnx_ir as ir
 
 from lowbit.config.scale_search import SensitivityWeighting
+from lowbit.evaluate.outputs import OutputSlice
 from lowbit.evaluate.validation import Validation
 from lowbit.graph.parts import is_large
+from lowbit.ops.gradients import OutputPart
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.pipeline.weighing import weigh, weighed_tensors
@@ -43,11 +46,22 @@ def weighted_scales(
     return pipeline.finish(found)
 
 
-def measured_outputs(state: Quantized, seen: Validation) -> list[str]:
-    """Return the tensors that outputs are measured at, of those that the adapted model has."""
+def measured_outputs(state: Quantized, seen: Validation) -> list[OutputPart]:
+    """Return where outputs are measured, of those tensors that the adapted model has."""
     values = ir.convenience.create_value_mapping(state.adapted.graph, include_subgraphs=False)
-    wanted = seen.tensors(quantized_names(state))
-    return [name for name in wanted if name in values and values[name].producer() is not None]
+    return [
+        dataclasses.replace(
+            _part(row.part),
+            is_one=row.kind == "scores",
+            read_at=None if row.scores is None else _part(row.scores),
+        )
+        for row in seen.measured(quantized_names(state))
+        if row.tensor in values and values[row.tensor].producer() is not None
+    ]
+
+
+def _part(part: OutputSlice) -> OutputPart:
+    return OutputPart(part.output, part.axis, part.start, part.stop)
 
 
 def _activations(model: ir.Model) -> int:
