@@ -12,8 +12,8 @@ import lowbit
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.config.presets import find_preset
 from lowbit.config.scale_search import SensitivityWeighting
-from lowbit.errors import ConfigError
-from lowbit.search import keep_if_better
+from lowbit.errors import ConfigError, ModelError
+from lowbit.search import keep_if_better, sensitive_scales
 
 NAME = "scales by sensitivity"
 
@@ -107,6 +107,17 @@ def test_what_is_worse_on_held_out_samples_is_dropped(monkeypatch) -> None:
     # Not quite the same: nothing is held out where there is nothing to choose.
     scales = [r.params.tensors["b"].scale for r in (found, plain)]
     np.testing.assert_allclose(*scales, rtol=0.1)
+
+
+def test_a_graph_with_gradients_that_does_not_run_is_no_fault_of_the_model(monkeypatch) -> None:
+    def refused(*_: object) -> None:
+        raise ModelError("onnxruntime cannot load the model with gradients")
+
+    monkeypatch.setattr(sensitive_scales, "weigh", refused)
+
+    found = _quantized(_config("A8W8"))
+
+    assert not [step for step in found.report.steps if step.name == NAME]
 
 
 def test_formats_of_16_bits_have_nothing_to_weigh() -> None:

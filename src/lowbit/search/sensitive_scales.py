@@ -9,6 +9,7 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.config.scale_search import SensitivityWeighting
+from lowbit.errors import ModelError
 from lowbit.evaluate.outputs import OutputSlice
 from lowbit.evaluate.validation import Validation
 from lowbit.graph.parts import is_large
@@ -40,7 +41,11 @@ def weighted_scales(
     with pipeline.clock.stage("weigh"):
         count = min(config.samples, max(_FEWEST, _NUMBERS // max(1, _activations(state.adapted))))
         feeds = samples.fitting().spread(count)
-        found = weigh(extended(state, Calibrated, config=changed), feeds, outputs)
+        try:
+            found = weigh(extended(state, Calibrated, config=changed), feeds, outputs)
+        except ModelError:
+            # The graph with gradients is lowbit's own: that onnxruntime refuses it is no fault of the model.
+            return None
     if all(found.stats[name].sensitivity is None for name in tensors):
         return None
     return pipeline.finish(found)
