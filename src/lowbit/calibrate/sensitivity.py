@@ -11,6 +11,7 @@ Only some rows of large maps are looked at. The sum over all rows is reckoned fr
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -18,22 +19,22 @@ from numpy.typing import NDArray
 
 from lowbit.numerics.formats import DoubleArray, FloatArray
 
-BINS = 1 << 11
-"""Bins for each sign: by exponent and the three leading bits of the mantissa."""
+_LOWEST, _HIGHEST = (127 - 32) << 3, (127 + 32) << 3
+BINS = _HIGHEST - _LOWEST + 2
+"""Bins for each sign, eight to a power of two: the first is of what counts as zero, the last of all beyond 2**32."""
 
-ZERO = (127 - 32) << 3
-"""The first bin of numbers that do not count as zero."""
-
-_FINITE = 0xFF << 3
 SPATIAL, ROWS = 4, 2
 """The axes of feature maps, and the one of their rows."""
 
 
+@functools.cache
 def bin_edges() -> DoubleArray:
-    """Return the ``BINS + 1`` edges of the positive bins; those of numbers that are not finite are far away."""
-    bits = np.arange(_FINITE, dtype=np.uint32) << 20
-    far = np.finfo(np.float32).max * np.linspace(1, 2, BINS + 1 - _FINITE)
-    return np.concatenate((bits.view(np.float32).astype(np.float64), far))
+    """Return the ``BINS + 1`` edges of the positive bins, from zero outwards."""
+    bits = np.arange(_LOWEST, _HIGHEST + 1, dtype=np.uint32) << 20
+    inner = bits.view(np.float32).astype(np.float64)
+    edges = np.concatenate(([0.0], inner, [float(np.finfo(np.float32).max)]))
+    edges.setflags(write=False)
+    return edges
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Sensitivity:
     """Sums over samples of what the outputs feel, relative to their own squares.
 
     Attributes:
-        squares: Of rounding errors: the squared gradients of the values of each bin, first the positive
-            bins from zero outwards, then the negative ones.
+        squares: Of rounding errors: the squared gradients of the values of each bin, of the positive bins from
+            zero outwards in the first row, of the negative ones in the second.
         clipped: Of clipping at the inner edge of each bin: what is beyond it times its gradient, added up
             and squared; above it in the first row, below its negative in the second. An estimate, which
             may be negative for a while.
@@ -73,57 +74,62 @@ class Sensitivity:
 
     def packed(self) -> DoubleArray:
         """Return it as one array."""
-        return np.array([self.squares, self.clipped.reshape(-1), self.scattered.reshape(-1)])
+        return np.array([self.squares, self.clipped, self.scattered])
 
     @classmethod
     def unpacked(cls, array: NDArray[Any], name: str) -> Sensitivity:
         """Return what ``packed`` was called of; what it cannot have given is refused."""
-        if array.shape != (3, 2 * BINS) or array.dtype != np.float64 or not (array[::2] >= 0).all():
+        if array.shape != (3, 2, BINS) or array.dtype != np.float64 or not (array[::2] >= 0).all():
             raise ValueError(f"the sensitivity of tensor {name!r} is none")
-        return cls(array[0], array[1].reshape(2, BINS), array[2].reshape(2, BINS))
+        return cls(*array)
 
     @classmethod
     def of(cls, values: FloatArray, gradients: FloatArray, rows: int) -> Sensitivity:
         """Measure the rows of one sample's tensor that are given of ``rows``."""
-        if values.ndim != SPATIAL or values.shape[ROWS] < 2 or values.shape[ROWS] == rows:
-            counted = _Counted.of(values, gradients)
-            clipped = np.square(counted.beyond())
-            return cls(counted.squares, clipped, np.zeros_like(clipped))
-        halves = [
-            _Counted.of(values[:, :, first::2], gradients[:, :, first::2]) for first in (0, 1)
-        ]
-        seen = values.shape[ROWS]
-        counts = [len(range(first, seen, 2)) for first in (0, 1)]
-        squares = (halves[0].squares + halves[1].squares) * (rows / seen)
-        means = [half.beyond() / count for half, count in zip(halves, counts, strict=True)]
+        seen = values.shape[ROWS] if values.ndim == SPATIAL else 1
+        if seen < 2 or seen == rows:
+            counted = _Counted.of(values, gradients, halves=1)
+            clipped = np.square(counted.beyond[0])
+            return cls(counted.squares[0], clipped, np.zeros_like(clipped))
+        counted = _Counted.of(values, gradients, halves=2)
+        sizes = (seen + 1) // 2, seen // 2
+        first, second = (each / size for each, size in zip(counted.beyond, sizes, strict=True))
         # Rows have a mean, which adds up, and scatter about it, whose squares do.
-        scatter = np.square(means[0] - means[1]) / (1 / counts[0] + 1 / counts[1])
-        return cls(squares, rows * rows * means[0] * means[1], rows * scatter)
+        scatter = np.square(first - second) / (1 / sizes[0] + 1 / sizes[1])
+        squares = counted.squares.sum(axis=0) * (rows / seen)
+        return cls(squares, rows * rows * first * second, rows * scatter)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Counted:
-    """Sums by bin of gradients, of gradients times values, and of squared gradients."""
+    """Sums for every other row, each sign and each bin.
 
-    gradients: DoubleArray
-    products: DoubleArray
+    ``squares`` are those of squared gradients, ``beyond`` of gradients times what is beyond the inner edge of
+    the bin.
+    """
+
     squares: DoubleArray
+    beyond: DoubleArray
 
     @classmethod
-    def of(cls, values: FloatArray, gradients: FloatArray) -> _Counted:
-        x = np.ascontiguousarray(values, np.float32).reshape(-1)
-        bins = x.view(np.uint16)[1::2] >> 4  # the high half on little-endian machines
-        g = gradients.reshape(-1).astype(np.float64)
+    def of(cls, values: FloatArray, gradients: FloatArray, *, halves: int) -> _Counted:
+        """Sum up the values of a tensor, of every other row by itself if in halves."""
+        x = np.ascontiguousarray(values, np.float32)
+        leading = x.view(np.uint16)[..., 1::2] >> 4  # the high half on little-endian machines
+        bins = np.clip((leading & 0x7FF).astype(np.int32) - (_LOWEST - 1), 0, BINS - 1)
+        bins += BINS * (leading >> 11)
+        if halves == 2:
+            bins[:, :, 1::2] += 2 * BINS
+        flat, g = bins.reshape(-1), gradients.reshape(-1).astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):  # a mask of -inf, as ``is_usable`` tells
-            sums = [np.bincount(bins, w, 2 * BINS) for w in (g, g * x, g * g)]
-        return cls(*(np.asarray(each, np.float64) for each in sums))
-
-    def beyond(self) -> DoubleArray:
-        """Return the sum of gradients times what is beyond the inner edge of each bin."""
-        edges = bin_edges()[:-1]
-        rows = []
-        for half, sign in ((slice(BINS), 1), (slice(BINS, None), -1)):
-            g, products = (np.cumsum(a[half][::-1])[::-1] for a in (self.gradients, self.products))
-            with np.errstate(invalid="ignore"):
-                rows.append(products - sign * edges * g)
-        return np.array(rows)
+            g_sums, products, squares = (
+                np.asarray(np.bincount(flat, w, halves * 2 * BINS), np.float64).reshape(
+                    halves, 2, BINS
+                )
+                for w in (g, g * x.reshape(-1), g * g)
+            )
+            after, products = (
+                np.cumsum(a[..., ::-1], axis=-1)[..., ::-1] for a in (g_sums, products)
+            )
+            signs = np.array([[1.0], [-1.0]])
+            return cls(squares, products - signs * bin_edges()[:-1] * after)

@@ -46,7 +46,7 @@ def collect_sensitivity(
     alike = (feed for feed in itertools.chain([first], samples) if _fits(feed, shapes))
     # Two samples at once would take twice the memory, and one with its gradients takes much.
     with session(
-        found.model, threads=ONE_BY_ONE.threads, optimize="plain", name="the model with gradients"
+        found.model, threads=ONE_BY_ONE.threads, optimize="all", name="the model with gradients"
     ) as running:
         for number, feed in enumerate(alike):
             kept = kept_tokens(feed, mask)

@@ -30,11 +30,11 @@ class SensitivityWeighting(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     Scales of least squared error (``MinMse``) then have the least error at the outputs. Gradients tell the
     sensitivity of every tensor in one pass; tensors for which they are not known, such as those before an operator
-    without a rule, keep the scale of their own least error.
+    without a rule, keep the scale of their own least error. Networks with very large feature maps are left alone:
+    gradients take all of a sample's activations at once.
 
     Attributes:
-        samples: How many calibration samples gradients are taken on, spread over all of them; fewer where
-            a sample's activations are large.
+        samples: How many calibration samples gradients are taken on, spread over all of them.
     """
 
     samples: int = 32

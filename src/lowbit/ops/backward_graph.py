@@ -146,7 +146,10 @@ class BackwardGraph:
         ``inputs`` and ``outputs`` are the sizes of the positions' axes.
         """
         axes, attributes = len(weight.shape) - 2, node.attributes
-        if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        if (
+            attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+            or self.opset < 11
+        ):
             return None
         strides = list(attributes.get_ints("strides", [1] * axes))
         pads = list(attributes.get_ints("pads", [0] * 2 * axes))
@@ -156,7 +159,7 @@ class BackwardGraph:
         if min(begins) < 0:
             return None
         sizes = [int(size or 0) for size in outputs]
-        spaced = self._spaced(gradient, int(weight.shape[0]), sizes, strides)
+        spaced = self._spaced(gradient, sizes, strides)
         ends = [
             int(x or 0) + r - b - y * s
             for x, r, b, y, s in zip(inputs, reach, begins, sizes, strides, strict=True)
@@ -174,18 +177,17 @@ class BackwardGraph:
             dilations=dilations,
         )
 
-    def _spaced(
-        self, x: ir.Value, channels: int, sizes: Sequence[int], strides: Sequence[int]
-    ) -> ir.Value:
+    def _spaced(self, x: ir.Value, sizes: Sequence[int], strides: Sequence[int]) -> ir.Value:
         """Put zeros between positions, as many as a stride left out, and after the last."""
         if all(stride == 1 for stride in strides):
             return x
-        apart = [number for size in sizes for number in (size, 1)]
-        found = self.node("Reshape", x, self.integers(-1, *apart))
-        after = [number for stride in strides for number in (0, stride - 1)]
-        found = self.node("Pad", found, self.integers(*[0] * (len(apart) + 2), *after))
-        full = [size * stride for size, stride in zip(sizes, strides, strict=True)]
-        return self.node("Reshape", found, self.integers(-1, channels, *full))
+        # Each number is repeated and all but the first taken off: onnxruntime takes far longer to pad.
+        scales = self.constant(np.array([1, 1, *strides], np.float32))
+        ways = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        repeated = self.node("Resize", x, None, scales, mode="nearest", **ways)
+        first = np.zeros([s * n for s, n in zip(strides, sizes, strict=True)], np.float32)
+        first[tuple(slice(None, None, stride) for stride in strides)] = 1
+        return self.node("Mul", repeated, self.constant(first))
 
 
 def _turned_kernels(weight: NDArray[Any], group: int) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.calibrate import log_histogram
-from lowbit.calibrate.sensitivity import BINS, ZERO, Sensitivity, bin_edges
+from lowbit.calibrate.sensitivity import Sensitivity, bin_edges
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.errors import CalibrationError
 
@@ -134,9 +134,9 @@ class SensitiveDensity(Density):
     def of_felt(cls, stats: TensorStats, felt: Sensitivity) -> SensitiveDensity:
         """Return the density of a tensor's sensitivity, cut to the range that was seen."""
         edges = bin_edges()
-        positive, negative = felt.squares[:BINS], felt.squares[BINS:]
-        # What is zero stays zero, whatever the scale.
-        at, minus = (np.flatnonzero(side[ZERO:]) + ZERO for side in (positive, negative))
+        positive, negative = felt.squares
+        # The first bin is of what is zero, and stays zero whatever the scale.
+        at, minus = (np.flatnonzero(side[1:]) + 1 for side in felt.squares)
         minus = minus[::-1]
         start = np.concatenate((-edges[minus + 1], edges[at]))
         end = np.concatenate((-edges[minus], edges[at + 1]))

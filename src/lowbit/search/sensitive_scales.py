@@ -19,8 +19,8 @@ from lowbit.pipeline.verify import quantized_names
 from lowbit.pipeline.weighing import weigh, weighed_tensors
 from lowbit.state import Calibrated, Quantized, extended
 
-_FEWEST, _NUMBERS = 6, 1 << 28
-"""Samples at least, and how many numbers all activations of more than those may have together."""
+_LARGE = 1 << 25
+"""Activations of a sample are held with their gradients: of more numbers than this they take too much memory."""
 
 
 def weighted_scales(
@@ -33,14 +33,15 @@ def weighted_scales(
     samples = state.samples
     if samples is None or samples.data.is_random or is_large(state.adapted):
         return None
+    if _activations(state.adapted) > _LARGE:
+        return None
     tensors = weighed_tensors(state)
     outputs = measured_outputs(state, seen)
     if not tensors or not outputs:
         return None
     changed = msgspec.structs.replace(state.config, sensitivity=config)
     with pipeline.clock.stage("weigh"):
-        count = min(config.samples, max(_FEWEST, _NUMBERS // max(1, _activations(state.adapted))))
-        feeds = samples.fitting().spread(count)
+        feeds = samples.fitting().spread(config.samples)
         try:
             found = weigh(extended(state, Calibrated, config=changed), feeds, outputs)
         except ModelError:
