@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from lowbit.calibrate import sensitivity_pass
 from lowbit.calibrate.sensitivity import bin_edges
 from lowbit.calibrate.sensitivity_pass import collect_sensitivity
 from lowbit.graph import io
@@ -53,3 +54,16 @@ def test_images_of_any_size_are_measured_at_that_of_the_first() -> None:
     alike = collect_sensitivity(loaded, ["t"], [OutputPart("y")], [feeds[0], feeds[2]])
 
     np.testing.assert_array_equal(some["t"].squares, alike["t"].squares)
+
+
+def test_very_large_maps_are_left_alone(monkeypatch) -> None:
+    """Also those whose size only the samples tell."""
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[N,2,H,W] x) => (float[N,2,H,W] y) { t = Relu(x) y = Neg(t) }'
+    model = io.load(onnx.parser.parse_model(text))
+    infer_types(model)
+    feeds = [{"x": np.ones((1, 2, 30, 30), np.float32)}]
+    assert set(collect_sensitivity(model, ["t"], [OutputPart("y")], feeds)) == {"t"}
+
+    monkeypatch.setattr(sensitivity_pass, "_LARGE", 3000)
+
+    assert collect_sensitivity(model, ["t"], [OutputPart("y")], feeds) == {}

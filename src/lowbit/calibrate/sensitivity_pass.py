@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ from lowbit.ops.backward_graph import BackwardGraph, known_sizes
 from lowbit.ops.gradients import SEEDS, OutputPart, WithGradients, with_gradients
 
 _TO_THE_END = np.iinfo(np.int64).max
+# Activations of a sample are held with their gradients: of more numbers than this they take too much memory.
+_LARGE = 1 << 25
 
 
 def collect_sensitivity(
@@ -30,6 +33,8 @@ def collect_sensitivity(
 ) -> dict[str, Sensitivity]:
     """Return the sensitivity of those ``tensors`` whose gradients are known, over all samples.
 
+    Of networks with very large feature maps none is.
+
     ``outputs`` are where errors are felt. ``mask``: the input that says at which tokens
     tensors count.
     """
@@ -38,6 +43,8 @@ def collect_sensitivity(
     if first is None:
         return {}
     model, shapes = _of_shape(model, first)
+    if _activations(model) > _LARGE:
+        return {}
     found = with_gradients(model, outputs, tensors)
     probe = _Probe.of(found)
     if not probe.rows:
@@ -56,6 +63,16 @@ def collect_sensitivity(
                 felt = Sensitivity.of(next(shown), next(shown), rows)
                 total[name] = total[name] | felt if name in total else felt
     return {name: s for name, s in total.items() if s.is_usable}
+
+
+def _activations(model: ir.Model) -> int:
+    """Return how many numbers the activations of one sample have, as far as sizes are known."""
+    return sum(
+        math.prod(size for size in value.shape if isinstance(size, int))
+        for node in model.graph
+        for value in node.outputs
+        if value.shape is not None
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import msgspec
 import onnx_ir as ir
@@ -19,9 +18,6 @@ from lowbit.pipeline.verify import quantized_names
 from lowbit.pipeline.weighing import weigh, weighed_tensors
 from lowbit.state import Calibrated, Quantized, extended
 
-_LARGE = 1 << 25
-"""Activations of a sample are held with their gradients: of more numbers than this they take too much memory."""
-
 
 def weighted_scales(
     pipeline: Pipeline, state: Quantized, config: SensitivityWeighting, seen: Validation
@@ -32,8 +28,6 @@ def weighted_scales(
     """
     samples = state.samples
     if samples is None or samples.data.is_random or is_large(state.adapted):
-        return None
-    if _activations(state.adapted) > _LARGE:
         return None
     tensors = weighed_tensors(state)
     outputs = measured_outputs(state, seen)
@@ -68,13 +62,3 @@ def measured_outputs(state: Quantized, seen: Validation) -> list[OutputPart]:
 
 def _part(part: OutputSlice) -> OutputPart:
     return OutputPart(part.output, part.axis, part.start, part.stop)
-
-
-def _activations(model: ir.Model) -> int:
-    """Return how many numbers the activations of one sample have, as far as sizes are known."""
-    return sum(
-        math.prod(size for size in value.shape if isinstance(size, int))
-        for node in model.graph
-        for value in node.outputs
-        if value.shape is not None
-    )
