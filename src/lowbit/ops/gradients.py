@@ -128,11 +128,12 @@ def _scale_of(
     """Return what the numbers of one part are multiplied by, in its shape."""
     whole = values[part.tensor]
     rank = len(whole.shape or ())
-    channels = part.stop - part.start
+    channels: int | None = part.stop - part.start
     if part.axis is None:
-        channels = _size(whole, 1) or 0 if rank > 1 else 0
-    one, count = tuple(range(rank)), 1
-    axes, count = (one, 1) if part.is_one else channel_axes(rank, channels or None)
+        channels = _size(whole, 1) if rank > 1 else None
+    axes, count = channel_axes(rank, channels)
+    if part.is_one:
+        axes, count = tuple(range(rank)), 1
     read = value if part.read_at is None else to.node("Mul", value, _best(to, values, part))
     size = to.node("Sqrt", to.sum(to.node("Mul", read, read), axes))
     least = to.node("Max", size, to.number(_TINY))
