@@ -132,7 +132,7 @@ def _scale_of(
     if part.axis is None:
         channels = _size(whole, 1) if rank > 1 else None
     axes, count = channel_axes(rank, channels)
-    if part.is_one:
+    if part.is_one or part.axis not in (None, 1):  # channels that come last are no axis of figures
         axes, count = tuple(range(rank)), 1
     read = value if part.read_at is None else to.node("Mul", value, _best(to, values, part))
     size = to.node("Sqrt", to.sum(to.node("Mul", read, read), axes))
