@@ -65,8 +65,9 @@ def with_gradients(
 ) -> WithGradients:
     """Return a copy of a model that gives the gradients of ``outputs`` with respect to ``tensors``.
 
-    Outputs that are not float32 say nothing. Tensors on whose way to an output lies a node without a rule are left out, as are those that no
-    output depends on. Every part counts relative to its size, the root of its squared sum.
+    Outputs that are not float32 say nothing. Tensors on whose way to an output lies a node without a rule are
+    left out, as are those that no output depends on. Every part counts relative to its size, the root of its
+    squared sum.
     """
     model = model.clone()
     name_everything(model)
