@@ -54,3 +54,15 @@ def test_a_quantized_model_is_told_and_refused_by_the_targets() -> None:
 
     assert found.quantized_tensors > 3
     assert all("quantized" in row.refused for row in found.targets)
+
+
+def test_a_model_that_onnxruntime_cannot_load_is_said_to_be_one() -> None:
+    proto = small_cnn()
+    assert lowbit.inspect(proto).not_loaded == ""
+
+    proto.graph.node[-1].op_type, proto.graph.node[-1].domain = "Unheard", "nobody"
+    proto.opset_import.append(onnx.helper.make_opsetid("nobody", 1))
+
+    found = lowbit.inspect(proto)
+    assert "onnxruntime cannot load" in found.not_loaded
+    assert "Unheard" in found.not_loaded

@@ -10,8 +10,10 @@ import onnx_ir as ir
 from lowbit.analyze.quantizers import find_quantizers
 from lowbit.api.quantize import ModelSource, planned_state
 from lowbit.config.presets import PRESETS, PURPOSES
-from lowbit.errors import LowbitError
+from lowbit.errors import LowbitError, ModelError
 from lowbit.graph import io
+from lowbit.graph.parts import is_large
+from lowbit.graph.session import session
 from lowbit.graph.tensors import every_tensor, tensors_size
 from lowbit.report.inspection import Inspection, TargetOutlook, TensorShape
 
@@ -36,8 +38,20 @@ def inspect(model: ModelSource) -> Inspection:
         constants=sum(tensor.size for tensor in every_tensor(loaded)),
         constant_bytes=tensors_size(loaded),
         quantized_tensors=len(find_quantizers(loaded)),
+        not_loaded=_why_not_loaded(loaded),
         targets=tuple(_outlook(model, name) for purpose in PURPOSES for name in purpose.first),
     )
+
+
+def _why_not_loaded(model: ir.Model) -> str:
+    """Return why onnxruntime cannot load a model; nothing if it can, or if that would take long."""
+    if is_large(model):
+        return ""
+    try:
+        with session(model):
+            return ""
+    except ModelError as error:
+        return str(error)
 
 
 def _outlook(model: ModelSource, preset: str) -> TargetOutlook:

@@ -35,7 +35,10 @@ class TargetOutlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model without running it."""
+    """What is known of a model without running it.
+
+    ``not_loaded`` says why onnxruntime cannot load it, if it cannot.
+    """
 
     model: str
     producer: str
@@ -47,6 +50,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     constants: int
     constant_bytes: int
     quantized_tensors: int
+    not_loaded: str = ""
     targets: tuple[TargetOutlook, ...]
 
 
@@ -68,6 +72,8 @@ def show_inspection(console: Console, found: Inspection, *, everything: bool) ->
     if found.quantized_tensors:
         pairs = counted(found.quantized_tensors, "quantizer")
         facts.add_row("quantized", f"already, with {pairs}: give `lowbit quantize` the float model")
+    if found.not_loaded:
+        facts.add_row("runs", Text(visible(f"not at all: {found.not_loaded}")))
     show(console, facts)
     if len({row.refused for row in found.targets} - {""}) == 1 and all(
         r.refused for r in found.targets
