@@ -292,3 +292,14 @@ def test_batches_of_a_loader_become_samples(image_input: InputInfo) -> None:
         assert len(data) == 7
         found = np.concatenate([feed["image"] for feed in data])
         np.testing.assert_array_equal(found, rows[:7])
+
+
+def test_a_reader_of_random_numbers_is_random_data(image_input: InputInfo) -> None:
+    class Reader:
+        is_random = True
+
+        def __iter__(self):
+            return iter([{"image": np.zeros((1, 3, 8, 8), np.float32) + 0.5}])
+
+    assert open_data(Reader(), [image_input]).is_random
+    assert not open_data(list(Reader()), [image_input]).is_random

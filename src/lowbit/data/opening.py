@@ -90,7 +90,8 @@ def open_data(
         raise ConfigError(
             f"a tokenizer is given, but the data is no text: it applies to {' and '.join(SUFFIXES)}"
         )
-    is_random = isinstance(source, str) and source == RANDOM
+    # A reader of random numbers says so itself.
+    is_random = getattr(source, "is_random", isinstance(source, str) and source == RANDOM)
     found = _find_source(source, request)
     if not padding and not is_random and find_mask(request.inputs):
         found = UnpaddedSource(found, request.inputs, limit)

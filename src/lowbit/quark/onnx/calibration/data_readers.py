@@ -65,6 +65,9 @@ class CachedDataReader(CalibrationDataReader):  # type: ignore[misc]
 class RandomDataReader(CalibrationDataReader):  # type: ignore[misc]
     """One feed of random numbers, the same each time."""
 
+    is_random = True
+    """No accuracy figure follows from it."""
+
     def __init__(
         self,
         model_input: str | Path | onnx.ModelProto,
