@@ -56,6 +56,20 @@ def test_memory_is_released_by_the_c_library(monkeypatch: pytest.MonkeyPatch) ->
     assert kept == [0], "nothing of what is free is kept"
 
 
+@pytest.mark.parametrize(("processors", "pools"), [(1, 1), (2, 1), (16, 4)])
+def test_threads_share_a_few_pools(
+    processors: int, pools: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *option: set_to.append(option))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
+    monkeypatch.setattr(memory, "cpu_count", lambda: processors)
+
+    memory.share_pools.__wrapped__()
+
+    assert set_to == [(-8, pools)], "M_ARENA_MAX of glibc's malloc.h"
+
+
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("error", [OSError, AttributeError, TypeError])
 def test_another_c_library_keeps_its_memory(
@@ -83,9 +97,9 @@ def test_another_c_library_keeps_its_memory(
 def test_memory_is_gone_through_again_only_after_much_has_changed(
     sizes: list[int], released: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In megabytes: what is resident at each call, and after each time that memory was released."""
+    """In units of 8 MB: what is resident at each call, and after each time that memory was released."""
     kept: list[int] = []
-    left = [size << 20 for size in sizes]
+    left = [size << 23 for size in sizes]
     monkeypatch.setattr(memory, "resident_bytes", lambda: left.pop(0))
     monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(malloc_trim=kept.append))
 

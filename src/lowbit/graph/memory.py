@@ -1,7 +1,7 @@
 """Memory: what was freed is released to the system, and garbage collection paused while graphs are built.
 
 glibc keeps what threads freed in pools of their own, where the next session does not find it: tens
-of megabytes after each, which add up over the stages of a run.
+of megabytes after each, which add up over the stages of a run. So threads share a few pools.
 """
 
 from __future__ import annotations
@@ -14,8 +14,25 @@ import mmap
 import pathlib
 from collections.abc import Callable, Iterator
 
-_WORTH_IT = 8 << 20
-"""Bytes by which a process must have grown or shrunk for its memory to be gone through again."""
+from lowbit.parallel import cpu_count
+
+_WORTH_IT = 64 << 20
+"""Bytes by which a process must have grown or shrunk for its memory to be gone through again.
+
+What is released, the system zeroes when it is asked for again: sessions of one model after another take as much
+each, and would wait for it.
+"""
+
+_MOST_POOLS, _THREADS_OF_A_POOL = -8, 4
+"""The number by which ``mallopt`` knows how many pools there may be, and the threads that share one."""
+
+
+@functools.cache
+def share_pools() -> None:
+    """Let threads that start from now on share pools of memory, where the C library knows how."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc, as below
+        pools = max(1, cpu_count() // _THREADS_OF_A_POOL)
+        ctypes.CDLL(None).mallopt(_MOST_POOLS, pools)
 
 
 def release_memory() -> None:

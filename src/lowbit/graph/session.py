@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lowbit.data import InputInfo
 from lowbit.errors import ConfigError, ModelError, did_you_mean
 from lowbit.graph import io
-from lowbit.graph.memory import garbage_collection_paused, release_memory
+from lowbit.graph.memory import garbage_collection_paused, release_memory, share_pools
 from lowbit.graph.naming import name_everything
 from lowbit.graph.narrow_types import has_narrow, run_narrow
 from lowbit.graph.session_files import is_plain, write_plain
@@ -76,6 +76,7 @@ class Session:
         """
         import onnxruntime as ort
 
+        share_pools()
         options = ort.SessionOptions()
         levels = ort.GraphOptimizationLevel
         options.graph_optimization_level = {
