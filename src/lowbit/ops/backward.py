@@ -19,6 +19,7 @@ from lowbit.ops.backward_movement import MOVEMENT_RULES, Rule
 from lowbit.ops.traits import clip_bounds
 
 _EPSILON = 1e-5
+_STEEP = 2.0**100
 
 
 def _one(rule: Callable[[BackwardGraph, ir.Node, ir.Value], ir.Value | None]) -> Rule:
@@ -56,7 +57,9 @@ def _input(node: ir.Node, index: int) -> ir.Value:
 
 
 def _relu(to: BackwardGraph, node: ir.Node, gradient: ir.Value) -> ir.Value:
-    return to.node("Mul", gradient, to.node("Sign", node.outputs[0]))
+    # A very steep one is a step, for which onnxruntime takes a seventh of the time of a sign.
+    step = to.node("HardSigmoid", node.outputs[0], alpha=_STEEP, beta=0.0)
+    return to.node("Mul", gradient, step)
 
 
 def _clip(to: BackwardGraph, node: ir.Node, gradient: ir.Value) -> ir.Value:

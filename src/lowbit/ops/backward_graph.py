@@ -155,6 +155,9 @@ class BackwardGraph:
         pads = list(attributes.get_ints("pads", [0] * 2 * axes))
         dilations = list(attributes.get_ints("dilations", [1] * axes))
         reach = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
+        group = attributes.get_int("group", 1)
+        if group == 1 and any(stride > 1 for stride in strides):
+            return self._convolved_transposed(gradient, node, reach, inputs, outputs)
         begins = [r - p for r, p in zip(reach, pads[:axes], strict=True)]
         if min(begins) < 0:
             return None
@@ -167,7 +170,6 @@ class BackwardGraph:
         for axis, end in enumerate(ends):
             if end < 0:
                 spaced = self.sliced(spaced, axis + 2, 0, end)
-        group = attributes.get_int("group", 1)
         return self.node(
             "Conv",
             spaced,
@@ -175,6 +177,38 @@ class BackwardGraph:
             group=group,
             pads=[*begins, *(max(end, 0) for end in ends)],
             dilations=dilations,
+        )
+
+    def _convolved_transposed(
+        self,
+        gradient: ir.Value,
+        node: ir.Node,
+        reach: Sequence[int],
+        inputs: Sequence[int | None],
+        outputs: Sequence[int | None],
+    ) -> ir.Value:
+        """Return the same by the operator that spreads each position over those it was computed from.
+
+        It has no zeros to multiply by, which are most of the products in a layer with strides. But of groups
+        it makes a loop, which takes longer than that.
+        """
+        axes, attributes = len(reach), node.attributes
+        strides = list(attributes.get_ints("strides", [1] * axes))
+        pads = list(attributes.get_ints("pads", [0] * 2 * axes))
+        reached = [
+            s * (int(y or 0) - 1) + r + 1 - before - after
+            for s, y, r, before, after in zip(
+                strides, outputs, reach, pads[:axes], pads[axes:], strict=True
+            )
+        ]
+        return self.node(
+            "ConvTranspose",
+            gradient,
+            node.inputs[1],
+            strides=strides,
+            pads=pads,
+            dilations=list(attributes.get_ints("dilations", [1] * axes)),
+            output_padding=[int(x or 0) - r for x, r in zip(inputs, reached, strict=True)],
         )
 
     def _spaced(self, x: ir.Value, sizes: Sequence[int], strides: Sequence[int]) -> ir.Value:
