@@ -97,13 +97,13 @@ def test_who_stops_early_does_not_wait_for_the_rest() -> None:
 
 def test_without_a_number_there_is_a_thread_for_each_processor(monkeypatch) -> None:
     made = []
-    pool = parallel.concurrent.futures.ThreadPoolExecutor
+    pool = parallel.Pool
 
     def remember(threads: int):
         made.append(threads)
         return pool(threads)
 
-    monkeypatch.setattr(parallel.concurrent.futures, "ThreadPoolExecutor", remember)
+    monkeypatch.setattr(parallel, "Pool", remember)
     monkeypatch.setattr(parallel, "cpu_count", lambda: 5)
 
     assert list(ordered_map(str, range(2))) == ["0", "1"]
@@ -261,3 +261,16 @@ def test_dashboards_show_what_a_task_is() -> None:
 
     # Dask's dashboard groups tasks by this word, joblib's own.
     assert "calibrate" in repr(Batch([(call, (0, 1), {})]))
+
+
+def test_a_pool_that_is_given_is_used_again_and_stays_open() -> None:
+    with parallel.Pool(2) as pool:
+        seen = set()
+        for _ in range(5):
+            found = ordered_map(lambda i: seen.add(threading.get_ident()) or i, range(6), 2, pool)
+            assert list(found) == list(range(6))
+        with pytest.raises(ZeroDivisionError):
+            list(ordered_map(lambda i: 1 // (3 - i), range(9), 2, pool))
+
+        assert list(ordered_map(str, range(3), 2, pool)) == ["0", "1", "2"]
+    assert len(seen) <= 2

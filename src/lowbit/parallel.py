@@ -19,7 +19,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from lowbit.errors import ConfigError, LowbitError, WorkerError, did_you_mean
 
@@ -40,13 +40,20 @@ def cpu_count() -> int:
     return os.cpu_count() or 1 if allowed is None else len(allowed(0))
 
 
+Pool: TypeAlias = concurrent.futures.ThreadPoolExecutor
+
+
 def ordered_map(
-    work: Callable[[S], T], items: Iterable[S], threads: int | None = None
+    work: Callable[[S], T],
+    items: Iterable[S],
+    threads: int | None = None,
+    pool: Pool | None = None,
 ) -> Generator[T, None, None]:
     """Yield ``work(item)`` in order, with at most ``threads`` running and one more item read.
 
     A caller who stops early does not wait for results nobody will see. Where there is no more than
     one item, or one thread, the caller's does the work: to start another takes longer than much of it.
+    So who maps many times gives a ``pool`` of as many threads.
     """
     threads = cpu_count() if threads is None else threads
     source = iter(items)
@@ -55,17 +62,21 @@ def ordered_map(
         yield from map(work, itertools.chain(ahead, source))
         return
     items = itertools.chain(ahead, source)
-    pool = concurrent.futures.ThreadPoolExecutor(threads)
+    shared = pool or Pool(threads)
     pending = collections.deque[concurrent.futures.Future[T]]()
     try:
         for item in items:
-            pending.append(pool.submit(work, item))
+            pending.append(shared.submit(work, item))
             if len(pending) > threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for future in pending:
+            future.cancel()
+        concurrent.futures.wait(pending)
+        if pool is None:
+            shared.shutdown()
 
 
 def worker_count() -> int | None:

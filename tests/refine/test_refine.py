@@ -247,14 +247,21 @@ def test_gradient_methods_tune_normalizations_as_well(refinement, norms, tmp_pat
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_data_is_kept_in_files_only_where_asked_for(state: Quantized, level, tmp_path) -> None:
+def test_files_are_kept_where_asked_for_and_removed(
+    state: Quantized, level, tmp_path, monkeypatch
+) -> None:
     kept = tmp_path / "cache"
     config = AdaRound(num_iterations=2, mem_opt_level=level, cache_dir=str(kept))
+    monkeypatch.setattr(refining, "_ROOM_WITH_SAMPLES", 0)
+    seen = set()
 
-    refine(state, config, lambda: smooth(2))
+    def look(*_: object) -> None:
+        seen.update(path.relative_to(kept).parts[1:] for path in kept.rglob("*") if path.is_file())
 
-    assert kept.exists() == (level == 2)
-    assert not kept.exists() or not list(kept.iterdir())
+    refine(state, config, lambda: smooth(2), look)
+
+    assert seen
+    assert not list(kept.iterdir())
 
 
 def test_a_model_without_layers_reads_no_data() -> None:

@@ -17,6 +17,7 @@ from lowbit.refine.samples import (
     batched,
     enough_positions,
     enough_samples,
+    held_out_numbers,
     held_out_split,
     means_of,
     sums_of,
@@ -42,17 +43,36 @@ def test_the_number_of_columns_does_not_grow_with_samples(depth: int) -> None:
     assert many <= few + 2048  # rounded up for each sample
 
 
+@pytest.mark.parametrize("depth", [9, 576, 2304])
+def test_few_large_samples_give_as_many_columns_as_more_would(depth: int) -> None:
+    layer = types.SimpleNamespace(depth=depth)
+
+    few, more = (enough_positions(layer, 64, n, large=True) * n for n in (16, 32))
+
+    assert few == more == enough_positions(layer, 64, 32) * 32
+
+
 @pytest.mark.parametrize(
-    ("unknowns", "samples", "enough"),
+    ("unknowns", "samples", "enough", "enough_large"),
     [
-        ([0.1, 0.5, 20.0], 64, 32),  # a convolutional network whose last layers show few positions
-        ([0.1, 0.5, 20.0], 20, 20),
-        ([1280.0, 512.0, 512.0], 500, 500),  # rows of a matrix
-        ([6.0, 6.0, 1280.0], 500, 48),
+        # A convolutional network whose last layers show few positions.
+        ([0.1, 0.5, 20.0], 64, 32, 24),
+        ([0.1, 0.5, 20.0], 20, 20, 20),
+        ([1280.0, 512.0, 512.0], 500, 500, 500),  # rows of a matrix
+        ([6.0, 6.0, 1280.0], 500, 48, 48),
     ],
 )
-def test_so_many_samples_are_used_as_the_layers_need(unknowns, samples, enough) -> None:
+def test_so_many_samples_are_used_as_the_layers_need(
+    unknowns, samples, enough, enough_large
+) -> None:
     assert enough_samples(unknowns, samples) == enough
+    assert enough_samples(unknowns, samples, large=True) == enough_large
+
+
+def test_of_fewer_large_samples_some_are_held_out() -> None:
+    assert not held_out_numbers(24, 0.125)
+    assert len(held_out_numbers(24, 0.125, large=True)) == 3
+    assert not held_out_numbers(23, 0.125, large=True)
 
 
 _CONV = ConvLayer(
@@ -131,7 +151,7 @@ def test_samples_in_files_are_those_in_memory(tmp_path: pathlib.Path, floats: bo
     for name in ("patches", "targets", "patch_sum", "target_sum"):
         np.testing.assert_array_equal(getattr(disk, name), getattr(memory, name))
     assert disk.count == memory.count
-    assert len(store) == (3 if floats else 2)
+    assert len(store) == (5 if floats else 4)
     if floats:
         np.testing.assert_array_equal(disk.float_patches, memory.float_patches)
     else:

@@ -48,15 +48,16 @@ class LayerReconstruction(
     target. It costs about as much as calibration.
 
     Attributes:
-        data_size: How many calibration samples to use; if not given 32, spread over all of them, or
-            more where layers show few positions of each.
+        data_size: How many calibration samples to use; if not given 32, or 24 of more than a megabyte,
+            spread over all of them; more where layers show few positions of each.
         positions: How many positions of each sample a layer's moments are taken at; fewer where
-            there are few weights an output, more where there are thousands.
+            there are few weights an output, more where there are thousands, or few large samples.
         ridge: How strongly the weights are held to the float ones.
         sweeps: How often the descent goes over all weights of a layer; 0 leaves the rounding and
             corrects biases only, in sequence, from the data.
         held_out: The share of the samples that decides whether a layer's result is kept. With
-            fewer than 32 samples none is held out, and those it was solved on decide.
+            fewer than 32 samples, or 24 of more than a megabyte, none is held out, and those it was
+            solved on decide.
         infer_device: Where onnxruntime runs: ``cpu``, or ``cuda:0`` (NVIDIA and AMD).
         optim_device: Where the descent runs; other than ``cpu`` needs PyTorch.
     """
@@ -145,7 +146,7 @@ class _GradientTuning(
         drop_ratio: How likely an input value is the quantized model's rather than the float one's.
         mem_opt_level: 0 keeps all layers' data in memory, 1 that of one layer as far as it is small,
             2 that of one layer on disk, read a batch at a time.
-        cache_dir: Where level 2 keeps data; a temporary directory if not given.
+        cache_dir: Where data is kept that is not in memory; a temporary directory if not given.
         log_period: Steps between two reports of progress; a tenth of all if not given.
         ref_model_path: A float model to follow instead of the one that is quantized.
         dynamic_batch: Run onnxruntime on ``batch_size`` samples at once.

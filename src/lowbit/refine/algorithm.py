@@ -40,7 +40,8 @@ class LoopSettings:
         seed: Of the positions drawn.
         float_inputs: Whether samples hold the float model's layer inputs as well.
         at_once: Whether the targets of all layers are taken in one pass and kept in memory.
-        on_disk: Whether samples are kept in files, in ``cache_dir`` if that is given.
+        on_disk: Whether all samples are kept in files.
+        cache_dir: Where files are kept; in a temporary directory if not given.
         independent: Whether each layer is solved as if no other were, several at a time.
         batch_size: How many samples onnxruntime runs at once.
         held_out: The share of the samples that a collector is told not to solve on.

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
+from lowbit.errors import CalibrationError
 from lowbit.numerics.affine import dequantize
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.geometry import LinearLayer
@@ -72,6 +73,13 @@ def _corrected(
     means, original = stats[row.input].channels, stats[float_name].channels
     if means is None or original is None:
         raise ValueError(f"the means of {row.input!r} are not known")
+    read = layer.groups * layer.inputs
+    for name, found in ((row.input, means), (float_name, original)):
+        if found.size != read:
+            raise CalibrationError(
+                f"the statistics of tensor {name!r} are of {found.size} channels, but node {row.node!r} "
+                f"reads {read}; collect them again without --stats"
+            )
     weight = constant_values(model, row.weight)
     rounded = dequantize(weights.tensors[row.weight](), params.tensors[row.weight])
     shift = layer.mean_difference(rounded, weight, means)

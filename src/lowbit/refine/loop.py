@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
-from threadpoolctl import ThreadpoolController
 
 from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.memory import GrownMemory, release_memory
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array, Feed
-from lowbit.graph.sharing import Sharing
+from lowbit.graph.sharing import ONE_BY_ONE, Sharing
 from lowbit.graph.store import Store
+from lowbit.numerics.blas import one_blas_thread
 from lowbit.ops.geometry import Positions
-from lowbit.parallel import cpu_count, ordered_map, worker_count
+from lowbit.parallel import Pool, cpu_count, ordered_map, worker_count
 from lowbit.refine.algorithm import Collector, Feeds, LoopSettings, Solve
 from lowbit.refine.gathering import Gathered, known_sizes, spread_positions, with_gathering
 from lowbit.refine.layers import LayerResult, RefinedConstants, RefinedLayer, unrefined
@@ -41,6 +40,9 @@ from lowbit.refine.samples import (
     take_target,
 )
 from lowbit.state import Quantized
+
+_S = TypeVar("_S")
+_T = TypeVar("_T")
 
 # Weights of layers that the float model is run through at once, in bytes.
 _ROOM = 32 << 20
@@ -70,7 +72,9 @@ class LayerTargets:
         """Plan the float run; ``samples`` is about how many there will be."""
         self._layers, self._seed = layers, settings.seed
         self._positions = {
-            layer.node: enough_positions(layer.geometry, settings.positions, samples)
+            layer.node: enough_positions(
+                layer.geometry, settings.positions, samples, large=sharing.one_by_one
+            )
             if settings.moments
             else settings.positions
             for layer in layers
@@ -210,7 +214,7 @@ class LayerLoop:
     ``done`` are the results of the first layers, known from before. ``disk`` keeps the samples of a layer in
     files, those for which there are not ``room`` bytes in memory.
     ``independent``: each layer is solved as if no other were, several at a time; by ``remote`` where
-    an engine is chosen. ``at_once`` samples are run at a time. ``collect`` gives what takes in the
+    an engine is chosen. ``sharing`` says how many samples are run at a time. ``collect`` gives what takes in the
     samples of a layer, if the solver wants that instead of samples.
     """
 
@@ -223,10 +227,11 @@ class LayerLoop:
     disk: Store | None = None
     room: int = 0
     independent: bool = False
-    at_once: int = 1
+    sharing: Sharing = ONE_BY_ONE
     collect: Callable[[RefinedLayer], Collector] | None = None
     remote: LayerSolver | None = None
     _count: int = 0
+    _pool: Pool | None = None
 
     def run(self, solve: Solve, listener: Listener) -> Iterator[LayerResult]:
         """Solve every layer that is left, in turn, and yield its result."""
@@ -242,13 +247,14 @@ class LayerLoop:
             yield from self._run_independently(rest, solve, listener)
             return
         memory = GrownMemory()
-        for step, (index, layer) in enumerate(rest):
-            with self._one_blas_thread():
-                solved = self._solved(solve, layer, self._seen(step, layer, constants))
-            result = listener.solved(index, layer, solved)
-            memory.release()
-            constants.add(layer, result)
-            yield result
+        with Pool(self.sharing.samples) as self._pool:
+            for step, (index, layer) in enumerate(rest):
+                with self._one_blas_thread():
+                    solved = self._solved(solve, layer, self._seen(step, layer, constants))
+                result = listener.solved(index, layer, solved)
+                memory.release()
+                constants.add(layer, result)
+                yield result
 
     def _run_remotely(
         self,
@@ -294,12 +300,7 @@ class LayerLoop:
         Samples are shared out among threads, in whose way others would be; and sums that more threads
         make may round otherwise.
         """
-        if self.collect is None:
-            return contextlib.nullcontext()
-        limits: contextlib.AbstractContextManager[object] = _libraries().limit(
-            limits=1, user_api="blas"
-        )
-        return limits
+        return contextlib.nullcontext() if self.collect is None else one_blas_thread()
 
     def _seen(self, step: int, layer: RefinedLayer, constants: Mapping[str, Array]) -> Seen:
         """Return what is seen of a layer: its samples, or what took them in."""
@@ -317,7 +318,7 @@ class LayerLoop:
 
         found: list[LayerSample] = []
         taken = 0
-        for index, sample in enumerate(ordered_map(take, self._indexed_feeds(step), self.at_once)):
+        for index, sample in enumerate(self._mapped(take, self._indexed_feeds(step))):
             taken += sample.nbytes
             if self.disk is None or taken <= self.room:
                 found.append(sample)
@@ -326,6 +327,10 @@ class LayerLoop:
         self._end()
         # A sample of batch 0, or an empty cache, shows nothing of a layer.
         return [sample for sample in found if sample.count]
+
+    def _mapped(self, take: Callable[[_S], _T], items: Iterable[_S]) -> Iterator[_T]:
+        """Yield what is taken of samples, as many at a time as are to be run."""
+        return ordered_map(take, items, self.sharing.samples, self._pool)
 
     def _begin(self, step: int, constants: Mapping[str, Array]) -> None:
         self.quantized.begin(step, constants)
@@ -364,7 +369,7 @@ class LayerLoop:
             return [(index, self._columns(step, layer, index, feed)) for index, feed in items]
 
         some = grouped(self._indexed_feeds(step), _TOGETHER)
-        for samples in ordered_map(take, some, self.at_once):
+        for samples in self._mapped(take, some):
             # A sample of batch 0, or an empty cache, shows nothing of a layer.
             collector.add([(index, columns) for index, columns in samples if columns.count])
         self._end()  # before the rest is summed up, which takes memory
@@ -389,9 +394,3 @@ class LayerLoop:
         for index, feed in enumerate(self.feeds()):
             self._count = index + 1
             yield index, feed
-
-
-@functools.cache
-def _libraries() -> ThreadpoolController:
-    """Return the libraries with threads: to look for them takes longer than to solve a small layer."""
-    return ThreadpoolController()

@@ -139,7 +139,8 @@ def refine(
         used = min(samples, config.data_size or samples)
         limited: Feeds = functools.partial(_first, feeds, config.data_size)
         if settings.few_samples and config.data_size is None:
-            used = enough_samples(_unknowns(state, layers), samples)
+            large = sharing_of(next(iter(feeds()), None)).one_by_one
+            used = enough_samples(_unknowns(state, layers), samples, large=large)
             limited = functools.partial(_spread, feeds, used, samples)
         if settings.batch_size > 1:
             state = _with_dynamic_batch(state)
@@ -152,7 +153,8 @@ def refine(
         stop = threading.Event()
         with _loop(state, layers, settings, limited, done, device, used) as loop:
             if algorithm.collector is not None:
-                held_out = held_out_numbers(used, settings.held_out)
+                large = loop.sharing.one_by_one
+                held_out = held_out_numbers(used, settings.held_out, large=large)
                 loop.collect = functools.partial(_collector, algorithm.collector, state, held_out)
             loop.remote = LayerSolver(algorithm, config)
             solve = algorithm.solver(state, config, stop)
@@ -194,9 +196,9 @@ def _loop(
     sharing = sharing_of(first[0] if first else None)
     with contextlib.ExitStack() as stack:
         room = _ROOM if settings.moments else _ROOM_WITH_SAMPLES
-        room, folder = (0, settings.cache_dir) if settings.on_disk else (room, None)
+        room = 0 if settings.on_disk else room
         floats, quantized, files = (
-            stack.enter_context(open_store(folder, each)) for each in (room, room, 0)
+            stack.enter_context(open_store(settings.cache_dir, each)) for each in (room, room, 0)
         )
         # Workers are given samples that are in memory.
         in_memory = settings.at_once or (settings.independent and worker_count() is not None)
@@ -229,7 +231,7 @@ def _loop(
             disk,
             room=room,
             independent=settings.independent,
-            at_once=sharing.samples,
+            sharing=sharing,
         )
 
 

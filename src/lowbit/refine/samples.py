@@ -23,11 +23,10 @@ _FEWEST_POSITIONS = 16
 _DEEP = 8
 # With more samples than this, their number makes up for positions.
 _MANY_SAMPLES = 64
-# Fewer do not show enough kinds of inputs, and leave none to be held out.
-_FEWEST_SAMPLES = 32
+# Fewer do not show enough kinds of inputs, and leave none to be held out; a large sample shows more.
+_FEWEST_SAMPLES, _FEWEST_LARGE_SAMPLES = 32, 24
 # Samples whose moments are taken together.
 _AT_ONCE = 8
-_ENOUGH_TO_HOLD_OUT = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,15 +91,17 @@ class SampleInMemory:
         return sum(array.nbytes for array in arrays if array is not None)
 
 
+_ARRAYS = ("patches", "targets", "float_patches", "patch_sum", "target_sum")
+
+
 class SampleOnDisk:
     """The same in files, mapped into memory while they are read."""
 
     def __init__(self, store: Store, layer: str, index: int, sample: SampleInMemory) -> None:
-        """Move a layer sample into files."""
+        """Move a layer sample into files, its sums too: those of thousands of samples are megabytes."""
         self._store, self._layer, self._index = store, layer, index
-        self.patch_sum, self.target_sum = sample.patch_sum, sample.target_sum
         self.count = sample.count
-        arrays = {name: getattr(sample, name) for name in ("patches", "targets", "float_patches")}
+        arrays = {name: getattr(sample, name) for name in _ARRAYS}
         self._names = [name for name, array in arrays.items() if array is not None]
         for name in self._names:
             store.put(index, f"{layer} {name}", arrays[name])
@@ -123,6 +124,16 @@ class SampleOnDisk:
         """The float model's layer inputs, if they were asked for."""
         return self._mapped("float_patches") if "float_patches" in self._names else None
 
+    @property
+    def patch_sum(self) -> FloatArray:
+        """The sum of all layer inputs."""
+        return self._store.get(self._index, f"{self._layer} patch_sum")
+
+    @property
+    def target_sum(self) -> FloatArray:
+        """The sum of all float outputs."""
+        return self._store.get(self._index, f"{self._layer} target_sum")
+
     def drop(self) -> None:
         """Remove the files."""
         for name in self._names:
@@ -132,19 +143,21 @@ class SampleOnDisk:
 LayerSample: TypeAlias = SampleInMemory | SampleOnDisk
 
 
-def enough_positions(layer: LinearLayer, usual: int, samples: int) -> int:
+def enough_positions(layer: LinearLayer, usual: int, samples: int, *, large: bool = False) -> int:
     """Return how many positions of each of so many samples moments are taken at.
 
     Equations follow the unknowns. A depthwise layer's nine are known well long before those of a
     layer that is hundreds deep, while its patches fill nine times its input; a layer that is
     thousands deep would have fewer equations than unknowns from the usual positions of few samples.
-    Of many samples fewer positions each are taken, so that memory does not grow with them.
+    Of many samples fewer positions each are taken, so that memory does not grow with them; of few
+    ``large`` ones, which have as many, more.
     """
     enough = max(_FEWEST_POSITIONS, min(2 * layer.depth, max(usual, layer.depth // _DEEP)))
-    return math.ceil(enough * min(1.0, _MANY_SAMPLES / max(samples, 1)))
+    least = _FEWEST_SAMPLES / max(samples, 1) if large else 0.0
+    return math.ceil(enough * max(least, min(1.0, _MANY_SAMPLES / max(samples, 1))))
 
 
-def enough_samples(unknowns: Sequence[float], samples: int) -> int:
+def enough_samples(unknowns: Sequence[float], samples: int, *, large: bool = False) -> int:
     """Return how many samples of so many are enough, given each layer's unknowns to a position.
 
     The middle one of the layers decides: most show so many positions of each sample that a few
@@ -152,7 +165,8 @@ def enough_samples(unknowns: Sequence[float], samples: int) -> int:
     """
     if not unknowns:
         return samples
-    return min(samples, max(_FEWEST_SAMPLES, math.ceil(_DEEP * float(np.median(unknowns)))))
+    fewest = _FEWEST_LARGE_SAMPLES if large else _FEWEST_SAMPLES
+    return min(samples, max(fewest, math.ceil(_DEEP * float(np.median(unknowns)))))
 
 
 def take_target(
@@ -209,9 +223,9 @@ def held_out_split(
     )
 
 
-def held_out_numbers(count: int, share: float) -> frozenset[int]:
+def held_out_numbers(count: int, share: float, *, large: bool = False) -> frozenset[int]:
     """Return which of so many samples are held out, spread evenly; of few none."""
-    if share == 0 or count < _ENOUGH_TO_HOLD_OUT:
+    if share == 0 or count < (_FEWEST_LARGE_SAMPLES if large else _FEWEST_SAMPLES):
         return frozenset()
     held = round(count * share)
     return frozenset(int(i) for i in np.linspace(0, count - 1, held + 2)[1:-1].round())
@@ -220,9 +234,12 @@ def held_out_numbers(count: int, share: float) -> frozenset[int]:
 def means_of(samples: Sequence[LayerSample]) -> tuple[FloatArray, FloatArray]:
     """Return the means of patches and targets over all positions of all samples."""
     count = np.float64(sum(s.count for s in samples))
-    patches = np.stack([s.patch_sum for s in samples]).sum(axis=0, dtype=np.float64) / count
-    targets = np.stack([s.target_sum for s in samples]).sum(axis=0, dtype=np.float64) / count
-    return patches.astype(np.float32), targets.astype(np.float32)
+    first = samples[0]
+    patches, targets = (each.astype(np.float64) for each in (first.patch_sum, first.target_sum))
+    for sample in samples[1:]:
+        patches += sample.patch_sum
+        targets += sample.target_sum
+    return (patches / count).astype(np.float32), (targets / count).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
