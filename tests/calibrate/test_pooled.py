@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from helpers.map_models import map_model
 
 from lowbit.calibrate import log_histogram
 from lowbit.calibrate.collect import collect
@@ -20,22 +21,6 @@ from lowbit.normalize.normalize import normalize
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.planning import Plan, make_plan
 from lowbit.targets import find_target
-
-_MODEL = """
-<ir_version: 8, opset_import: ["" : 17]>
-agraph (float[N,3,SIZE,8] x) => (float[N,2,SIZE,8] y)
-<float[2,3,1,1] w = {1.0, -2.0, 3.0, 0.5, 0.25, -1.0}, float[2] b = {0.5, -0.5},
- float[2,2,1,1] v = {1.0, -1.0, 0.5, 2.0}, float[2] a = {0.1, -0.1}>
-{
-    c = Conv <kernel_shape = [1, 1]> (x, w, b)
-    r = Relu (c)
-    y = Conv <kernel_shape = [1, 1]> (r, v, a)
-}
-"""
-
-
-def _model(size: str = "8") -> ir.Model:
-    return normalize(ir.from_onnx_text(_MODEL.replace("SIZE", size)))
 
 
 def _plan(model: ir.Model, method: MinMax | MinMse) -> Plan:
@@ -60,7 +45,7 @@ def _relu_of(model: ir.Model, feeds: list[dict[str, np.ndarray]]) -> np.ndarray:
 
 @pytest.mark.parametrize("batches", [(1, 1, 1), (2, 1, 3)])
 def test_pooled_statistics_are_those_of_the_whole_map(batches: tuple[int, ...]) -> None:
-    model, feeds = _model(), _feeds(batches)
+    model, feeds = map_model(), _feeds(batches)
 
     found = collect(model, _plan(model, MinMax()), feeds)["r"]
 
@@ -105,7 +90,7 @@ def test_sums_and_size_are_those_of_what_was_pooled() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_that_are_not_finite_do_not_reach_the_range(bad: float) -> None:
-    model, feeds = _model(), _feeds((1, 1))
+    model, feeds = map_model(), _feeds((1, 1))
     want = _relu_of(model, feeds[:1])
     feeds[1]["x"][0, :, 3, 3] = bad
 
@@ -118,10 +103,10 @@ def test_values_that_are_not_finite_do_not_reach_the_range(bad: float) -> None:
 
 
 def test_maps_whose_size_is_not_known_are_not_pooled() -> None:
-    assert set(poolable(_model().graph)) == {"c", "r", "y"}
-    assert poolable(_model("H").graph) == {}
+    assert set(poolable(map_model().graph)) == {"c", "r", "y"}
+    assert poolable(map_model("H").graph) == {}
 
-    model, feeds = _model("H"), [*_feeds((1,), 8), *_feeds((1,), 16)]
+    model, feeds = map_model("H"), [*_feeds((1,), 8), *_feeds((1,), 16)]
     found = collect(model, _plan(model, MinMax()), feeds)["r"]
 
     wholes = [_relu_of(model, [feed]) for feed in feeds]
@@ -130,13 +115,13 @@ def test_maps_whose_size_is_not_known_are_not_pooled() -> None:
 
 
 def test_a_method_that_reads_a_histogram_still_has_it() -> None:
-    model, feeds = _model(), _feeds((1, 1))
+    model, feeds = map_model(), _feeds((1, 1))
 
     assert collect(model, _plan(model, MinMse()), feeds)["r"].counts is not None
 
 
 def test_the_pools_are_outputs_of_the_graph() -> None:
-    model = _model()
+    model = map_model()
 
     add_pools(model.graph, {"r": 64})
 
@@ -180,7 +165,7 @@ def test_the_histogram_of_a_large_map_is_that_of_its_thinned_rows(batch: int) ->
 def test_a_large_map_that_nothing_bounds_has_the_range_of_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, feeds = _model(), _feeds((1, 2))
+    model, feeds = map_model(), _feeds((1, 2))
     monkeypatch.setattr(pooling, "_LARGE", 1)
     feeds[0]["x"][0, :, 2, 3] = -50.0
 

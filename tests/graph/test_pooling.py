@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from helpers.map_models import map_model
 
 from lowbit.graph.pooling import (
     add_maxima,
@@ -22,44 +23,27 @@ from lowbit.graph.pooling import (
     whole_blocks,
 )
 from lowbit.graph.session import session
-from lowbit.normalize.normalize import normalize
-
-_MODEL = """
-<ir_version: 8, opset_import: ["" : 17]>
-agraph (float[N,3,SIZE,8] x) => (float[N,2,SIZE,8] y)
-<float[2,3,1,1] w = {1.0, -2.0, 3.0, 0.5, 0.25, -1.0}, float[2] b = {0.5, -0.5},
- float[2,2,1,1] v = {1.0, -1.0, 0.5, 2.0}, float[2] a = {0.1, -0.1}>
-{
-    c = Conv <kernel_shape = [1, 1]> (x, w, b)
-    r = Relu (c)
-    y = Conv <kernel_shape = [1, 1]> (r, v, a)
-}
-"""
-
-
-def _model(size: str = "8") -> ir.Model:
-    return normalize(ir.from_onnx_text(_MODEL.replace("SIZE", size)))
 
 
 def test_maps_are_large_by_what_one_sample_of_them_takes() -> None:
-    assert large_maps(_model("8").graph) == set()
-    assert large_maps(_model("32768").graph) == {"c", "r", "y"}
-    assert large_maps(_model("H").graph) == set()
+    assert large_maps(map_model("8").graph) == set()
+    assert large_maps(map_model("32768").graph) == {"c", "r", "y"}
+    assert large_maps(map_model("H").graph) == set()
 
 
 def test_maps_take_four_bytes_a_number_or_nobody_knows() -> None:
-    assert bytes_of_maps(_model("8").graph, ["r", "y", "x"]) == 2 * 4 * 2 * 8 * 8
-    assert bytes_of_maps(_model("8").graph, []) == 0
-    assert bytes_of_maps(_model("H").graph, ["r"]) == np.inf
+    assert bytes_of_maps(map_model("8").graph, ["r", "y", "x"]) == 2 * 4 * 2 * 8 * 8
+    assert bytes_of_maps(map_model("8").graph, []) == 0
+    assert bytes_of_maps(map_model("H").graph, ["r"]) == np.inf
 
 
 def test_blocks_are_whole_if_channels_are_a_multiple_of_sixteen() -> None:
-    assert whole_blocks(_model().graph) == set()
+    assert whole_blocks(map_model().graph) == set()
     assert whole_blocks(_chain(1).graph) == {"conv0", "relu0"}
 
 
 def test_maxima_and_mean_squares_are_outputs_of_the_graph() -> None:
-    model = _model()
+    model = map_model()
     feed = {"x": np.random.default_rng(0).normal(size=(2, 3, 8, 8)).astype(np.float32)}
 
     add_maxima(model.graph, ["r"])

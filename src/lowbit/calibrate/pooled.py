@@ -9,6 +9,7 @@ values with one more node: all of them together would not fit into memory.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -48,6 +49,13 @@ class Pools:
         Pooling may lose a value that is not finite, averaging does not: a channel with one counts
         as not finite altogether.
         """
+        highest, total = float(self.highest.max(initial=-math.inf)), float(self.mean.sum())
+        lowest = floor if self.lowest is None else float(self.lowest.min(initial=math.inf))
+        if math.isfinite(highest) and math.isfinite(lowest) and math.isfinite(total):
+            return TensorStats(lowest, highest, self.highest.size * self.positions)
+        return self._stats_of_finite(floor)
+
+    def _stats_of_finite(self, floor: float) -> TensorStats:
         good = np.isfinite(self.mean) & np.isfinite(self.highest)
         if self.lowest is not None:
             good &= np.isfinite(self.lowest)

@@ -10,18 +10,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.masked import kept_tokens, without_padding
+from lowbit.calibrate.masked import Kept, kept_tokens, without_padding
 from lowbit.calibrate.sensitivity import ROWS, SPATIAL, Sensitivity
 from lowbit.calibrate.subsampling import row_step
 from lowbit.graph.onnx_passes import infer_anew
 from lowbit.graph.session import Array, Feed, session
-from lowbit.graph.sharing import ONE_BY_ONE
+from lowbit.graph.sharing import sharing_of
 from lowbit.ops.backward_graph import BackwardGraph, known_sizes
 from lowbit.ops.gradients import SEEDS, OutputPart, WithGradients, with_gradients
+from lowbit.parallel import ordered_map
 
 _TO_THE_END = np.iinfo(np.int64).max
 # Activations of a sample are held with their gradients: of more numbers than this they take too much memory.
 _LARGE = 1 << 25
+# So they are of two samples at most.
+_AT_ONCE = 2
 
 
 def collect_sensitivity(
@@ -51,17 +54,18 @@ def collect_sensitivity(
         return {}
     total: dict[str, Sensitivity] = {}
     alike = (feed for feed in itertools.chain([first], samples) if _fits(feed, shapes))
-    # Two samples at once would take twice the memory, and one with its gradients takes much.
+    sharing = sharing_of(first)
     with session(
-        found.model, threads=ONE_BY_ONE.threads, optimize="all", name="the model with gradients"
+        found.model, threads=sharing.threads, optimize="all", name="the model with gradients"
     ) as running:
-        for number, feed in enumerate(alike):
-            kept = kept_tokens(feed, mask)
+
+        def felt(item: tuple[int, Feed]) -> dict[str, Sensitivity]:
+            number, feed = item
             arrays = running.run(probe.outputs, {**feed, **_signs(found, number)})
-            shown = iter([without_padding(array, kept) for array in arrays])
-            for name, rows in probe.rows.items():
-                felt = Sensitivity.of(next(shown), next(shown), rows)
-                total[name] = total[name] | felt if name in total else felt
+            return probe.felt(arrays, kept_tokens(feed, mask))
+
+        for of_sample in ordered_map(felt, enumerate(alike), min(sharing.samples, _AT_ONCE)):
+            total = {name: total[name] | s for name, s in of_sample.items()} if total else of_sample
     return {name: s for name, s in total.items() if s.is_usable}
 
 
@@ -105,6 +109,13 @@ class _Probe:
                 graph.outputs.append(shown)
                 outputs.append(str(shown.name))
         return cls(rows, outputs)
+
+    def felt(self, arrays: Sequence[Array], kept: Kept | None) -> dict[str, Sensitivity]:
+        """Return the sensitivity of each tensor, from what one sample gave."""
+        shown = iter([without_padding(array, kept) for array in arrays])
+        return {
+            name: Sensitivity.of(next(shown), next(shown), rows) for name, rows in self.rows.items()
+        }
 
 
 def _thinned(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:

@@ -38,11 +38,12 @@ def poolable(graph: ir.Graph) -> dict[str, int]:
     return found
 
 
-def large_maps(graph: ir.Graph) -> frozenset[str]:
-    """Return the feature maps of known size that take megabytes."""
+def large_maps(graph: ir.Graph, numbers: int | None = None) -> frozenset[str]:
+    """Return the feature maps known to have so many ``numbers``; if not given, half a megabyte of them."""
+    least = _LARGE if numbers is None else numbers
     names = poolable(graph)
     values = (value for node in graph for value in node.outputs if value.name in names)
-    return frozenset(tensor_name(v) for v in values if math.prod(size_of_one(v) or [0]) >= _LARGE)
+    return frozenset(tensor_name(v) for v in values if math.prod(size_of_one(v) or [0]) >= least)
 
 
 def bytes_of_maps(graph: ir.Graph, names: Collection[str]) -> float:
