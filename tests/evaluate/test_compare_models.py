@@ -107,7 +107,7 @@ def test_many_samples_are_run_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     other = shifted(model)
     reference = output_reference(model, other)
     at_once = compare_tensors([reference], other, small_feeds(7))
-    monkeypatch.setattr("lowbit.evaluate.runner._MEMORY_FOR_VALUES", 1)
+    monkeypatch.setattr("lowbit.evaluate.runner._MEMORY_FOR_SAMPLES", 1)
     monkeypatch.setattr("lowbit.parallel.cpu_count", lambda: 1)
 
     one_by_one = compare_tensors([reference], other, small_feeds(7))

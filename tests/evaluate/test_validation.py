@@ -48,6 +48,15 @@ def test_equal_outputs_have_the_highest_ratio_and_broken_ones_the_lowest() -> No
     assert validation.sqnr(_model(broken)).tolist() == [-20.0, -20.0]
 
 
+def test_models_side_by_side_are_measured_as_each_by_itself() -> None:
+    validation = Validation(_model(_SAME), _feeds(3))
+
+    same, off = validation.sqnr_of_each([_model(_SAME), _model(_OFF)])
+
+    np.testing.assert_array_equal(same, validation.sqnr(_model(_SAME)))
+    np.testing.assert_array_equal(off, validation.sqnr(_model(_OFF)))
+
+
 def test_outputs_that_are_no_floats_say_nothing() -> None:
     at = "g (float[1,2,5] x) => (int64[1,5] y) { y = ArgMax<axis=1, keepdims=0>(x) }"
 
@@ -65,10 +74,10 @@ def test_a_channel_of_zeros_is_passed_over() -> None:
 def test_as_many_samples_are_kept_as_their_outputs_leave_room_for(monkeypatch) -> None:
     assert len(Validation(_model(_SAME), _feeds(9))) == 9
     one = _feeds(1)[0]["x"].nbytes
-    monkeypatch.setattr(module, "_MEMORY_FOR_OUTPUTS", 3 * one)
+    monkeypatch.setattr(module, "_ROOM_FOR_OUTPUTS", 3 * one)
     assert len(Validation(_model(_SAME), _feeds(9))) == 3
     # A single sample that is too large is kept: there must be something to measure on.
-    monkeypatch.setattr(module, "_MEMORY_FOR_OUTPUTS", 1)
+    monkeypatch.setattr(module, "_ROOM_FOR_OUTPUTS", 1)
     assert len(Validation(_model(_SAME), _feeds(9))) == 1
 
 
@@ -93,6 +102,10 @@ def test_a_gain_must_exceed_its_standard_error(rise, error, better) -> None:
     assert gain.standard_error == pytest.approx(error)
     assert gain.is_better is better
     assert gain.samples == len(rise)
+    # The same change the other way round is not worse unless this one is better.
+    other = Gain.of(before, before - np.array(rise))
+    assert other.is_not_worse is (other.mean > -error)
+    assert not (gain.is_better and other.is_not_worse)
 
 
 def test_a_gain_is_told_with_its_standard_error() -> None:

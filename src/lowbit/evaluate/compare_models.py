@@ -37,6 +37,10 @@ from lowbit.numerics.metrics import SignalNoise
 
 SignalNoises = dict[str, SignalNoise]
 
+# Numbers of one sample's map from which on some rows of it leave the graph: all maps that do wait for
+# the last of them.
+_HANDED_OUT = 1 << 15
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reference:
@@ -145,7 +149,7 @@ class _Thinned:
     def of(cls, reference: Reference, whole: AbstractSet[str]) -> _Thinned:
         """Find the large maps that are compared by some rows in any case, none of the ``whole``."""
         graph = reference.model.graph
-        large, steps = large_maps(graph), thinnable(graph)
+        large, steps = large_maps(graph, _HANDED_OUT), thinnable(graph)
         rows = {a for a, b in reference.pairs.items() if b not in whole} & large
         return cls(reference, {a: step for a, step in steps.items() if a in rows})
 

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +26,8 @@ Keep = Callable[[str, Array], Array]
 
 # Values of one model that wait for another's, in bytes.
 _MEMORY_FOR_VALUES = 32 << 20
+# Samples that wait for the last of several models, with what all of them give, in bytes.
+_MEMORY_FOR_SAMPLES = 48 << 20
 # Samples that a large model is run on while each of its parts is open: more where all it gives is
 # known to be small.
 _SAMPLES_AT_ONCE = 16
@@ -109,17 +111,11 @@ class Run:
     def opened(
         self, sharing: Sharing = SIDE_BY_SIDE
     ) -> contextlib.AbstractContextManager[Session | OpenVinoSession]:
-        """Return a context that yields a session for samples that share processors so.
-
-        For large samples a model is run as it is written rather than in another layout: a tenth slower,
-        with a quarter less memory.
-        """
-        threads, optimize = sharing.threads, self.optimize
-        if sharing.one_by_one and optimize == "exact":
-            optimize = "none"
+        """Return a context that yields a session for samples that share processors so."""
+        threads, name = sharing.threads, self.name
         if self.runtime == "openvino":
-            return openvino_session(self.model, self.names, threads=threads, name=self.name)
-        return session(self.model, self.names, threads=threads, optimize=optimize, name=self.name)
+            return openvino_session(self.model, self.names, threads=threads, name=name)
+        return session(self.model, self.names, threads=threads, optimize=self.optimize, name=name)
 
     def on(self, running: Session | OpenVinoSession, index: int, feed: Feed) -> Outputs | None:
         """Return what the model gives for one sample, or ``None`` if it is not run on it."""
@@ -185,18 +181,19 @@ def run_models(
         if len(few) > CHUNK:
             yield from run_on_workers([run.for_workers() for run in runs], items)
             return
-    if sharing_of(first).one_by_one:
+    sharing = sharing_of(first)
+    if sharing.one_by_one and len(runs) > 1:
         yield from run_models_in_turn(runs, (feed for _, feed in items))
         return
     with contextlib.ExitStack() as stack:
-        sessions = [stack.enter_context(run.opened()) for run in runs]
+        sessions = list(ordered_map(lambda run: stack.enter_context(run.opened(sharing)), runs))
 
         def work(item: tuple[int, Feed]) -> tuple[Feed, tuple[Outputs | None, ...]]:
             index, feed = item
             pairs = zip(runs, sessions, strict=True)
             return feed, tuple(run.on(running, index, feed) for run, running in pairs)
 
-        yield from ordered_map(work, items)
+        yield from ordered_map(work, items, sharing.samples)
 
 
 def _peeked(feeds: Iterable[Feed]) -> tuple[Feed | None, Iterable[Feed]]:
@@ -215,13 +212,24 @@ def run_models_in_turn(
     there is room for its values; the others follow on the same.
     """
     rest = enumerate(feeds)
+    while (yield from _next_in_turn(runs, rest)):
+        pass
+
+
+def _next_in_turn(
+    runs: Sequence[Run], items: Iterator[_Item]
+) -> Generator[tuple[Feed, tuple[Outputs | None, ...]], None, bool]:
+    """Yield as many samples as there is room for, and let go of them; return whether there were any."""
     # What opens a large model anew is not to be paid for every few samples.
-    first = _some_values if any(run.is_large for run in runs) else _first_values
-    while found := first(runs[0], rest):
-        items = [item for item, _ in found]
-        columns = [[outputs for _, outputs in found], *(_values(run, items) for run in runs[1:])]
-        for (_, feed), *outputs in zip(items, *columns, strict=True):
-            yield feed, tuple(outputs)
+    large = any(run.is_large for run in runs)
+    found = _some_values(runs[0], items) if large else _first_values(runs, items)
+    if not found:
+        return False
+    some = [item for item, _ in found]
+    columns = [[outputs for _, outputs in found], *(_values(run, some) for run in runs[1:])]
+    for (_, feed), *outputs in zip(some, *columns, strict=True):
+        yield feed, tuple(outputs)
+    return True
 
 
 def run_together(
@@ -305,12 +313,15 @@ def _samples_at_once(run: Run) -> int:
     return _SMALL_SAMPLES_AT_ONCE if size <= room else _SAMPLES_AT_ONCE
 
 
-def _first_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:
-    """Run a model on as many samples as there is room for, none if none are left."""
+def _first_values(
+    runs: Sequence[Run], items: Iterator[_Item]
+) -> list[tuple[_Item, Outputs | None]]:
+    """Run the first model on as many samples as there is room for with all of them, none if none are left."""
+    run = runs[0]
     first = next(items, None)
     if first is None:
         return []
-    room = _MEMORY_FOR_VALUES
+    room = _MEMORY_FOR_SAMPLES
     found: list[tuple[_Item, Outputs | None]] = []
 
     def more() -> Iterator[_Item]:
@@ -324,7 +335,8 @@ def _first_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs
     sharing = sharing_of(first[1])
     with run.opened(sharing) as running:
         for item, outputs in ordered_map(work, more(), sharing.samples):
-            room -= sum(array.nbytes for array in (outputs or {}).values())
+            room -= sum(np.asarray(value).nbytes for value in item[1].values())
+            room -= len(runs) * sum(array.nbytes for array in (outputs or {}).values())
             found.append((item, outputs))
     return found
 
@@ -348,22 +360,30 @@ class ComparedSample:
 
 def reference_samples(
     run: Run, feeds: Iterable[Feed], room: int | None = None
-) -> list[ReferenceSample]:
-    """Run the float model; keep as many samples as their outputs fit into ``room`` bytes."""
-    found: list[ReferenceSample] = []
+) -> Iterator[ReferenceSample]:
+    """Run the float model; yield as many samples as their outputs fit into ``room`` bytes."""
+    is_first = True
     for feed, (outputs,) in run_models([run], feeds):
         if outputs is None:
             continue
         if room is not None:
             room -= sum(array.nbytes for array in outputs.values())
-            if room < 0 and found:
+            if room < 0 and not is_first:
                 break
-        found.append(ReferenceSample(feed, outputs))
-    return found
+        is_first = False
+        yield ReferenceSample(feed, outputs)
 
 
 def compared(run: Run, samples: Sequence[ReferenceSample]) -> Iterator[tuple[Outputs, Outputs]]:
     """Yield the float model's outputs and those of another model, for each sample."""
-    others = run_model(run, (sample.feed for sample in samples))
-    for sample, got in zip(samples, others, strict=True):
-        yield sample.outputs, got
+    for want, (got,) in compared_with_each([run], samples):
+        yield want, got
+
+
+def compared_with_each(
+    runs: Sequence[Run], samples: Sequence[ReferenceSample]
+) -> Iterator[tuple[Outputs, list[Outputs]]]:
+    """Yield the float model's outputs and those of several other models, for each sample."""
+    others = run_models(runs, (sample.feed for sample in samples))
+    for sample, (_, found) in zip(samples, others, strict=True):
+        yield sample.outputs, [outputs for outputs in found if outputs is not None]

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.evaluate.kept_samples import kept_samples
 from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
 from lowbit.evaluate.runner import (
     Outputs,
     ReferenceSample,
     Run,
-    compared,
+    compared_with_each,
     output_names,
     reference_samples,
 )
@@ -27,7 +28,7 @@ from lowbit.graph.session import Array, Feed
 from lowbit.numerics.formats import DoubleArray
 from lowbit.numerics.metrics import channel_decibels
 
-_MEMORY_FOR_OUTPUTS = 64 << 20
+_ROOM_FOR_OUTPUTS = 64 << 20
 
 
 class Validation:
@@ -37,7 +38,7 @@ class Validation:
         """Run the float model; as many samples are kept as their outputs leave room for."""
         self._reference = reference
         run = Run.float_model(reference, measured_tensors(reference))
-        self._samples = reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS)
+        self._samples = kept_samples(reference_samples(run, feeds, _ROOM_FOR_OUTPUTS))
 
     def __len__(self) -> int:
         """Return how many samples it measures on."""
@@ -48,14 +49,23 @@ class Validation:
 
         ``names`` are what the quantized model calls tensors, if not as the float model does.
         """
+        return self.sqnr_of_each([quantized], names)[0]
+
+    def sqnr_of_each(
+        self, models: Sequence[ir.Model], names: Mapping[str, str] | None = None
+    ) -> list[DoubleArray]:
+        """Return the same of several models that are run side by side, all with the same ``names``."""
         names = names or {name: name for name in output_names(self._reference)}
         rows = self.measured(names)
-        run = Run.quantized_model(quantized, list({names[row.tensor]: 0 for row in rows})).quick()
-        found = [
-            _decibels_of_rows(rows, want, got, names)
-            for want, got in (compared(run, self._samples) if rows else ())
-        ]
-        return np.array([float(np.mean(ratios)) for ratios in found if len(ratios)])
+        wanted = list({names[row.tensor]: 0 for row in rows})
+        runs = [Run.quantized_model(model, wanted).quick() for model in models]
+        found: list[list[float]] = [[] for _ in models]
+        for want, outputs in compared_with_each(runs, self._samples) if rows else ():
+            for ratios, got in zip(found, outputs, strict=True):
+                each = _decibels_of_rows(rows, want, got, names)
+                if len(each):
+                    ratios.append(float(np.mean(each)))
+        return [np.array(ratios) for ratios in found]
 
     @property
     def samples(self) -> Sequence[ReferenceSample]:
@@ -115,6 +125,11 @@ class Gain:
     def is_better(self) -> bool:
         """Whether the SQNR rises by more than the rise varies between samples."""
         return self.mean > self.standard_error
+
+    @property
+    def is_not_worse(self) -> bool:
+        """Whether the SQNR falls by less than the fall varies between samples, or rises."""
+        return self.mean > -self.standard_error
 
     def describe(self) -> str:
         """Return it in words: ``+0.66 dB (standard error 0.84) on 8 samples``."""

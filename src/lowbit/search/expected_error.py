@@ -40,10 +40,11 @@ def expected_sqnr(
     ``known`` is the SQNR with all weights in float, of a model that differs in weights and biases only.
     """
     names = quantized_names(state)
-    found = validation.sqnr(state.emitted.model, names)
-    if not will_be_refined(state) or not len(found):
-        return Expected(found)
-    floats = validation.sqnr(with_float_weights(state), names) if known is None else known
+    if not will_be_refined(state):
+        return Expected(validation.sqnr(state.emitted.model, names))
+    models = [state.emitted.model, *([with_float_weights(state)] if known is None else [])]
+    found, *more = validation.sqnr_of_each(models, names)
+    floats = more[0] if known is None else known
     if len(floats) != len(found):
         return Expected(found)
     total, activations = (np.power(10.0, -decibels / 10) for decibels in (found, floats))

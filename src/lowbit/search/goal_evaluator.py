@@ -83,7 +83,7 @@ class GoalEvaluator:
         self.goal, self._loaded, self._samples = goal, model.loaded, samples
         self._labels: Sequence[Label | None] = labels or [None] * samples.total
         run = Run.float_model(self._loaded, measured_tensors(self._loaded))
-        self._known = reference_samples(run, samples.validation(), _MEMORY_FOR_OUTPUTS)
+        self._known = list(reference_samples(run, samples.validation(), _MEMORY_FOR_OUTPUTS))
         self._looks = 0
 
     @property

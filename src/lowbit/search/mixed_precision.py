@@ -347,7 +347,7 @@ class _Search:
         model = self._base.float_model
         # Exact, as the models that are measured by it.
         run = dataclasses.replace(Run.float_model(model, [self._output]), optimize="none")
-        return reference_samples(run, feeds)
+        return list(reference_samples(run, feeds))
 
 
 def _activations(node: ir.Node) -> list[ir.Value]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lowbit.data.split import Split
+from lowbit.evaluate.kept_samples import kept_samples
 from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
 from lowbit.evaluate.runner import ReferenceSample, Run, compared, reference_samples
 from lowbit.evaluate.verdict import OutputErrors
@@ -48,7 +49,7 @@ class PromotionSamples:
         held = list(samples.validation()) if apart else []
         feeds = itertools.islice(itertools.chain(held, samples.calibration()), _CONSIDERED)
         run = Run.float_model(state.loaded, wanted)
-        known = reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS)
+        known = kept_samples(reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS))
         measured = find_measured(state.loaded, strongest(s.outputs for s in known), names)
         chosen = [known[i] for i in _by_strength(known, measured, _SAMPLES)]
         return cls(tuple(chosen), measured, tuple(known[: len(held)][:_UNSEEN]))
