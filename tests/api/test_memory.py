@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import tracemalloc
 
@@ -52,7 +53,11 @@ def _peak(model: pathlib.Path, preset: str) -> int:
 
 
 @pytest.mark.parametrize("preset", ["W8", "W4"])
-def test_memory_does_not_grow_with_the_number_of_layers(preset: str, tmp_path) -> None:
+def test_memory_does_not_grow_with_the_number_of_layers(
+    preset: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On several processors as many weights are in work at once; whether they are at their peaks together is chance.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     _peak(_chain(tmp_path / "first.onnx", 2), preset)  # imports and caches of modules
     few = _peak(_chain(tmp_path / "few.onnx", 3), preset)
     many = _peak(_chain(tmp_path / "many.onnx", 12), preset)
