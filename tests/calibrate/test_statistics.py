@@ -153,7 +153,7 @@ def test_statistics_of_transformed_models_are_kept_apart() -> None:
     plain = Stats({}, 1)
 
     for other in (Stats({}, 1, equalized=True), Stats({}, 1, smoothed=True)):
-        with pytest.raises(CalibrationError, match="equalized or smoothed model: not mergeable"):
+        with pytest.raises(CalibrationError, match="equalized, smoothed or rescaled otherwise"):
             _ = plain | other
     both = Stats({}, 1, equalized=True) | Stats({}, 2, equalized=True)
     assert (both.samples, both.equalized, both.smoothed) == (3, True, False)

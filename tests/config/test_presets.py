@@ -97,6 +97,7 @@ def test_an_accurate_variant_differs_by_its_refinement_and_search_only(name: str
         name=f"{name}_ACCURATE",
         refinement=accurate.refinement,
         scale_search=accurate.scale_search,
+        sensitivity=accurate.sensitivity,
     )
 
 

@@ -15,6 +15,7 @@ from lowbit.config.config import QuantConfig
 from lowbit.graph import io
 from lowbit.ops.traits import OPERATORS
 from lowbit.pipeline import stages
+from lowbit.pipeline.preparing import prepare
 from lowbit.state import Calibrated, Loaded, Planned, Prepared, Quantized, Solved
 from lowbit.targets.builtin import find_target
 
@@ -30,7 +31,7 @@ def prepared(model: onnx.ModelProto | ir.Model, config: QuantConfig) -> Prepared
         target=find_target(config.target),
         operators=OPERATORS,
     )
-    return stages.prepare(stages.transform(stages.normalize(loaded)))
+    return prepare(stages.transform(stages.normalize(loaded)))
 
 
 def planned(model: onnx.ModelProto | ir.Model, config: QuantConfig) -> Planned:

@@ -23,6 +23,8 @@ from lowbit.ops.traits import OPERATORS
 from lowbit.pipeline import pipeline as module
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress, plan_only
+from lowbit.pipeline.preparing import prepare
+from lowbit.scales import solve
 from lowbit.state import Loaded, Quantized
 from lowbit.targets.builtin import find_target
 
@@ -141,7 +143,7 @@ def test_what_is_built_is_what_the_stages_give_one_by_one(load) -> None:
 
     built = pipeline.build(state, state.samples.calibration)
 
-    planned = stages.plan(stages.prepare(stages.transform(state)))
+    planned = stages.plan(prepare(stages.transform(state)))
     calibrated = stages.calibrate(
         planned,
         state.samples.calibration,
@@ -151,6 +153,21 @@ def test_what_is_built_is_what_the_stages_give_one_by_one(load) -> None:
     )
     by_hand = stages.emit(stages.solve(calibrated))
     assert io.to_proto(built.emitted.model) == io.to_proto(by_hand.emitted.model)
+
+
+def test_constants_are_solved_once_whatever_the_statistics(load, monkeypatch) -> None:
+    solved = []
+    real = solve._weight
+    monkeypatch.setattr(solve, "_weight", lambda *args: solved.append(args[1].name) or real(*args))
+    state = stages.normalize(load())
+    pipeline = Pipeline(Clock(lambda *_: None))
+    built = pipeline.build(state, state.samples.calibration)
+    more = dataclasses.replace(built.stats, samples=7)
+
+    again = pipeline.finish(stages.with_stats(built, more))
+
+    assert len(solved) == len(set(solved)) == len(built.plan.weights())
+    assert io.to_proto(again.emitted.model) == io.to_proto(built.emitted.model)
 
 
 def test_biases_are_corrected_only_if_asked_to(load, monkeypatch) -> None:
@@ -317,4 +334,4 @@ def test_the_plan_is_that_of_all_stages(preset: str, shared: bool) -> None:
 
     transformed = stages.transform(stages.normalize(state))
 
-    assert plan_only(state).plan == stages.plan(stages.prepare(transformed), check=False).plan
+    assert plan_only(state).plan == stages.plan(prepare(transformed), check=False).plan

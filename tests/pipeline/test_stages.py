@@ -28,6 +28,7 @@ from lowbit.graph import io
 from lowbit.graph.session import model_inputs
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.pipeline import stages
+from lowbit.pipeline.preparing import prepare
 from lowbit.state import Calibrated, Normalized, Planned, Quantized, extended
 from lowbit.transforms import TransformedModel
 
@@ -40,7 +41,7 @@ def run(model, feed: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def planned(state) -> Planned:
-    return stages.plan(stages.prepare(stages.transform(stages.normalize(state))))
+    return stages.plan(prepare(stages.transform(stages.normalize(state))))
 
 
 def calibrated(state, **settings) -> Calibrated:
@@ -207,7 +208,7 @@ def test_a_target_with_arithmetic_of_its_own_is_calibrated_beside_float(load) ->
     feeds = small_feeds(2, size=14)
     loaded = load(small_cnn(14), feeds, "XINT8")
 
-    state = stages.prepare(stages.transform(stages.normalize(loaded)))
+    state = prepare(stages.transform(stages.normalize(loaded)))
 
     want = averaged(state.float_model, feeds[0])
     np.testing.assert_allclose(averaged(state.adapted, feeds[0]), FACTOR * want, rtol=1e-4)
@@ -218,7 +219,7 @@ def test_a_target_with_arithmetic_of_its_own_is_calibrated_beside_float(load) ->
 
 
 def test_a_target_without_its_own_arithmetic_is_calibrated_as_it_is(load) -> None:
-    state = stages.prepare(stages.transform(stages.normalize(load(preset="U8S8"))))
+    state = prepare(stages.transform(stages.normalize(load(preset="U8S8"))))
 
     assert state.calibrated_model is state.adapted
     assert state.float_names == {}
@@ -231,7 +232,7 @@ def test_what_stays_in_float_and_what_is_skipped_keeps_its_own_arithmetic(load, 
     feeds = small_feeds(2, size=14)
     loaded = load(small_cnn(14), feeds, "XINT8", **changes)
 
-    prepared = stages.prepare(stages.transform(stages.normalize(loaded)))
+    prepared = prepare(stages.transform(stages.normalize(loaded)))
 
     want = averaged(prepared.float_model, feeds[0])
     np.testing.assert_allclose(averaged(prepared.adapted, feeds[0]), want, rtol=1e-4)
@@ -240,7 +241,7 @@ def test_what_stays_in_float_and_what_is_skipped_keeps_its_own_arithmetic(load, 
 def test_requantization_pairs_get_names_of_their_own(load) -> None:
     pair = Requantization(tensor="r1", consumers=("add1",), name="r1_again")
 
-    state = stages.prepare(stages.transform(stages.normalize(load(requantize=(pair,)))))
+    state = prepare(stages.transform(stages.normalize(load(requantize=(pair,)))))
 
     (add,) = (node for node in state.adapted.graph if node.name == "add1")
     assert "r1_again" in {value.name for value in add.inputs}
@@ -250,7 +251,7 @@ def test_requantization_pairs_get_names_of_their_own(load) -> None:
 
 
 def test_a_plan_that_is_given_is_taken_as_it_is(load) -> None:
-    prepared = stages.prepare(stages.transform(stages.normalize(load())))
+    prepared = prepare(stages.transform(stages.normalize(load())))
     made = stages.plan(prepared).plan
     fewer = msgspec.structs.replace(
         made, tensors=tuple(t for t in made.tensors if t.name != "logits")
@@ -260,7 +261,7 @@ def test_a_plan_that_is_given_is_taken_as_it_is(load) -> None:
 
 
 def test_a_plan_for_another_model_is_refused(load) -> None:
-    prepared = stages.prepare(stages.transform(stages.normalize(load())))
+    prepared = prepare(stages.transform(stages.normalize(load())))
     made = stages.plan(prepared).plan
     wrong = msgspec.structs.replace(made.tensors[0], name="imput", leader="imput")
 
@@ -269,7 +270,7 @@ def test_a_plan_for_another_model_is_refused(load) -> None:
 
 
 def test_a_plan_that_quantizes_nothing_is_refused_unless_it_is_only_to_be_seen(load) -> None:
-    prepared = stages.prepare(stages.transform(stages.normalize(load(exclude=("*",)))))
+    prepared = prepare(stages.transform(stages.normalize(load(exclude=("*",)))))
 
     with pytest.raises(PlanError, match="nothing would be quantized"):
         stages.plan(prepared)

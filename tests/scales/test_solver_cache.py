@@ -1,10 +1,11 @@
 """SolverCache that are found once."""
 
 import numpy as np
+import onnx_ir as ir
 
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.scales.solver_cache import SolverCache, as_key
+from lowbit.scales.solver_cache import ConstantsCache, SolverCache, as_key
 
 
 def test_each_is_found_once() -> None:
@@ -29,3 +30,14 @@ def test_keys_tell_parameters_apart() -> None:
 
     keys = {as_key(p) for p in (params(1), params(2), params(1, axis=0), params(1))}
     assert len(keys) == 3
+
+
+def test_constants_of_one_model_are_kept_at_a_time() -> None:
+    one, other = (ir.Model(ir.Graph([], [], nodes=[]), ir_version=10) for _ in range(2))
+    cache = ConstantsCache()
+
+    known = cache.of(one)
+
+    assert cache.of(one) is known
+    assert cache.of(other) is not known
+    assert cache.of(one) is not known

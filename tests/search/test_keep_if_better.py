@@ -20,12 +20,17 @@ from lowbit.config.presets import find_preset
 from lowbit.config.transforms import CrossLayerEqualization, FloatTransform, SmoothQuant
 from lowbit.data import open_data
 from lowbit.data.split import split
-from lowbit.graph import io
+from lowbit.graph import io, sharing
 from lowbit.graph.session import model_inputs
 from lowbit.ops.traits import OPERATORS
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Clock, Pipeline
-from lowbit.search.keep_if_better import as_collected, has_optional_steps, keep_what_helps
+from lowbit.search.keep_if_better import (
+    as_collected,
+    has_optional_steps,
+    keep_what_helps,
+    step_of,
+)
 from lowbit.state import Loaded
 from lowbit.targets.builtin import find_target
 from lowbit.transforms import TransformedModel
@@ -41,6 +46,7 @@ def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
         "equalization": CrossLayerEqualization(),
         "smooth_quant": None,
         "sensitivity": None,
+        "power_of_two_fit": None,
     }
     return msgspec.structs.replace(find_preset(preset), **{**given, **changes})
 
@@ -133,6 +139,23 @@ def test_of_many_samples_some_compare_models_and_all_make_the_one_that_is_kept(
     settled = msgspec.structs.replace(kept.config, keep_only_if_better=False)
     direct = lowbit.quantize(model, data=fitting, config=settled)
     assert direct.model.graph == kept.model.graph
+
+
+def test_fewer_large_samples_compare_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "_LARGE", 1)
+    counts, told = _calibrated_on(monkeypatch), []
+
+    kept = lowbit.quantize(
+        _uneven(small_cnn(), 1),
+        data=small_feeds(24),
+        config=_config("A8W8"),
+        progress=lambda stage, done, total: told.append((stage, done, total)),
+    )
+
+    assert counts == [8, 8, 13]
+    assert kept.stats.samples == 21
+    whole = [total for stage, done, total in told if stage == "calibrate" and done == 1]
+    assert whole == counts
 
 
 def test_a_model_with_nothing_to_compare_is_calibrated_once(monkeypatch) -> None:
@@ -344,6 +367,24 @@ def test_the_note_of_a_step_is_the_gain_of_the_validation_samples() -> None:
         assert float(told) == pytest.approx(gain, abs=0.006)
         if abs(gain - float(error)) > 0.006:
             assert step.kept == (gain > float(error))
+
+
+@pytest.mark.parametrize(
+    ("rise", "better", "reckoned"),
+    [
+        ([0.9, 1.1], True, True),
+        ([-3.0, 4.0], False, True),  # +0.5, standard error 3.5
+        ([-4.0, 3.0], False, True),
+        ([-1.1, -0.9], False, False),
+        ([0.0, 0.0], False, False),
+    ],
+)
+def test_a_step_that_was_reckoned_is_dropped_only_if_it_is_worse(rise, better, reckoned) -> None:
+    before = np.full(2, 20.0)
+
+    for given, kept in ((False, better), (True, reckoned)):
+        step = step_of("a step", before, before + np.array(rise), reckoned=given)
+        assert step.kept is kept
 
 
 def test_a_plan_that_is_given_is_kept_through_all_steps() -> None:

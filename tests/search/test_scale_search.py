@@ -13,6 +13,7 @@ from helpers.small_models import small_cnn
 from helpers.wide_models import wide_feeds, wide_network
 
 import lowbit
+from lowbit.api.quantize import planned_state
 from lowbit.config.methods import MinMax
 from lowbit.config.presets import find_preset
 from lowbit.config.scale_search import ScaleSearch
@@ -111,10 +112,10 @@ def test_a_model_so_large_that_it_runs_in_parts_is_left_as_it_is(monkeypatch) ->
 
 
 def test_scores_that_decide_between_classes_are_not_tried() -> None:
-    plan = lowbit.plan(small_cnn(), config=_config("A8W8"))
+    state = planned_state(small_cnn(), config=_config("A8W8"))
 
-    scores = {row.name for row in plan.activations() if row.headroom is not None}
-    tuned = {name for group in tuned_groups(plan) for name in group}
+    scores = {row.name for row in state.plan.activations() if row.headroom is not None}
+    tuned = {name for group in tuned_groups(state) for name in group}
     assert scores
     assert tuned
     assert not scores & tuned

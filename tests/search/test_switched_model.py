@@ -29,7 +29,7 @@ def state() -> Quantized:
 
 @pytest.fixture(scope="module")
 def samples(state: Quantized) -> list[ReferenceSample]:
-    return reference_samples(Run.float_model(state.loaded), smooth(3))
+    return list(reference_samples(Run.float_model(state.loaded), smooth(3)))
 
 
 def _outputs(state: Quantized) -> list[str]:
@@ -113,7 +113,7 @@ def _feeds() -> list[dict[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def long_samples(long_state: Quantized) -> list[ReferenceSample]:
-    return reference_samples(Run.float_model(long_state.loaded), _feeds())
+    return list(reference_samples(Run.float_model(long_state.loaded), _feeds()))
 
 
 def _results(state: Quantized, samples: list[ReferenceSample], off: set[str]) -> list[np.ndarray]:
@@ -157,7 +157,7 @@ def test_another_scale_is_what_a_model_with_its_range_computes(preset: str, fact
     )
     override = TensorOverride(tensor=tensor, range=limits)
     built = quantized(_chain(), msgspec.structs.replace(config, tensors=(override,)), _feeds())
-    samples = reference_samples(Run.float_model(plain.loaded), _feeds())
+    samples = list(reference_samples(Run.float_model(plain.loaded), _feeds()))
     name = f"r{_LAYERS - 1}"
 
     found = []

@@ -53,7 +53,7 @@ _KINDS = {
 def found(request) -> tuple[Quantized, list[ReferenceSample]]:
     model, feeds = _KINDS[request.param]()
     state = quantized(model, find_preset("A8W8"), feeds)
-    return state, reference_samples(Run.float_model(state.loaded), feeds[:3])
+    return state, list(reference_samples(Run.float_model(state.loaded), feeds[:3]))
 
 
 def _choices(state: Quantized) -> list[Switching]:

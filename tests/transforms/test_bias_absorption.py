@@ -41,7 +41,9 @@ def run(model: ir.Model, name: str) -> np.ndarray:
 
 
 def equalize(model: ir.Model, data: list | None = None, **options: object) -> TransformedModel:
-    return CrossLayer().apply(model, CrossLayerEqualization(**options), Context(data=data))
+    return CrossLayer().apply(
+        model, CrossLayerEqualization(**{"headroom": 1.0, **options}), Context(data=data)
+    )
 
 
 def absorbed(model: ir.Model, **changes: object) -> TransformedModel:

@@ -12,7 +12,7 @@ from helpers.chains import chain, node
 from lowbit import parallel
 from lowbit.data import open_data
 from lowbit.data.shards import Selection
-from lowbit.graph import parts
+from lowbit.graph import parts, sharing
 from lowbit.graph.session import model_inputs
 from lowbit.transforms import channel_statistics
 from lowbit.transforms.channel_statistics import channel_sizes, reduce_channels
@@ -57,6 +57,22 @@ def test_sizes_that_the_graph_takes_are_those_of_the_whole_map(batch: int, monke
         for field in ("maximum", "largest", "reach"):
             np.testing.assert_array_equal(getattr(found[name], field), getattr(sizes, field))
         np.testing.assert_allclose(found[name].power, sizes.power, rtol=1e-5)
+
+
+def test_of_many_large_samples_some_are_looked_at(monkeypatch) -> None:
+    model = chain(node("Neg", "x", "a"), node("Relu", "a", "y"))
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)} for _ in range(9)]
+    every = Selection(open_data(feeds, model_inputs(model)), range(9))
+    monkeypatch.setattr(channel_statistics, "_LARGE_SAMPLES", 3)
+
+    small = channel_sizes(model, {"a": 1}, every)["a"]
+    monkeypatch.setattr(sharing, "_LARGE", 1)
+    large = channel_sizes(model, {"a": 1}, every)["a"]
+
+    x = -np.concatenate([feed["x"] for feed in feeds])
+    np.testing.assert_array_equal(small.maximum, x.max(axis=(0, 2, 3)))
+    np.testing.assert_array_equal(large.maximum, x[::3].max(axis=(0, 2, 3)))
 
 
 def test_a_channel_with_what_is_not_a_number_has_no_size() -> None:

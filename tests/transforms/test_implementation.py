@@ -15,6 +15,7 @@ from lowbit.config.presets import find_preset
 from lowbit.config.transforms import (
     CrossLayerEqualization,
     FloatTransform,
+    Rescaling,
     RotatedStream,
     Rotation,
     SmoothQuant,
@@ -64,7 +65,7 @@ def test_a_transform_knows_what_does_its_work(config: FloatTransform, kind: type
 
 
 def test_the_packages_own_cannot_be_replaced() -> None:
-    assert set(TRANSFORMS) == {CrossLayerEqualization, SmoothQuant, Rotation}
+    assert set(TRANSFORMS) == {CrossLayerEqualization, SmoothQuant, Rotation, Rescaling}
     with pytest.raises(TypeError):
         TRANSFORMS[Negate] = Negation()  # type: ignore[index]
 

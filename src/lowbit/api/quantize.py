@@ -29,7 +29,6 @@ from lowbit.data.opening import RANDOM
 from lowbit.data.split import Split
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.labels import Label
-from lowbit.evaluate.validation import Validation
 from lowbit.files import beside, check_outputs
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import malformed_refused
@@ -52,9 +51,13 @@ from lowbit.search.finishing import Finisher
 from lowbit.search.goal import Goal
 from lowbit.search.goal_search import Request
 from lowbit.search.goals import reach_goal
-from lowbit.search.keep_if_better import as_collected, has_optional_steps, keep_what_helps
+from lowbit.search.keep_if_better import (
+    as_collected,
+    has_optional_steps,
+    keep_what_helps,
+    with_every_step,
+)
 from lowbit.search.scale_search import search_scales
-from lowbit.search.sensitive_scales import weighted_scales
 from lowbit.search.sensitivity_file import MixedPrecisionResult
 from lowbit.search.strategies import search_mixed_precision
 from lowbit.state import Loaded, Normalized, Planned, Quantized, extended
@@ -267,7 +270,8 @@ def _built(
         built, steps = keep_what_helps(pipeline, state, plan)
     else:
         built = pipeline.build(state, calibration_feeds(state.samples), plan=plan, stats=stats)
-        built = _weighed(pipeline, built, stats)
+        if stats is None:
+            built = with_every_step(pipeline, built, plan)
     if state.config.scale_search is not None and plan is None:
         built, more = search_scales(pipeline, built, state.config.scale_search)
         steps = (*steps, *more)
@@ -275,15 +279,6 @@ def _built(
     if state.config.mixed_precision is not None:
         built, mixed = search_mixed_precision(pipeline, built, state.config.mixed_precision, metric)
     return built, steps, mixed
-
-
-def _weighed(pipeline: Pipeline, built: Quantized, stats: Stats | None) -> Quantized:
-    """Return the model with scales by sensitivity where that is asked for, and not asked whether it helps."""
-    config, samples = built.config.sensitivity, built.samples
-    if config is None or samples is None or stats is not None:
-        return built
-    seen = Validation(built.loaded, samples.calibration().spread(1))
-    return weighted_scales(pipeline, built, config, seen) or built
 
 
 def _finished(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from lowbit.calibrate import log_histogram
 from lowbit.calibrate.channels import ChannelTotals
 from lowbit.calibrate.sensitivity import Sensitivity
+from lowbit.config.transforms import Rescaling
 from lowbit.errors import CalibrationError
 from lowbit.files import DAMAGED
 from lowbit.numerics.exact_sums import ExactSums, are_sums
@@ -76,7 +78,7 @@ class TensorStats:
         if x.size == 0:
             return cls(0.0, 0.0, 0)
         low, high = float(x.min()) if floor is None else floor, float(x.max())
-        if not (np.isfinite(low) and np.isfinite(high)):
+        if not (math.isfinite(low) and math.isfinite(high)):
             return cls._of_broken(x, histogram=histogram)
         counts = log_histogram.count(x)[0] if histogram else None
         return cls(low, high, x.size, 0, counts)
@@ -157,13 +159,14 @@ class Stats:
     """Statistics of many tensors over the same samples.
 
     ``equalized`` and ``smoothed``: whether they are those of the model after equalization, and
-    after SmoothQuant.
+    after SmoothQuant. ``rescaling``: how its tensors were multiplied.
     """
 
     tensors: Mapping[str, TensorStats]
     samples: int = 0
     equalized: bool = False
     smoothed: bool = False
+    rescaling: Rescaling | None = None
 
     def __getitem__(self, name: str) -> TensorStats:
         """Return what is known of a tensor."""
@@ -182,10 +185,11 @@ class Stats:
 
     def __or__(self, other: Stats) -> Stats:
         """Return the statistics over the samples of both."""
-        made = (self.equalized, self.smoothed)
-        if made != (other.equalized, other.smoothed):
+        made = (self.equalized, self.smoothed, self.rescaling)
+        if made != (other.equalized, other.smoothed, other.rescaling):
             raise CalibrationError(
-                "one of two statistics is of an equalized or smoothed model: not mergeable"
+                "two statistics are of models that were equalized, smoothed or rescaled otherwise: "
+                "not mergeable"
             )
         names = dict.fromkeys((*self.tensors, *other.tensors))
         merged = {}
@@ -229,7 +233,8 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
         if s.sensitivity is not None:
             arrays[f"{index}_felt"] = s.sensitivity.packed()
     made = {"equalized": stats.equalized, "smoothed": stats.smoothed}
-    about = {"samples": stats.samples, **made}
+    rescaling = None if stats.rescaling is None else msgspec.to_builtins(stats.rescaling)
+    about = {"samples": stats.samples, **made, "rescaling": rescaling}
     header = json.dumps({"format": _FORMAT, **about, "tensors": table})
     return {"header": np.array(header), **arrays}
 
@@ -259,6 +264,7 @@ class _Header(_Format):
     equalized: bool
     smoothed: bool
     tensors: list[_Row]
+    rescaling: Rescaling | None = None
 
 
 _H = TypeVar("_H", bound=_Format)
@@ -294,7 +300,8 @@ def _read(raw: BinaryIO, path: str) -> Stats:
             tensors = {row.name: _read_row(file, i, row) for i, row in enumerate(header.tensors)}
     except DAMAGED as error:
         raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
-    return Stats(tensors, header.samples, header.equalized, header.smoothed)
+    made = (header.equalized, header.smoothed, header.rescaling)
+    return Stats(tensors, header.samples, *made)
 
 
 def _decoded(text: str, kind: type[_H]) -> _H:

@@ -93,6 +93,9 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         equalization=None if getattr(args, "no_equalization", False) else config.equalization,
         smooth_quant=None if getattr(args, "no_smooth_quant", False) else config.smooth_quant,
         sensitivity=None if getattr(args, "no_sensitivity", False) else config.sensitivity,
+        power_of_two_fit=None
+        if getattr(args, "no_power_of_two_fit", False)
+        else config.power_of_two_fit,
         keep_only_if_better=config.keep_only_if_better
         and not getattr(args, "keep_all_steps", False),
         refinement=_refinement(config, args),

@@ -110,10 +110,15 @@ def _add_stages(parser: Parser) -> None:
         help="choose scales of activations by their own error, not by what the outputs feel of it",
     )
     more.add_argument(
+        "--no-power-of-two-fit",
+        action="store_true",
+        help="do not multiply tensors by factors with which power-of-two scales fit them",
+    )
+    more.add_argument(
         "--keep-all-steps",
         action="store_true",
-        help="keep equalization, SmoothQuant, bias correction and scales by sensitivity whether they help on "
-        "held-out samples or not",
+        help="keep equalization, SmoothQuant, bias correction, scales by sensitivity and the fit to powers "
+        "of two whether they help on held-out samples or not",
     )
     more.add_argument(
         "--no-reconstruction",

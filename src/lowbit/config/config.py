@@ -9,7 +9,7 @@ import msgspec
 from lowbit.config.methods import Method, MinMse, OutputMse
 from lowbit.config.mixed_precision import PrecisionSearch
 from lowbit.config.refinement import Refinement
-from lowbit.config.scale_search import ScaleSearch, SensitivityWeighting
+from lowbit.config.scale_search import PowerOfTwoFit, ScaleSearch, SensitivityWeighting
 from lowbit.config.specs import (
     BiasSpec,
     IntegerSpec,
@@ -18,7 +18,7 @@ from lowbit.config.specs import (
     Spec,
     TensorOverride,
 )
-from lowbit.config.transforms import FloatTransform
+from lowbit.config.transforms import FloatTransform, Rescaling
 from lowbit.errors import ConfigError
 
 Domain: TypeAlias = Literal["auto", "ai.onnx", "com.microsoft"]
@@ -59,12 +59,16 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         smooth_quant: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
         bias_correction: Whether biases make up for what rounding weights shifts (bias correction).
         sensitivity: How errors of activations are weighed by what the outputs feel of them; ``None``: all alike.
+        power_of_two_fit: How tensors are multiplied by factors with which power-of-two scales fit them;
+            ``None``: not.
+        rescaling: The factors that were found so, or are given; ``None``: none.
         scale_search: How scales of activations are chosen by the error of the outputs; ``None``: by the method
             of their spec alone.
         refinement: How weights are rounded better than to the nearest integer; ``None``: not.
         mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
-        keep_only_if_better: Whether equalization, smoothing, bias correction and sensitivity are kept only if they
-            lower the error on samples held out of calibration.
+        keep_only_if_better: Whether equalization, smoothing and bias correction are kept only if they lower the
+            error on samples held out of calibration, and sensitivity and the fit to powers of two unless they
+            raise it.
         fix_inputs: Inputs that become constants, with their values; the quantized model has them no more.
         input_shapes: Shapes of inputs, instead of those in the file.
         skip_rewrites: Names of graph rewrites of the target to skip (``lowbit.transforms.rewrites``).
@@ -94,6 +98,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bias_correction: bool = False
     keep_only_if_better: bool = False
     sensitivity: SensitivityWeighting | None = None
+    power_of_two_fit: PowerOfTwoFit | None = None
+    rescaling: Rescaling | None = None
     scale_search: ScaleSearch | None = None
     refinement: Refinement | None = None
     mixed_precision: PrecisionSearch | None = None
@@ -104,6 +110,17 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     half_weights: bool = False
 
     @property
+    def overrides(self) -> tuple[TensorOverride, ...]:
+        """Exceptions by tensor name, with the ranges that rescaled tensors have."""
+        if self.rescaling is None:
+            return self.tensors
+        ranges = self.rescaling.ranges.items()
+        return (
+            *(TensorOverride(tensor=name, range=each, optional=True) for name, each in ranges),
+            *self.tensors,
+        )
+
+    @property
     def needs_data(self) -> str | None:
         """What cannot be done without samples, or ``None`` if all can."""
         specs = (self.activation, *(rule.activation for rule in self.rules))
@@ -111,7 +128,12 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return "the scales of activations are calibrated"
         if self.cache is not None:
             return "the scales of caches are calibrated"
-        searches = (self.mixed_precision, self.sensitivity, self.scale_search)
+        searches = (
+            self.mixed_precision,
+            self.sensitivity,
+            self.power_of_two_fit,
+            self.scale_search,
+        )
         if self.keep_only_if_better or any(each is not None for each in searches):
             return "what helps is measured"
         transforms = (self.rotation, self.equalization, self.smooth_quant)

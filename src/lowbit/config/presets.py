@@ -11,7 +11,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import AdaQuant, Gptq, LayerReconstruction, Refinement
-from lowbit.config.scale_search import ScaleSearch, SensitivityWeighting
+from lowbit.config.scale_search import PowerOfTwoFit, ScaleSearch, SensitivityWeighting
 from lowbit.config.specs import BLOCKS, AccumulatorBias, DynamicSpec, FloatSpec, IntegerSpec, Spec
 from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
@@ -146,6 +146,7 @@ _ALL = (
             bias_correction=True,
             keep_only_if_better=True,
             sensitivity=SensitivityWeighting(),
+            power_of_two_fit=PowerOfTwoFit(),
             refinement=LayerReconstruction(),
         ),
         summary="Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
@@ -177,6 +178,7 @@ _ALL = (
             bias_correction=True,
             keep_only_if_better=True,
             sensitivity=SensitivityWeighting(),
+            power_of_two_fit=PowerOfTwoFit(),
             refinement=LayerReconstruction(),
         ),
         summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
@@ -248,6 +250,9 @@ _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
 )
 
 
+_FELT_BY_MORE = SensitivityWeighting(samples=32)
+
+
 def _accurate(preset: Preset) -> Preset:
     """Return the variant that takes more time for more accuracy."""
     refine, activation = _ACCURATE[preset.name], preset.config.activation
@@ -263,6 +268,7 @@ def _accurate(preset: Preset) -> Preset:
         name=f"{preset.name}_ACCURATE",
         refinement=refine,
         scale_search=ScaleSearch() if is_coarse else None,
+        sensitivity=None if preset.config.sensitivity is None else _FELT_BY_MORE,
     )
     return Preset(config=config, summary=f"{preset.name}, more slowly: {how}")
 

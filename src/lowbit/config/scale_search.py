@@ -1,4 +1,4 @@
-"""Scales of activations by what the outputs feel of them, as values: on how many samples that is measured."""
+"""Scales of activations by what the outputs feel of them, as values."""
 
 from __future__ import annotations
 
@@ -37,8 +37,18 @@ class SensitivityWeighting(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         samples: How many calibration samples gradients are taken on, spread over all of them.
     """
 
-    samples: int = 32
+    samples: int = 16
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ConfigError(f"sensitivity.samples is {self.samples}; it must be at least 1")
+
+
+class PowerOfTwoFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Multiply tensors by factors with which power-of-two scales fit them (``Rescaling``).
+
+    The best scale of a tensor is seldom a power of two; on average the nearest one doubles the noise of
+    rounding. A factor on the whole tensor moves its best scale to one, and the linear layers before and
+    after it take the factor up. Of tensors that can only have one factor together, those count most whose errors
+    the outputs feel most.
+    """

@@ -2,8 +2,8 @@
 
 Cross-layer equalization moves a factor for each channel from one layer's weights into the next
 layer's, so that one scale per tensor fits them better. SmoothQuant moves one from activations into the
-weights that multiply them. Rotation spreads outliers over all channels. ``lowbit.transforms`` does the
-work.
+weights that multiply them. Rotation spreads outliers over all channels. Rescaling multiplies whole
+tensors. ``lowbit.transforms`` does the work.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class CrossLayerEqualization(
         rounds: How often all groups are gone through, unless they settle before.
         largest: The largest factor a channel is multiplied or divided by in all.
         headroom: How far beyond the largest value seen a Clip's channel must still be free of
-            the upper bound; 1 is exact on the data, more is safer on other data.
+            the upper bound; 1 is exact on the data, more is safer on other data. With 1, MobileNetV2
+            in XINT8 has 1 dB less on images that were not seen.
         absorb: Whether what a channel never falls below before its Relu moves from the bias
             before it into the biases after it; ``headroom`` then divides the least value seen.
         objective: What factors are chosen for: that rounding activations and weights adds the least
@@ -59,7 +60,7 @@ class CrossLayerEqualization(
 
     rounds: int = 4
     largest: float = 16.0
-    headroom: float = 1.0
+    headroom: float = 1.25
     absorb: bool = False
     objective: Literal["noise", "ranges"] = "noise"
 
@@ -155,3 +156,37 @@ class Rotation(
             raise ConfigError(f"rotation.size is {self.size}; at least two channels are needed")
         if not any(stream.producers or stream.consumers for stream in self.streams):
             raise ConfigError("rotation.streams names no layer that produces or consumes channels")
+
+
+class Rescaling(
+    FloatTransform,
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag="rescaling",
+):
+    """Whole tensors multiplied by factors, which the layers that compute and read them take up.
+
+    One factor for all channels of a tensor changes nothing where scales are floats. Powers of two it can
+    make fit: a tensor that reaches to 5 wastes three eighths of a scale that holds 8. Factors are
+    found by ``PowerOfTwoFit``.
+
+    Attributes:
+        factors: What tensors are multiplied by; those that must have the same factor may be given by one
+            of them.
+        ranges: The ranges that tensors have then, by which their scales are powers of two.
+    """
+
+    is_optional: ClassVar[bool] = False
+    reads_data: ClassVar[bool] = False
+
+    factors: dict[str, float]
+    ranges: dict[str, tuple[float, float]] = {}
+
+    def __post_init__(self) -> None:
+        for tensor, factor in self.factors.items():
+            if not 0 < factor < float("inf"):
+                raise ConfigError(
+                    f"rescaling.factors[{tensor!r}] is {factor:g}; it must be above 0 and finite"
+                )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 
 import onnx_ir as ir
 
@@ -15,9 +15,10 @@ from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.graph.editing import is_constant, only_consumer
 from lowbit.ops.linear import linear_operator
 from lowbit.pipeline import stages
+from lowbit.pipeline.preparing import prepare
 from lowbit.pipeline.stages import Feeds
 from lowbit.planning.plan import Plan
-from lowbit.scales.solver_cache import SolverCache
+from lowbit.scales.solver_cache import ConstantsCache, SolverCache
 from lowbit.state import (
     Calibrated,
     Loaded,
@@ -88,6 +89,7 @@ class Pipeline:
     keep_histograms: bool = False
     means: bool = False
     store: Store | None = None
+    _constants: ConstantsCache = dataclasses.field(default_factory=ConstantsCache)
 
     def build(
         self,
@@ -126,7 +128,7 @@ class Pipeline:
     def planned(self, state: Transformed, plan: Plan | None = None) -> Planned:
         """Prepare for the target and plan."""
         with self.clock.stage("prepare"):
-            prepared = stages.prepare(state)
+            prepared = prepare(state)
         with self.clock.stage("plan"):
             return stages.plan(prepared, plan)
 
@@ -134,11 +136,12 @@ class Pipeline:
         """Calibrate, unless there are statistics."""
         if stats is not None:
             return stages.with_stats(state, stats)
-        total = state.samples.calibration_count if state.samples is not None else None
+        data = feeds()
+        total = len(data) if isinstance(data, Sized) else None
         with self.clock.stage("calibrate"):
             return stages.calibrate(
                 state,
-                feeds,
+                lambda: data,
                 everything=self.keep_histograms,
                 means=self.means,
                 store=self.store,
@@ -148,7 +151,8 @@ class Pipeline:
     def finish(self, state: Calibrated, known: SolverCache | None = None) -> Quantized:
         """Solve, correct biases if asked to, and emit; ``known``: see ``stages.solve``."""
         with self.clock.stage("solve"):
-            solved = stages.solve(state, known)
+            constants = self._constants.of(state.adapted) if known is None else None
+            solved = stages.solve(state, known, constants)
             if state.config.bias_correction:
                 solved = stages.correct_biases(solved, known)
         return self.emitted(solved)
@@ -162,7 +166,7 @@ class Pipeline:
 def plan_only(state: Loaded) -> Planned:
     """Return the planned state; its plan may quantize nothing."""
     transformed = _transformed(stages.normalize(state))
-    return stages.plan(stages.prepare(transformed), check=False)
+    return stages.plan(prepare(transformed), check=False)
 
 
 def _transformed(state: Normalized) -> Transformed:
@@ -174,7 +178,8 @@ def _transformed(state: Normalized) -> Transformed:
     plain = equalization is None or type(equalization) is CrossLayerEqualization
     if state.samples is not None or not plain or _shares_constants(state.normalized):
         return stages.transform(state)
-    return extended(state, Transformed, float_model=state.normalized, transform_notes=())
+    unchanged = extended(state, Transformed, float_model=state.normalized, transform_notes=())
+    return stages.rescale(unchanged)
 
 
 def _shares_constants(model: ir.Model) -> bool:

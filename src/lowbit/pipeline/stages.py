@@ -25,9 +25,9 @@ from lowbit.graph import io
 from lowbit.graph.editing import is_constant, read_tensor
 from lowbit.graph.session import Array, Feed
 from lowbit.normalize.normalize import normalize as normalize_model
+from lowbit.numerics.blas import one_blas_thread
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.pipeline.normalizing import normalized_model
-from lowbit.planning.head import find_head
 from lowbit.planning.plan import Plan, check_fit
 from lowbit.planning.planner import make_plan
 from lowbit.refine.bias_correction import corrected_biases
@@ -53,9 +53,6 @@ from lowbit.state import (
 )
 from lowbit.store import Store
 from lowbit.transforms import Context, Levels, implementation_of
-from lowbit.transforms.float_reference import WithReference, with_reference
-from lowbit.transforms.requantize import insert_requantization
-from lowbit.transforms.rewrites import rewrite
 from lowbit.version import __version__
 
 Feeds = Callable[[], Iterable[Feed]]
@@ -97,15 +94,26 @@ def _is_finite(value: ir.Value) -> bool:
     return tensor is None or bool(np.isfinite(read_tensor(tensor)).all())
 
 
+@one_blas_thread()
 def transform(state: Normalized) -> Transformed:
-    """Equalize and smooth, as the configuration says."""
+    """Equalize, smooth and rescale, as the configuration says."""
     model = state.normalized
     notes: tuple[str, ...] = ()
     for config in (state.config.equalization, state.config.smooth_quant):
         if config is not None:
             found = implementation_of(config).apply(model, config, _context(state))
             model, notes = found.model, (*notes, *found.notes)
-    return extended(state, Transformed, float_model=model, transform_notes=notes)
+    return rescale(extended(state, Transformed, float_model=model, transform_notes=notes))
+
+
+def rescale(state: Transformed) -> Transformed:
+    """Multiply tensors by the factors of the configuration, if it has any."""
+    config = state.config.rescaling
+    if config is None:
+        return state
+    found = implementation_of(config).apply(state.float_model, config, _context(state))
+    notes = (*state.transform_notes, *found.notes)
+    return extended(state, Transformed, float_model=found.model, transform_notes=notes)
 
 
 def _context(state: Loaded) -> Context:
@@ -154,29 +162,6 @@ def _levels(config: QuantConfig) -> Levels:
     )
 
 
-def prepare(state: Transformed) -> Prepared:
-    """Write the model in the target's operators, and beside them its arithmetic if it has its own."""
-    config, target = state.config, state.target
-    shaped = rewrite(state.float_model, target.transforms, config.skip_rewrites)
-    shaped = insert_requantization(shaped, config.requantize)
-    adapted, joint = shaped, WithReference(shaped, {})
-    if target.arithmetic:
-        # What stays in float does not run on the device: it keeps its own arithmetic.
-        plan = make_plan(shaped, config, target, state.operators)
-        kept = {row.node for row in plan.float_nodes}
-        adapted = rewrite(shaped, target.arithmetic, config.skip_rewrites, kept)
-        if target.calibrate_arithmetic:
-            joint = with_reference(shaped, adapted)
-    return extended(
-        state,
-        Prepared,
-        calibrated_model=joint.model,
-        adapted=adapted,
-        float_names=joint.float_names,
-        head=find_head(adapted.graph),
-    )
-
-
 def plan(state: Prepared, given: Plan | None = None, *, check: bool = True) -> Planned:
     """Decide what every tensor becomes; a plan that is given is only checked.
 
@@ -212,14 +197,14 @@ def calibrate(
         store=store,
         progress=progress,
     )
-    return with_stats(
-        state,
-        dataclasses.replace(
-            found,
-            equalized=state.config.equalization is not None,
-            smoothed=state.config.smooth_quant is not None,
-        ),
+    config = state.config
+    made = dataclasses.replace(
+        found,
+        equalized=config.equalization is not None,
+        smoothed=config.smooth_quant is not None,
+        rescaling=config.rescaling,
     )
+    return with_stats(state, made)
 
 
 def with_stats(state: Planned, stats: Stats) -> Calibrated:
@@ -253,16 +238,20 @@ def destroys_head(state: Calibrated) -> bool:
     return any(conflict.node in tail for conflict in found)
 
 
-def solve(state: Calibrated, known: SolverCache | None = None) -> Solved:
+def solve(
+    state: Calibrated, known: SolverCache | None = None, constants: SolverCache | None = None
+) -> Solved:
     """Find scales and zero points, and round constants and biases to the nearest.
 
-    ``known`` are solutions of other plans for the same model and statistics.
+    ``known`` are solutions of other plans for the same model and statistics, ``constants`` those of its constants
+    for any statistics.
     """
-    params = solve_params(state.adapted, state.plan, state.stats, state.target, known)
+    params = solve_params(state.adapted, state.plan, state.stats, state.target, known, constants)
     weights = nearest(state.adapted, state.plan, params, known)
     return extended(state, Solved, params=params, weights=weights)
 
 
+@one_blas_thread()
 def correct_biases(state: Solved, known: SolverCache | None = None) -> Solved:
     """Let biases make up for what rounding the weights shifts."""
     values = corrected_biases(

@@ -33,6 +33,7 @@ from lowbit.graph.narrow_types import has_float8
 from lowbit.graph.onnx_passes import check_like, check_valid
 from lowbit.graph.parts import check_parts, is_large
 from lowbit.graph.profiling import saturates_int8
+from lowbit.graph.sharing import sharing_of
 from lowbit.graph.tensors import tensors_size
 from lowbit.normalize.export_traces import size_of_export_traces
 from lowbit.pipeline.kernels import find_saturating, slow_kernels
@@ -45,8 +46,8 @@ from lowbit.version import __version__
 # Two bits of exponent below the largest number.
 _NEAR = 0.25
 _AS_WIDE_AS_SINGLE = 1e38
-# Samples on which every layer is compared; outputs are on all.
-_LAYERS_ON = 4
+# Samples on which every layer is compared, and as many large ones; outputs are on all.
+_LAYERS_ON, _LAYERS_ON_LARGE = 4, 2
 _FEW_SAMPLES = 8
 # Characters of an exporter's notes from which on their absence is spoken of.
 _MANY_TRACES = 100_000
@@ -163,7 +164,9 @@ def _measured(state: Quantized, samples: Split) -> tuple[SignalNoises, Evaluated
     references = [_layer_reference(state)]
     held_out, fused = samples.is_verified_on_held_out, _runs_fused(state)
     if not is_large(quantized):
-        first = itertools.islice(samples.verification(), _LAYERS_ON)
+        large = sharing_of(samples.first()).one_by_one
+        few = _LAYERS_ON_LARGE if large else _LAYERS_ON
+        first = itertools.islice(samples.verification(), few)
         (layers,) = compare_tensors(references, quantized, first)
         feeds = samples.verification()
         return layers, evaluate_outputs(

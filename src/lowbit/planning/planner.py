@@ -54,7 +54,7 @@ def make_plan(
     if target.float_outputs:
         drop_final(graph, placement, target, operators, {o.tensor for o in config.tensors})
     place_caches(placement, graph, config.cache)
-    _override(placement, graph, config.tensors)
+    _override(placement, graph, config.overrides)
     axes = block_axes(graph, placement, target.block_axes)
     weights = within_pairs(_weights(placement), placement, graph, target)
     scores = find_final_scores(graph, placement, operators)
@@ -172,7 +172,7 @@ def _activations(
     leader = find_leaders(placement, graph, target)
     observed = find_observed(placement, graph)
     instead = _observed_instead(graph, config.tensors)
-    fixed = {o.tensor: o.range for o in config.tensors if o.range is not None}
+    fixed = {o.tensor: o.range for o in config.overrides if o.range is not None}
     if target.softmax_range is not None:
         for node in placement.active:
             if node.op_type == "Softmax":

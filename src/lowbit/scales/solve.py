@@ -14,9 +14,11 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.graph.memory import garbage_collection_paused
+from lowbit.graph.parts import is_large
 from lowbit.numerics.affine import QParams, power_of_two_qparams
 from lowbit.numerics.formats import FloatArray
 from lowbit.numerics.metrics import decibels
+from lowbit.parallel import cpu_count, ordered_map
 from lowbit.planning.plan import BiasPlan, Plan, TensorPlan
 from lowbit.scales.alignment import align, components
 from lowbit.scales.bias import bias_params, repaired_weight
@@ -33,16 +35,26 @@ from lowbit.scales.solver_cache import SolverCache
 from lowbit.scales.weights import Importance, weight_importance, weight_params
 from lowbit.targets.target import Target
 
+# Weights that are searched at a time, each in a few arrays of its size.
+_AT_ONCE = 4
+
 
 @garbage_collection_paused()
 def solve(
-    model: ir.Model, plan: Plan, stats: Stats, target: Target, known: SolverCache | None = None
+    model: ir.Model,
+    plan: Plan,
+    stats: Stats,
+    target: Target,
+    known: SolverCache | None = None,
+    constants: SolverCache | None = None,
 ) -> Params:
     """Return the parameters of every planned tensor and bias.
 
-    ``known`` are solutions of other plans for the same model and statistics.
+    ``known`` are solutions of other plans for the same model and statistics, ``constants`` those for the same
+    model and any statistics.
     """
     known = SolverCache() if known is None else known
+    constants = known if constants is None else constants
     scales = float_scales(model, plan, stats)
     plan = plan.integers()
     own = _own(model, plan, stats, known)
@@ -50,13 +62,16 @@ def solve(
     adjustments = _alignment_costs(plan, stats, own, leaders)
     importance = weight_importance(model, plan, stats)
     pairs = pairs_of(model, plan)
-    weights = {
-        t.name: known.get(
+
+    def weight(t: TensorPlan) -> QParams:
+        return (known if t.name in importance else constants).get(
             ("weight", t.name, t.integer, t.axis, t.name in importance, t.pairs),
             functools.partial(_weight, model, t, importance.get(t.name, _none), pairs.get(t.name)),
         )
-        for t in plan.weights()
-    }
+
+    rows = plan.weights()
+    solved = ordered_map(weight, rows, _threads(model))
+    weights = dict(zip((t.name for t in rows), solved, strict=True))
     moved = _apply_limits(model, plan, target, leaders, weights)
     planned = plan.by_name()
     adjustments += [_adjustment(m, planned[m.tensor], stats) for m in moved]
@@ -70,6 +85,11 @@ def solve(
     }
     params = Params(tensors, {}, tuple(adjustments), biases_before=before, scales=scales)
     return settle_biases(model, plan, params, target, {})
+
+
+def _threads(model: ir.Model) -> int:
+    """Return how many tensors are solved at a time: one of many small ones, or where weights are large."""
+    return 1 if is_large(model) else min(cpu_count(), _AT_ONCE)
 
 
 def settle_biases(
@@ -134,18 +154,18 @@ def _weight(
 
 def _own(model: ir.Model, plan: Plan, stats: Stats, known: SolverCache) -> dict[str, QParams]:
     priced = PricedDensities.of(model, plan, stats)
-    own: dict[str, QParams] = {}
-    for tensor in plan.activations():
-        if tensor.leader != tensor.name:
-            continue
+
+    def params(tensor: TensorPlan) -> QParams:
         if tensor.range is not None:
-            own[tensor.name] = params_of_range(tensor.range, tensor.integer)
-        else:
-            own[tensor.name] = known.get(
-                ("own", tensor.name, tensor.observe, tensor.integer, tensor.headroom),
-                functools.partial(_measured, tensor, stats, priced),
-            )
-    return own
+            return params_of_range(tensor.range, tensor.integer)
+        return known.get(
+            ("own", tensor.name, tensor.observe, tensor.integer, tensor.headroom),
+            functools.partial(_measured, tensor, stats, priced),
+        )
+
+    leaders = [tensor for tensor in plan.activations() if tensor.leader == tensor.name]
+    found = ordered_map(params, leaders, _threads(model))
+    return dict(zip((tensor.name for tensor in leaders), found, strict=True))
 
 
 def _measured(tensor: TensorPlan, stats: Stats, priced: PricedDensities) -> QParams:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
+import onnx_ir as ir
+
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import FloatArray
 
@@ -37,6 +39,24 @@ class SolverCache:
             self._room -= made.nbytes
             self._known[key] = made
         return made
+
+
+class ConstantsCache:
+    """What was solved of the constants of one model, the last that was asked for.
+
+    Candidates that differ in what activations become share it: constants depend on no statistics, unless
+    errors of weights count by what they multiply.
+    """
+
+    def __init__(self) -> None:
+        self._model: ir.Model | None = None
+        self._known = SolverCache()
+
+    def of(self, model: ir.Model) -> SolverCache:
+        """Return what is known of a model."""
+        if model is not self._model:
+            self._model, self._known = model, SolverCache()
+        return self._known
 
 
 def as_key(params: QParams) -> Hashable:

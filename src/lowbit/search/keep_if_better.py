@@ -2,7 +2,8 @@
 
 Part of the calibration samples is held out. The model is built without any of the steps, then with
 one more at a time; a step stays if the outputs come nearer to the float model's on the held-out
-samples, by more than the difference varies from sample to sample. If the model is refined later, the
+samples, by more than the difference varies from sample to sample. Steps that were found by reckoning what
+the outputs feel of them stay unless the outputs come farther from them by as much. If the model is refined later, the
 error is that expected afterwards. Where models are calibrated only to be compared, some of the samples do;
 the others are added to the statistics of the one that is kept.
 """
@@ -19,40 +20,50 @@ import numpy as np
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.scale_search import SensitivityWeighting
+from lowbit.config.scale_search import PowerOfTwoFit, SensitivityWeighting
 from lowbit.config.transforms import FloatTransform
 from lowbit.data.shards import Selection
 from lowbit.evaluate.validation import Gain, Validation
+from lowbit.graph.sharing import sharing_of
 from lowbit.numerics.formats import DoubleArray
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
 from lowbit.search.expected_error import expected_sqnr
+from lowbit.search.power_of_two_fit import rescaled
 from lowbit.search.sensitive_scales import weighted_scales
 from lowbit.state import Normalized, Quantized, extended
 from lowbit.transforms import implementation_of
 
-_COMPARED = 16
-"""Samples that calibrate models to be compared, where there are at least twice as many."""
+_COMPARED, _LARGE_COMPARED = 16, 8
+"""Samples that calibrate models to be compared, where there are at least twice as many; large ones."""
 
-_Field = Literal["bias_correction", "equalization", "smooth_quant", "sensitivity"]
+_Field = Literal[
+    "bias_correction", "equalization", "smooth_quant", "sensitivity", "power_of_two_fit"
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Option:
-    """A field of the configuration, and its value when the step is skipped."""
+    """A field of the configuration, and its value when the step is skipped.
+
+    ``reckoned``: the step was found by reckoning what the outputs feel of it, on far more samples than those
+    held out; it is dropped only if these show that it is worse.
+    """
 
     name: str
     field: _Field
     skipped: object
+    reckoned: bool = False
 
 
 _OPTIONS = (
     _Option("bias correction", "bias_correction", skipped=False),
     _Option("equalization", "equalization", skipped=None),
     _Option("SmoothQuant", "smooth_quant", skipped=None),
-    _Option("scales by sensitivity", "sensitivity", skipped=None),
+    _Option("scales by sensitivity", "sensitivity", skipped=None, reckoned=True),
+    _Option("tensors fitted to powers of two", "power_of_two_fit", skipped=None, reckoned=True),
 )
 
 
@@ -76,7 +87,7 @@ def as_collected(config: QuantConfig, stats: Stats) -> QuantConfig:
         config = msgspec.structs.replace(config, smooth_quant=None)
     if not any(tensor.sensitivity is not None for tensor in stats.tensors.values()):
         config = msgspec.structs.replace(config, sensitivity=None)
-    return config
+    return msgspec.structs.replace(config, rescaling=stats.rescaling)
 
 
 def keep_what_helps(
@@ -97,28 +108,45 @@ def keep_what_helps(
     if not len(before.sqnr):  # no output is a float: there is nothing to measure
         return pipeline.build(state, samples.calibration, plan=plan), ()
     steps = []
+    weighed: Quantized | None = None
     for option in tried:
         wanted = getattr(config, option.field)
         if isinstance(wanted, FloatTransform) and not _applies(wanted, best):
             continue
         if isinstance(wanted, SensitivityWeighting):
-            found = weighted_scales(pipeline, best, wanted, validation)
-            if found is None:
-                continue
-            candidate = found
+            weighed = found = weighted_scales(pipeline, best, wanted, validation)
+        elif isinstance(wanted, PowerOfTwoFit):
+            # Factors are chosen by sensitivity also where that chose no better scales by itself.
+            found = rescaled(pipeline, weighed or best, compared) if plan is None else None
         else:
-            candidate = _with_step(pipeline, best, option.field, wanted, compared, plan)
+            found = _with_step(pipeline, best, option.field, wanted, compared, plan)
+        if found is None:
+            continue
+        candidate = found
         # Corrected biases change nothing of what the model would give with weights in float.
         known = before.float_weights if option.field == "bias_correction" else None
         with clock.stage("validate"):
             after = expected_sqnr(validation, candidate, known)
-        step = step_of(option.name, before.sqnr, after.sqnr)
+        step = step_of(option.name, before.sqnr, after.sqnr, reckoned=option.reckoned)
         steps.append(step)
         if step.kept:
             best, before = candidate, after
     if len(compared) < len(fitting):
         best = _from_all(pipeline, best, fitting, compared, plan)
     return best, tuple(steps)
+
+
+def with_every_step(pipeline: Pipeline, state: Quantized, plan: Plan | None) -> Quantized:
+    """Return a model with the steps that follow its statistics, where nobody asks whether they help."""
+    samples, config = state.samples, state.config
+    if samples is None:
+        return state
+    if config.sensitivity is not None:
+        seen = Validation(state.loaded, samples.calibration().spread(1))
+        state = weighted_scales(pipeline, state, config.sensitivity, seen) or state
+    if config.power_of_two_fit is not None and plan is None:
+        state = rescaled(pipeline, state, samples.calibration()) or state
+    return state
 
 
 def _compared(samples: Selection, state: Normalized, steps: Sequence[object]) -> Selection:
@@ -129,7 +157,10 @@ def _compared(samples: Selection, state: Normalized, steps: Sequence[object]) ->
         for step in steps
         if isinstance(step, FloatTransform)
     )
-    return samples.spread(_COMPARED) if several and len(samples) >= 2 * _COMPARED else samples
+    if not several:
+        return samples
+    count = _LARGE_COMPARED if sharing_of(next(iter(samples), None)).one_by_one else _COMPARED
+    return samples.spread(count) if len(samples) >= 2 * count else samples
 
 
 def _from_all(
@@ -168,14 +199,17 @@ def _with_step(
     return pipeline.emitted(solved)
 
 
-def step_of(name: str, before: DoubleArray, after: DoubleArray) -> Step:
-    """Return whether a step is kept, by the SQNR of samples before and after it."""
+def step_of(name: str, before: DoubleArray, after: DoubleArray, *, reckoned: bool = False) -> Step:
+    """Return whether a step is kept, by the SQNR of samples before and after it.
+
+    One that was ``reckoned`` to be better is kept unless it is worse, others only if they are better.
+    """
     gain = Gain.of(before, after)
     return Step(
         name=name,
         before=_relative_error(before),
         after=_relative_error(after),
-        kept=gain.is_better,
+        kept=gain.is_not_worse if reckoned else gain.is_better,
         note=gain.describe(),
     )
 

@@ -320,7 +320,7 @@ class Promoter:
                 return [noise_of(required.part(e)) for e in measure(asked, few)]
 
             tried = POWERS_OF_TWO if spec.power_of_two else FLOATS
-            return find_factors(scale_groups(plan), noises, tried)
+            return find_factors(scale_groups(state), noises, tried)
 
     def _bears(self, state: Quantized, required: Requirement) -> bool:
         """Whether the device's approximations alone leave the model as good as it has to be."""

@@ -13,12 +13,11 @@ from lowbit.config.methods import MinMax
 from lowbit.config.specs import IntegerSpec, Rule, TensorOverride
 from lowbit.evaluate.cost import NodeCost
 from lowbit.numerics.formats import IntegerFormat
-from lowbit.pipeline import stages
-from lowbit.planning.plan import Plan
+from lowbit.pipeline.preparing import prepare
 from lowbit.scales.alignment import components
 from lowbit.scales.ranges import scaled_range
 from lowbit.search.regions import Choice, Region, runs_of
-from lowbit.state import Prepared, Quantized, Transformed, extended
+from lowbit.state import Planned, Prepared, Quantized, Transformed, extended
 
 _SHARE_OF_ELEMENTS, _SHARE_OF_NODES, _EACH = 0.05, 0.05, 1e-3
 """What all numbers that are written cost, and all nodes; no node costs more than its share of few of them."""
@@ -45,7 +44,7 @@ def exact_operators(state: Quantized) -> tuple[Rule, ...]:
         return ()
     skipped = (*state.config.skip_rewrites, *state.target.arithmetic)
     config = msgspec.structs.replace(state.config, skip_rewrites=skipped)
-    plain = stages.prepare(extended(state, Transformed, config=config))
+    plain = prepare(extended(state, Transformed, config=config))
     operators = {node.name: node.op_type for node in plain.adapted.graph}
     nodes = [
         str(node.name)
@@ -65,15 +64,24 @@ def rescaled_tensor(state: Quantized, name: str, factor: float) -> TensorOverrid
     return TensorOverride(tensor=name, range=(low, high), optional=True)
 
 
-def scale_groups(plan: Plan) -> list[list[str]]:
-    """Return the activations that have one scale, in their order, without those that others tie to theirs."""
+def scale_groups(state: Planned) -> list[list[str]]:
+    """Return the activations that have one scale, in their order.
+
+    Those whose scale others tie to theirs are left out, and those whose range was asked for.
+    """
+    plan, rescaling = state.plan, state.config.rescaling
+    fitted = () if rescaling is None else rescaling.ranges
     tied = {n for rule in ("lowest", "merged") for names in components(plan, rule) for n in names}
     found: dict[str, list[str]] = {}
     for tensor in plan.activations():
         if tensor.spec.is_integer and tensor.leader not in tied:
             found.setdefault(tensor.leader, []).append(tensor.name)
     planned = plan.by_name()
-    return [members for leader, members in found.items() if planned[leader].range is None]
+    return [
+        members
+        for leader, members in found.items()
+        if planned[leader].range is None or leader in fitted
+    ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

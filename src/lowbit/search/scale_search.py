@@ -20,14 +20,13 @@ from lowbit.evaluate.validation import Gain, Validation, decibels_of
 from lowbit.numerics.formats import DoubleArray
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
-from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
 from lowbit.search.expected_error import expected_sqnr
 from lowbit.search.keep_if_better import step_of
 from lowbit.search.promotion_graph import rescaled_tensor, scale_groups
 from lowbit.search.switched_model import bears_switches, is_run_in_parts, open_switched
 from lowbit.search.switched_parts import Switching
-from lowbit.state import Quantized
+from lowbit.state import Planned, Quantized
 
 _STEP = 2**-0.5
 """Scales that need not be powers of two are tried in such steps, and in half steps around the best."""
@@ -51,7 +50,7 @@ def search_scales(
 ) -> tuple[Quantized, tuple[Step, ...]]:
     """Return the model with other scales if that is better on held-out samples, and what was tried."""
     samples = state.samples
-    groups = tuned_groups(state.plan)
+    groups = tuned_groups(state)
     if samples is None or samples.data.is_random or not groups or not bears_switches(state):
         return state, ()
     if is_run_in_parts(state):  # thousands of passes over a model so large would take hours
@@ -71,12 +70,12 @@ def search_scales(
     return candidate if step.kept else state, (step,)
 
 
-def tuned_groups(plan: Plan) -> list[Group]:
+def tuned_groups(state: Planned) -> list[Group]:
     """Return the activations with scales of their own; scores that decide between classes keep their range."""
-    planned = plan.by_name()
+    planned = state.plan.by_name()
     return [
         tuple(group)
-        for group in scale_groups(plan)
+        for group in scale_groups(state)
         if all(planned[name].headroom is None for name in group)
     ]
 

@@ -9,19 +9,26 @@ from typing import Any
 from lowbit.config.transforms import (
     CrossLayerEqualization,
     FloatTransform,
+    Rescaling,
     Rotation,
     SmoothQuant,
 )
 from lowbit.errors import ConfigError
 from lowbit.transforms.cross_layer import CrossLayer
 from lowbit.transforms.implementation import Context, Implementation, Levels, TransformedModel
+from lowbit.transforms.rescaling import Rescale
 from lowbit.transforms.rotation import Rotate
 from lowbit.transforms.smooth_quant import Smooth
 
 __all__ = ["TRANSFORMS", "Context", "Levels", "TransformedModel", "implementation_of"]
 
 TRANSFORMS: Mapping[type[Any], Implementation] = MappingProxyType(
-    {CrossLayerEqualization: CrossLayer(), SmoothQuant: Smooth(), Rotation: Rotate()}
+    {
+        CrossLayerEqualization: CrossLayer(),
+        SmoothQuant: Smooth(),
+        Rotation: Rotate(),
+        Rescaling: Rescale(),
+    }
 )
 """What does the work of each kind of transform."""
 

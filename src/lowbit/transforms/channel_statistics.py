@@ -27,6 +27,9 @@ from lowbit.numerics.formats import DoubleArray
 from lowbit.ops.traits import non_negative
 from lowbit.parallel import distributed_map, ordered_map, worker_count
 
+# Large samples that are looked at: each shows a channel at tens of thousands of positions.
+_LARGE_SAMPLES = 16
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChannelSizes:
@@ -48,7 +51,10 @@ def channel_sizes(
     data: Iterable[Feed],
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, ChannelSizes]:
-    """Return the sizes along an axis of each tensor, by name; none at all if there is no data."""
+    """Return the sizes along an axis of each tensor, by name; none at all if there is no data.
+
+    Of many large samples some are looked at, spread evenly.
+    """
     bounded = non_negative(model.graph)
     maps = () if is_large(model) else poolable(model.graph)
     pooled = [
@@ -66,7 +72,7 @@ def channel_sizes(
         return _sizes(array, wanted[name], signed=name not in bounded)
 
     probe = _with_pools(model, pooled)
-    found = reduce_channels(probe, list(outputs), data, of, _join_sizes, progress)
+    found = reduce_channels(probe, list(outputs), _enough(data), of, _join_sizes, progress)
     rows = {name: found[name] for name in found if name not in pooled}
     if found:
         rows |= {n: _together(found[highest_of(n)], found[mean_square_of(n)]) for n in pooled}
@@ -74,6 +80,14 @@ def channel_sizes(
         name: ChannelSizes(greatest, largest, np.sqrt(largest * total / count), squares / count)
         for name, (greatest, largest, total, squares, count) in rows.items()
     }
+
+
+def _enough(data: Iterable[Feed]) -> Iterable[Feed]:
+    """Return the samples that are looked at."""
+    if not isinstance(data, Selection) or len(data) <= _LARGE_SAMPLES:
+        return data
+    is_large_sample = sharing_of(next(iter(data), None)).one_by_one
+    return data.spread(_LARGE_SAMPLES) if is_large_sample else data
 
 
 def _with_pools(model: ir.Model, names: Collection[str]) -> ir.Model:

@@ -21,15 +21,12 @@ from lowbit.graph.editing import (
     only_consumer,
 )
 from lowbit.graph.naming import tensor_name
-from lowbit.ops.activations import is_scale_invariant
-from lowbit.ops.families import SUMS
-from lowbit.ops.traits import Kind, clip_bounds, moves_exactly, traits_of
+from lowbit.transforms.factor_groups import passes_factor
 from lowbit.transforms.layers import WeightedLayer, find_layer
 
 GAIN = 1.1
 
 _UNDONE = "lowbit.gain_undone"
-_PASSING = (Kind.MOVES, Kind.CONCATENATES, Kind.AVERAGES)
 
 
 def swish_gain(graph: ir.Graph) -> None:
@@ -100,22 +97,10 @@ def _tie(
         return []
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and is_float_tensor(v)]
     moving = [value for value in values if not is_constant(value)]
-    if not moving or not _passes_gain(node, constants=len(values) - len(moving)):
+    if not moving or not passes_factor(node, constants=len(values) - len(moving)):
         return moving
     tied.join(*moving)
     return []
-
-
-def _passes_gain(node: ir.Node, constants: int) -> bool:
-    """Whether a factor on all that a node reads is a factor on all that it writes."""
-    if node.domain != "" or any(v.is_graph_output() for v in node.outputs):
-        return False
-    if is_scale_invariant(node):
-        return node.op_type != "Clip" or clip_bounds(node)[1] is None
-    traits = traits_of(node)
-    moves = traits is not None and traits.kind in _PASSING and moves_exactly(node)
-    # A blend of numbers is linear in them; a constant beside them would have to be scaled as well.
-    return node.op_type == "Resize" or (constants == 0 and (moves or node.op_type in SUMS))
 
 
 def _scale(
