@@ -16,6 +16,7 @@ from lowbit.config.presets import find_preset
 from lowbit.graph import io
 from lowbit.ops.traits import OPERATORS
 from lowbit.pipeline import stages as pipeline
+from lowbit.pipeline.preparing import prepare
 from lowbit.state import Loaded
 from lowbit.targets.builtin import find_target
 
@@ -43,8 +44,8 @@ def stages(preset: str, nodes: int = NODES) -> dict[str, dict[str, float]]:
         target=find_target(config.target),
         operators=OPERATORS,
     )
-    for name in ("normalize", "transform", "prepare", "plan"):
-        state = timed(name, functools.partial(getattr(pipeline, name), state))
+    for work in (pipeline.normalize, pipeline.transform, prepare, pipeline.plan):
+        state = timed(work.__name__, functools.partial(work, state))
     feeds = [{"x": row} for row in inputs(2, _CHANNELS, _SIZE)]
     calibrate = functools.partial(
         pipeline.calibrate,
@@ -55,8 +56,8 @@ def stages(preset: str, nodes: int = NODES) -> dict[str, dict[str, float]]:
         progress=lambda _: None,
     )
     state = timed("calibrate", calibrate)
-    for name in ("solve", "emit"):
-        state = timed(name, functools.partial(getattr(pipeline, name), state))
+    for work in (pipeline.solve, pipeline.emit):
+        state = timed(work.__name__, functools.partial(work, state))
     timed("serialize", lambda: io.to_proto(state.emitted.model))
     return found
 
