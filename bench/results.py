@@ -22,7 +22,7 @@ from bench.targets import target_rows
 
 Results = Mapping[str, Any]
 _PHASES = tuple(
-    "import load normalize validate transform prepare plan calibrate weigh solve search refine emit verify save".split()
+    "import load normalize validate transform prepare plan calibrate sensitivity solve search refine emit verify save".split()
 )
 
 

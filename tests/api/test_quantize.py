@@ -220,7 +220,7 @@ def test_stages_are_told_and_timed_in_their_order(tmp_path: pathlib.Path) -> Non
     )
 
     stages = ["load", "normalize", "transform", "prepare", "plan", "calibrate", "solve", "emit"]
-    stages += ["validate", "weigh", "refine", "verify", "save"]
+    stages += ["validate", "sensitivity", "refine", "verify", "save"]
     assert list(dict.fromkeys(told)) == stages
     assert list(result.report.seconds) == stages
     assert all(seconds >= 0 for seconds in result.report.seconds.values())

@@ -59,12 +59,12 @@ def collect_sensitivity(
         found.model, threads=sharing.threads, optimize="all", name="the model with gradients"
     ) as running:
 
-        def felt(item: tuple[int, Feed]) -> dict[str, Sensitivity]:
+        def measured(item: tuple[int, Feed]) -> dict[str, Sensitivity]:
             number, feed = item
             arrays = running.run(probe.outputs, {**feed, **_signs(found, number)})
-            return probe.felt(arrays, kept_tokens(feed, mask))
+            return probe.sensitivities(arrays, kept_tokens(feed, mask))
 
-        for of_sample in ordered_map(felt, enumerate(alike), min(sharing.samples, _AT_ONCE)):
+        for of_sample in ordered_map(measured, enumerate(alike), min(sharing.samples, _AT_ONCE)):
             total = {name: total[name] | s for name, s in of_sample.items()} if total else of_sample
     return {name: s for name, s in total.items() if s.is_usable}
 
@@ -104,13 +104,13 @@ class _Probe:
                 whole = [size or 1 for size in sizes]
                 step, rows[name] = row_step([1, *whole[1:]]), whole[ROWS]
             for value in (values[name], gradient):
-                shown = _thinned(found.backward, value, step)
+                shown = _subsampled(found.backward, value, step)
                 shown.dtype = ir.DataType.FLOAT
                 graph.outputs.append(shown)
                 outputs.append(str(shown.name))
         return cls(rows, outputs)
 
-    def felt(self, arrays: Sequence[Array], kept: Kept | None) -> dict[str, Sensitivity]:
+    def sensitivities(self, arrays: Sequence[Array], kept: Kept | None) -> dict[str, Sensitivity]:
         """Return the sensitivity of each tensor, from what one sample gave."""
         shown = iter([without_padding(array, kept) for array in arrays])
         return {
@@ -118,7 +118,7 @@ class _Probe:
         }
 
 
-def _thinned(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:
+def _subsampled(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:
     """Return every so many of a map's rows."""
     if step == 1:
         return to.node("Identity", value)

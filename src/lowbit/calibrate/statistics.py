@@ -231,7 +231,7 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
             if s.totals.squares is not None:
                 arrays[f"{index}_squares"] = s.totals.squares
         if s.sensitivity is not None:
-            arrays[f"{index}_felt"] = s.sensitivity.packed()
+            arrays[f"{index}_sensitivity"] = s.sensitivity.packed()
     made = {"equalized": stats.equalized, "smoothed": stats.smoothed}
     rescaling = None if stats.rescaling is None else msgspec.to_builtins(stats.rescaling)
     about = {"samples": stats.samples, **made, "rescaling": rescaling}
@@ -325,9 +325,11 @@ def _read_row(file: Mapping[str, NDArray[Any]], index: int, row: _Row) -> Tensor
         if {at_bins.dtype.kind, n.dtype.kind} - {"i", "u"} or (at_bins < 0).any() or (n < 0).any():
             raise ValueError(f"the histogram of tensor {row.name!r} holds no counts")
         counts = _counts((at_bins, n))
-    felt = Sensitivity.unpacked(file[at], row.name) if (at := f"{index}_felt") in file else None
+    sensitivity = (
+        Sensitivity.unpacked(file[at], row.name) if (at := f"{index}_sensitivity") in file else None
+    )
     return TensorStats(
-        row.low, row.high, row.count, row.not_finite, counts, totals=totals, sensitivity=felt
+        row.low, row.high, row.count, row.not_finite, counts, totals=totals, sensitivity=sensitivity
     )
 
 

@@ -30,7 +30,7 @@ TYPICAL: Mapping[str, float] = MappingProxyType(
         "solve": 4,
         "emit": 1,
         "validate": 5,
-        "weigh": 5,
+        "sensitivity": 5,
         "search": 60,
         "refine": 60,
         "verify": 6,

@@ -140,12 +140,12 @@ def _least_relative_error(measured: list[TensorStats], spec: IntegerSpec) -> QPa
 def _densities(measured: Sequence[TensorStats]) -> Sequence[Density]:
     """Return the densities of tensors, by their sensitivity if that of all is known."""
     counted = [stats for stats in measured if stats.count]
-    felt = [
-        SensitiveDensity.of_felt(stats, stats.sensitivity)
+    weighted = [
+        SensitiveDensity.of_sensitivity(stats, stats.sensitivity)
         for stats in counted
         if stats.sensitivity is not None
     ]
-    return felt if len(felt) == len(counted) else [Density.of(stats) for stats in counted]
+    return weighted if len(weighted) == len(counted) else [Density.of(stats) for stats in counted]
 
 
 def _relative(

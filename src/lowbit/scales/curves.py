@@ -98,7 +98,7 @@ class PricedDensities:
         seen = self.stats[tensor.observe]
         # A function that saturates is no straight line, which gradients take it for.
         if seen.sensitivity is not None and (curve is None or source != tensor.name):
-            return SensitiveDensity.of_felt(seen, seen.sensitivity)
+            return SensitiveDensity.of_sensitivity(seen, seen.sensitivity)
         if curve is None:
             return None
         density = Density.of(self.stats[source], source)

@@ -128,25 +128,25 @@ class Density:
 class SensitiveDensity(Density):
     """A density whose errors are what the outputs feel of them: summed up, not a mean."""
 
-    felt: Sensitivity
+    sensitivity: Sensitivity
 
     @classmethod
-    def of_felt(cls, stats: TensorStats, felt: Sensitivity) -> SensitiveDensity:
+    def of_sensitivity(cls, stats: TensorStats, sensitivity: Sensitivity) -> SensitiveDensity:
         """Return the density of a tensor's sensitivity, cut to the range that was seen."""
         edges = bin_edges()
-        positive, negative = felt.squares
+        positive, negative = sensitivity.squares
         # The first bin is of what is zero, and stays zero whatever the scale.
-        at, minus = (np.flatnonzero(side[1:]) + 1 for side in felt.squares)
+        at, minus = (np.flatnonzero(side[1:]) + 1 for side in sensitivity.squares)
         minus = minus[::-1]
         start = np.concatenate((-edges[minus + 1], edges[at]))
         end = np.concatenate((-edges[minus], edges[at + 1]))
         start, end = (np.clip(side, stats.low, stats.high) for side in (start, end))
-        return cls(start, end, np.concatenate((negative[minus], positive[at])), 0.0, felt)
+        return cls(start, end, np.concatenate((negative[minus], positive[at])), 0.0, sensitivity)
 
     def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
         """Return the error at the outputs for each candidate (see ``Density``)."""
         edges = bin_edges()[:-1]
-        over, under = self.felt.clipping
+        over, under = self.sensitivity.clipping
         above = np.interp(np.maximum(high, 0.0), edges, over)
         below = np.interp(np.maximum(-np.asarray(low), 0.0), edges, under)
         scale, low, high = (np.asarray(v, np.float64)[:, None] for v in (scale, low, high))

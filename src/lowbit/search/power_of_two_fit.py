@@ -273,15 +273,15 @@ def _layers(state: Quantized, groups: FactorGroups) -> list[_Layer]:
     for layer in groups.layers:
         source, weight = layer.node.inputs[:2]
         spec = None if weight is None else rows.get(str(weight.name))
-        felt = _felt(state.stats, layer)
-        if spec is None or felt is None or source is None:
+        sensitivity = _weight_sensitivity(state.stats, layer)
+        if spec is None or sensitivity is None or source is None:
             continue
         around = number.get(source), number.get(layer.node.outputs[0])
-        found.append(_Layer(*around, felt * _REFINED * _weight_errors(layer.weight, spec)))
+        found.append(_Layer(*around, sensitivity * _REFINED * _weight_errors(layer.weight, spec)))
     return found
 
 
-def _felt(stats: Stats, layer: WeightedLayer) -> float | None:
+def _weight_sensitivity(stats: Stats, layer: WeightedLayer) -> float | None:
     """Return what the outputs feel of a squared unit of error in every weight of a layer."""
     read = stats.tensors.get(layer.source)
     value, written = layer.node.outputs[0], None

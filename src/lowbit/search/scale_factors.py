@@ -38,8 +38,8 @@ def find_factors(
     found = _divided(groups, noises)
     total = sum(noise for _, noise in found)
     single = [(some[0], noise) for some, noise in found if len(some) == 1]
-    loud = sorted((row for row in single if row[1] > _TELLING * total), key=lambda row: -row[1])
-    trials = [(members, noise, factor) for members, noise in loud[:_TRIED] for factor in tried]
+    noisy = sorted((row for row in single if row[1] > _TELLING * total), key=lambda row: -row[1])
+    trials = [(members, noise, factor) for members, noise in noisy[:_TRIED] for factor in tried]
     measured = noises([dict.fromkeys(members, factor) for members, _, factor in trials])
     best: dict[tuple[str, ...], tuple[float, float]] = {}
     for (members, noise, factor), found_noise in zip(trials, measured, strict=True):
@@ -60,13 +60,13 @@ def _divided(groups: Sequence[Sequence[str]], noises: Noises) -> list[_Part]:
         return []
     effort = _HALVES
     while effort >= 2:
-        loud = [p for p in parts if len(p[0]) > 1 and p[1] > _TELLING * total]
-        loud = sorted(loud, key=lambda part: -part[1])[: effort // 2]
-        if not loud:
+        noisy = [p for p in parts if len(p[0]) > 1 and p[1] > _TELLING * total]
+        noisy = sorted(noisy, key=lambda part: -part[1])[: effort // 2]
+        if not noisy:
             break
-        effort -= 2 * len(loud)
-        halves = itertools.chain.from_iterable(_halves(part, 2) for part, _ in loud)
-        parts = [p for p in parts if p not in loud] + _measured(list(halves), noises)
+        effort -= 2 * len(noisy)
+        halves = itertools.chain.from_iterable(_halves(part, 2) for part, _ in noisy)
+        parts = [p for p in parts if p not in noisy] + _measured(list(halves), noises)
     return parts
 
 

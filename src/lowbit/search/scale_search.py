@@ -35,7 +35,7 @@ _LEAST, _MOST = 1 / 16, 4.0
 """Factors are within these."""
 
 _FIRST, _TELLING, _TRIED = 4, 0.004, 48
-"""Samples that show how loud a tensor is, the share of all noise below which it is left alone, and how many
+"""Samples that show how noisy a tensor is, the share of all noise below which it is left alone, and how many
 tensors are tried with other scales at most: a large network is not to take hours."""
 
 _NAME = "scales by outputs"
@@ -88,9 +88,9 @@ def _factors(
     with _measuring(state, seen) as decibels:
         if decibels is None:
             return found
-        loud = loud_groups(groups, decibels, len(seen))
-        for done, group in enumerate(loud):
-            pipeline.clock.tell("search", done, len(loud))
+        noisy = noisy_groups(groups, decibels, len(seen))
+        for done, group in enumerate(noisy):
+            pipeline.clock.tell("search", done, len(noisy))
             is_power_of_two = state.plan.by_name()[group[0]].integer.power_of_two
             line = _Line(group, decibels, range(len(seen)))
             factor = line.best(is_power_of_two=is_power_of_two)
@@ -121,13 +121,13 @@ def _measuring(state: Quantized, seen: Validation) -> Iterator[Decibels | None]:
         yield decibels
 
 
-def loud_groups(groups: Sequence[Group], decibels: Decibels, count: int) -> list[Group]:
-    """Return the groups that bring more than a trifle of the noise, the loudest first."""
+def noisy_groups(groups: Sequence[Group], decibels: Decibels, count: int) -> list[Group]:
+    """Return the groups with more than a negligible share of the noise, the noisiest first."""
     few = [index * count // _FIRST for index in range(_FIRST)] if count > _FIRST else range(count)
     noises = {group: noise_of(decibels(dict.fromkeys(group, 1.0), few)) for group in groups}
     least = _TELLING * sum(noises.values())
-    loud = sorted((g for g in groups if noises[g] > least), key=lambda g: -noises[g])
-    return loud[:_TRIED]
+    noisy = sorted((g for g in groups if noises[g] > least), key=lambda g: -noises[g])
+    return noisy[:_TRIED]
 
 
 def noise_of(decibels: DoubleArray) -> float:
@@ -147,15 +147,15 @@ class _Line:
     def best(self, *, is_power_of_two: bool) -> float:
         """Return the best factor; one if no other is better by more than that varies between samples."""
         step = 0.5 if is_power_of_two else _STEP
-        found = self._walked(step)
+        found = self._descended(step)
         if found == 1.0:
-            found = self._walked(1 / step)
+            found = self._descended(1 / step)
         if not is_power_of_two:
             found = min((found, found * step**0.5, found / step**0.5), key=self._noise)
         gain = Gain.of(self._decibels(1.0), self._decibels(found))
         return found if gain.is_better else 1.0
 
-    def _walked(self, step: float) -> float:
+    def _descended(self, step: float) -> float:
         """Return where noise no longer falls."""
         found = 1.0
         while _LEAST <= found * step <= _MOST and self._noise(found * step) < self._noise(found):
