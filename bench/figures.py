@@ -38,7 +38,9 @@ def median_ratio(above: Sequence[Record], below: Sequence[Record], key: str) -> 
     return statistics.median(ratios) if ratios else None
 
 
-def beside(records: Sequence[Record], model: str, job: Job, tool: str, key: str) -> float | None:
+def relative_to(
+    records: Sequence[Record], model: str, job: Job, tool: str, key: str
+) -> float | None:
     """Return how many times more a rival takes than lowbit, at this job or the one it is like."""
     name = job.like or job.name
     return median_ratio(of(records, model, name, tool), of(records, model, job.name, LOWBIT), key)

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.figures import (
-    beside,
     calibration_ratio,
     failure,
     least,
     memory_above_float,
     of,
+    relative_to,
     whole_ratio,
 )
 from bench.growth import images
@@ -108,7 +108,7 @@ def _ratios(runs: Sequence[Mapping[str, Any]], model: str, jobs: Iterable[Job], 
                 times(whole_ratio(runs, model, job.name, LOWBIT)),
                 times(calibration_ratio(runs, model, job.name)),
             ]
-        rows.append(row + [times(beside(runs, model, job, rival, key)) for rival in RIVALS])
+        rows.append(row + [times(relative_to(runs, model, job, rival, key)) for rival in RIVALS])
     return table([*head, *(TITLES[r] for r in RIVALS)], rows)
 
 

@@ -78,7 +78,7 @@ def did_you_mean(word: str, known: Iterable[str], count: int = 3) -> str:
     cutoff = 0.5 if len(word) < _LONG else 0.7
     near = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=cutoff)
     if not near:
-        # A long name that merely contains the word is a likelier wish than a near spelling.
+        # A long name that merely contains the word is a likelier intention than a near spelling.
         near = [name for name in by_lower if word.lower() in name][:count]
     if not near:
         return ""

@@ -242,7 +242,7 @@ def test_empty_samples_of_ordered_methods_change_nothing() -> None:
     assert observer.result()["t"].custom == Trail((2.0,))
 
 
-def test_large_samples_are_thinned_alike_in_any_batch() -> None:
+def test_large_samples_are_subsampled_alike_in_any_batch() -> None:
     x = np.random.default_rng(0).normal(size=(3, 4, 512, 512)).astype(np.float32)
 
     some = subsampled(x)

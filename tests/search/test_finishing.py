@@ -33,7 +33,7 @@ class _Report(msgspec.Struct, frozen=True):
 @pytest.fixture(autouse=True)
 def _small(monkeypatch) -> None:
     """Let anything stand in for a model with few constants."""
-    monkeypatch.setattr(finishing, "bears_switches", lambda _: True)
+    monkeypatch.setattr(finishing, "can_be_switched", lambda _: True)
 
 
 def _finisher() -> Finisher:
@@ -175,7 +175,7 @@ def test_a_model_with_gigabytes_of_constants_is_not_promoted_and_says_so(
 ) -> None:
     promotions = _Promotions()
     monkeypatch.setattr(finishing, "Promoter", promotions)
-    monkeypatch.setattr(finishing, "bears_switches", lambda _: False)
+    monkeypatch.setattr(finishing, "can_be_switched", lambda _: False)
     monkeypatch.setattr(
         Finisher,
         "finished",

@@ -212,8 +212,8 @@ def _line(nodes: Sequence[ir.Node]) -> str:
     Whatever lies on a path between two nodes of a run lies in it.
     """
     own = set(nodes)
-    first = [str(n.name) for n in nodes if own.isdisjoint(_beside(n, after=False))]
-    last = [str(n.name) for n in nodes if own.isdisjoint(_beside(n, after=True))]
+    first = [str(n.name) for n in nodes if own.isdisjoint(_neighbours(n, after=False))]
+    last = [str(n.name) for n in nodes if own.isdisjoint(_neighbours(n, after=True))]
     rule = Rule(nodes=tuple(str(n.name) for n in nodes), exclude=True)
     if len(first) + len(last) <= min(_MOST_ENDS, len(nodes)):
         rule = Rule(start=tuple(first), end=tuple(last), exclude=True)
@@ -221,11 +221,11 @@ def _line(nodes: Sequence[ir.Node]) -> str:
     return msgspec.json.encode({"rules": [given]}).decode()
 
 
-def _beside(node: ir.Node, *, after: bool) -> Iterator[ir.Node]:
+def _neighbours(node: ir.Node, *, after: bool) -> Iterator[ir.Node]:
     """Yield the nodes that one reads, or those ``after`` it that read it, through Q/DQ nodes."""
     for found in node.successors() if after else node.predecessors():
         if found.op_type in CONVERTERS:
-            yield from _beside(found, after=after)
+            yield from _neighbours(found, after=after)
         else:
             yield found
 

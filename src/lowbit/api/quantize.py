@@ -29,7 +29,7 @@ from lowbit.data.opening import RANDOM
 from lowbit.data.split import Split
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.labels import Label
-from lowbit.files import beside, check_outputs
+from lowbit.files import check_outputs, sibling
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import malformed_refused
 from lowbit.normalize.inputs import free_sizes, settle_inputs
@@ -330,7 +330,7 @@ def planned_state(
 
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
     """Return the folder beside an output in which finished layers wait."""
-    return beside(output, ".refining")
+    return sibling(output, ".refining")
 
 
 def source_files(model: ModelSource, data: Any = None) -> list[str | os.PathLike[str]]:

@@ -81,9 +81,9 @@ class IntegerNodes:
                 return EmittedTensor(packed, packed)
         layers = self._recurrent.layers(tuple(value.uses()))
         if layers:
-            turned = self._recurrent.write(layers, name, make)
+            layer_weight = self._recurrent.write(layers, name, make)
             if not value.uses() and not value.is_graph_output():
-                return EmittedTensor(turned, turned)
+                return EmittedTensor(layer_weight, layer_weight)
         stored = self._editor.lazy(
             f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
         )

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.pooled import add_rows, rows_of, thinnable
+from lowbit.calibrate.pooled import add_rows, map_row_steps, rows_of
 from lowbit.calibrate.subsampling import subsampled
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.evaluate.output_evaluation import OutputEvaluation
@@ -99,13 +99,13 @@ class TensorComparison:
         self.totals: list[SignalNoises] = [{} for _ in references]
         whole = {b for r in references for a, b in r.pairs.items() if a == b}
         self._used = [
-            (_Thinned.of(reference, whole), total)
+            (_Subsampled.of(reference, whole), total)
             for reference, total in zip(references, self.totals, strict=True)
             if reference.pairs
         ]
-        thinned = [r for r, _ in self._used]
-        steps = {r.reference.pairs[a]: step for r in thinned for a, step in r.steps.items()}
-        names = list(dict.fromkeys(b for r in thinned for b in r.reference.pairs.values()))
+        used = [r for r, _ in self._used]
+        steps = {r.reference.pairs[a]: step for r in used for a, step in r.steps.items()}
+        names = list(dict.fromkeys(b for r in used for b in r.reference.pairs.values()))
         self._rows = rows = {b: rows_of(b) for b in steps}
 
         def keep(name: str, array: Array) -> Array:
@@ -114,7 +114,7 @@ class TensorComparison:
         thin = _with_rows(quantized, steps)
         run = Run.quantized_model(thin, [rows.get(name, name) for name in names])
         run = dataclasses.replace(run.quick() if quick else run, keep=keep)
-        self.runs = [run, *(r.run() for r in thinned)] if thinned else []
+        self.runs = [run, *(r.run() for r in used)] if used else []
 
     def add(self, outputs: Sequence[Outputs | None]) -> None:
         """Add what all models gave for a sample; nothing if they were not run on it."""
@@ -136,7 +136,7 @@ def _with_rows(model: ir.Model, steps: Mapping[str, int]) -> ir.Model:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Thinned:
+class _Subsampled:
     """A reference, with the large maps of which the graphs themselves take some rows.
 
     All maps of a large image together would take gigabytes.
@@ -146,10 +146,10 @@ class _Thinned:
     steps: Mapping[str, int]
 
     @classmethod
-    def of(cls, reference: Reference, whole: AbstractSet[str]) -> _Thinned:
+    def of(cls, reference: Reference, whole: AbstractSet[str]) -> _Subsampled:
         """Find the large maps that are compared by some rows in any case, none of the ``whole``."""
         graph = reference.model.graph
-        large, steps = large_maps(graph, _HANDED_OUT), thinnable(graph)
+        large, steps = large_maps(graph, _HANDED_OUT), map_row_steps(graph)
         rows = {a for a, b in reference.pairs.items() if b not in whole} & large
         return cls(reference, {a: step for a, step in steps.items() if a in rows})
 

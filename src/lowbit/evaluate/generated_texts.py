@@ -141,7 +141,7 @@ def _is_free(size: int | ir.SymbolicDim) -> bool:
 def _written(writer: _Writer, running: Session) -> NDArray[np.int64] | None:
     random = np.random.default_rng(_SEED)
     tokens = random.integers(0, writer.vocabulary, (_TEXTS, 1))
-    if not _foretells(writer, running, random):
+    if not _predicts_tokens(writer, running, random):
         return None
     for _ in range(_LENGTH - 1):
         last = writer.logits_of(running, tokens)[:, -1].astype(np.float64)
@@ -151,7 +151,7 @@ def _written(writer: _Writer, running: Session) -> NDArray[np.int64] | None:
     return tokens
 
 
-def _foretells(writer: _Writer, running: Session, random: np.random.Generator) -> bool:
+def _predicts_tokens(writer: _Writer, running: Session, random: np.random.Generator) -> bool:
     """Whether logits are of the vocabulary and the same whatever tokens come later."""
     tokens = random.integers(0, writer.vocabulary, (2, 8))
     tokens[1, :4] = tokens[0, :4]

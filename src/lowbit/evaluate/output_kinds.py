@@ -29,7 +29,7 @@ _EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECAS
 _FEW_LABELS = 16
 _LEAST_EMBEDDING = 32
 _PEAKED = 0.1
-_SILENT, _SILENT_SHARE = 0.05, 0.01
+_NEAR_ZERO, _NEAR_ZERO_SHARE = 0.05, 0.01
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,9 +171,9 @@ def _measured(
     return [_as_values(part, part.of(array), name) for part in slices]
 
 
-def is_silent(largest: float, loudest: float) -> bool:
+def is_near_zero(largest: float, largest_of_all: float) -> bool:
     """Whether next to nothing is in channels with this largest value, beside others with that one."""
-    return largest < min(_SILENT, _SILENT_SHARE * loudest)
+    return largest < min(_NEAR_ZERO, _NEAR_ZERO_SHARE * largest_of_all)
 
 
 def _activated(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lowbit.errors import ModelError
-from lowbit.files import beside
+from lowbit.files import sibling
 
 if TYPE_CHECKING:
     import onnx
@@ -119,7 +119,7 @@ def plain_name(output: pathlib.Path) -> str:
 
 def _stem(output: pathlib.Path) -> str:
     longest = f".{'0' * _LETTERS}{_ENDING}"
-    return beside(output, longest).name.removesuffix(longest)
+    return sibling(output, longest).name.removesuffix(longest)
 
 
 def place_weights(graph: pathlib.Path, output: pathlib.Path) -> pathlib.Path:

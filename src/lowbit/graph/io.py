@@ -73,7 +73,7 @@ def save(
     model: ir.Model,
     path: str | os.PathLike[str],
     *,
-    beside: bool = False,
+    external_data: bool = False,
     check: Callable[[pathlib.Path], None] | None = None,
 ) -> None:
     """Write ``model`` to ``path``.
@@ -83,7 +83,7 @@ def save(
     """
     path = pathlib.Path(path)
     check_writable(path)
-    outside = beside or tensors_size(model) > EXTERNAL_DATA_FROM
+    outside = external_data or tensors_size(model) > EXTERNAL_DATA_FROM
     try:
         old = external.replaced_weights(path)
         _map_before_removing(model, old)

@@ -29,7 +29,7 @@ def poolable(graph: ir.Graph) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in graph:
         for value in node.outputs:
-            # Sizes that differ from sample to sample would weigh the means.
+            # Sizes that differ from sample to sample would need a weighted mean.
             if value.dtype != ir.DataType.FLOAT or value.shape is None or len(value.shape) != 4:
                 continue
             height, width = value.shape[2], value.shape[3]
@@ -110,7 +110,7 @@ def add_output(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
     graph.outputs.append(found)
 
 
-def look_early(graph: ir.Graph, given: int) -> None:
+def schedule_early(graph: ir.Graph, given: int) -> None:
     """Put what computes all outputs after the ``given`` ones where onnxruntime runs it early.
 
     With channels in blocks it makes new nodes, and runs them as they were made: depth first from the nodes

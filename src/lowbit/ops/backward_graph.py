@@ -98,7 +98,7 @@ class BackwardGraph:
         last = _TO_THE_END if end is None else end
         return self.node("Slice", x, self.integers(start), self.integers(last), self.integers(axis))
 
-    def turned(self, matrix: ir.Value) -> ir.Value:
+    def transposed(self, matrix: ir.Value) -> ir.Value:
         """Return a value with its last two axes exchanged: constants at once, others by a node."""
         data = constant(matrix)
         if data is not None:
@@ -141,7 +141,7 @@ class BackwardGraph:
         inputs: Sequence[int | None],
         outputs: Sequence[int | None],
     ) -> ir.Value | None:
-        """Return the gradient of a convolution's input, by a convolution with its kernels turned round.
+        """Return the gradient of a convolution's input, by a convolution with its kernels flipped.
 
         ``inputs`` and ``outputs`` are the sizes of the positions' axes.
         """
@@ -173,7 +173,7 @@ class BackwardGraph:
         return self.node(
             "Conv",
             spaced,
-            self.constant(_turned_kernels(weight, group)),
+            self.constant(_flipped_kernels(weight, group)),
             group=group,
             pads=[*begins, *(max(end, 0) for end in ends)],
             dilations=dilations,
@@ -224,9 +224,9 @@ class BackwardGraph:
         return self.node("Mul", repeated, self.constant(first))
 
 
-def _turned_kernels(weight: NDArray[Any], group: int) -> NDArray[Any]:
-    """Return the kernels that carry a convolution's outputs back: inputs for outputs, turned round."""
+def _flipped_kernels(weight: NDArray[Any], group: int) -> NDArray[Any]:
+    """Return the kernels that carry a convolution's outputs back: inputs for outputs, flipped."""
     outputs, inputs, *taps = weight.shape
     parts = weight.reshape(group, outputs // group, inputs, *taps)
-    turned = np.flip(np.swapaxes(parts, 1, 2), axis=tuple(range(3, 3 + len(taps))))
-    return np.ascontiguousarray(turned.reshape(group * inputs, outputs // group, *taps))
+    flipped = np.flip(np.swapaxes(parts, 1, 2), axis=tuple(range(3, 3 + len(taps))))
+    return np.ascontiguousarray(flipped.reshape(group * inputs, outputs // group, *taps))

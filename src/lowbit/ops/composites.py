@@ -61,7 +61,7 @@ def _normalization(node: ir.Node, order: Order) -> Composite | None:
         return None
     centered = _moving(reduction)[0].producer()
     for start in (centered, *(v.producer() for v in _moving(centered) if centered is not None)):
-        inner |= _mean_taken_off(start)
+        inner |= _mean_subtraction(start)
     return _composite("normalization", inner, order, last_axis=_reduces_last(reduction))
 
 
@@ -78,7 +78,7 @@ def _reduction_before(node: ir.Node) -> ir.Node | None:
     return None
 
 
-def _mean_taken_off(node: ir.Node | None) -> set[ir.Node]:
+def _mean_subtraction(node: ir.Node | None) -> set[ir.Node]:
     """Return a difference of a tensor and its mean, with the mean."""
     if node is None or node.op_type != "Sub" or len(_moving(node)) != 2:
         return set()

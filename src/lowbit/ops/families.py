@@ -98,7 +98,7 @@ class LayerNorm:
     bias: int | None = None
 
     @property
-    def takes_off_mean(self) -> bool:
+    def subtracts_mean(self) -> bool:
         """Whether the mean is taken off, rather than only the size divided by."""
         return self.offset is not None
 

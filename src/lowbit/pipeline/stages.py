@@ -364,7 +364,7 @@ def _same(stored: Array) -> Array:
     return stored
 
 
-def sign(state: Quantized) -> None:
+def record_origin(state: Quantized) -> None:
     """Write into the model's metadata how it was made. Changes the emitted model."""
     model = state.emitted.model
     model.producer_name, model.producer_version = "lowbit", __version__

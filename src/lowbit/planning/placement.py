@@ -82,7 +82,7 @@ def place(
             waiting.append((node, traits))
         else:
             _place_node(placement, node, traits, schemes[node], target)
-    _place_beside(placement, waiting, schemes, target)
+    _place_next_to_quantized(placement, waiting, schemes, target)
     drop_before_decisions(graph, placement, decisions)
     return placement
 
@@ -118,11 +118,11 @@ def _traits(node: ir.Node, target: Target, operators: Operators) -> OpTraits | N
 
 def _is_conditional(traits: OpTraits, target: Target) -> bool:
     """Whether the node is quantized only next to something that is."""
-    beside = target.data_movement == "beside_quantized"
-    return beside and traits.kind in (Kind.MOVES, Kind.CONCATENATES)
+    next_to_quantized = target.data_movement == "beside_quantized"
+    return next_to_quantized and traits.kind in (Kind.MOVES, Kind.CONCATENATES)
 
 
-def _place_beside(
+def _place_next_to_quantized(
     placement: Placement,
     waiting: list[tuple[ir.Node, OpTraits]],
     schemes: Mapping[ir.Node, Scheme],
@@ -204,7 +204,7 @@ def _place_constants(
             continue
         spec = scheme.weight
         if value is not weight and value in inputs:
-            spec = _beside_activations(scheme, spec)
+            spec = _at_least_activation_bits(scheme, spec)
         if is_lone(value, spec):
             continue
         if value is weight and free and scheme.priority == 0:
@@ -254,7 +254,7 @@ def _place_bias(placement: Placement, node: ir.Node, traits: OpTraits, scheme: S
     placement.weights.setdefault(tensor_name(value), request)
 
 
-def _beside_activations(scheme: Scheme, weight: Spec) -> Spec:
+def _at_least_activation_bits(scheme: Scheme, weight: Spec) -> Spec:
     """Return the spec of a constant that meets activations: theirs, if they have more bits."""
     spec = scheme.activation
     if not isinstance(spec, IntegerSpec) or not isinstance(weight, IntegerSpec):

@@ -200,7 +200,7 @@ def _handed_over(
     """Write the model if there is a path, and return it otherwise."""
     if given.output is None:
         return io.to_proto(model)
-    io.save(model, given.output, beside=config.use_external_data_format)
+    io.save(model, given.output, external_data=config.use_external_data_format)
     return None
 
 

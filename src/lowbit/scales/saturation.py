@@ -51,7 +51,7 @@ class SummedPairs:
             side = np.full_like(chosen, largest)
             for layer, order in self._orders():
                 room = chosen.copy()
-                _change_pairs(room, layer, order, _take_room)
+                _change_pairs(room, layer, order, _use_headroom)
                 np.minimum(side, room, out=side)
             sides.append(side)
         return -sides[1], sides[0]
@@ -77,7 +77,7 @@ class SummedPairs:
         """Return codes that exceed no sum, each order's pairs after another's."""
         near = np.array(codes, np.float32, order="C")
         for layer, order in self._orders():
-            _change_pairs(near, layer, order, _give_way)
+            _change_pairs(near, layer, order, _reduce_pair)
         return near
 
     def can_saturate(self, codes: Array) -> bool:
@@ -97,7 +97,7 @@ class SummedPairs:
                 yield layer, order
 
 
-def _give_way(first: FloatArray, second: FloatArray) -> None:
+def _reduce_pair(first: FloatArray, second: FloatArray) -> None:
     """Make pairs smaller that exceed the largest sum: both give way by the same."""
     sums = first + second
     # Codes of two signs cannot exceed it: none is larger by itself.
@@ -108,7 +108,7 @@ def _give_way(first: FloatArray, second: FloatArray) -> None:
     second[at] -= sign * np.floor(excess / 2)
 
 
-def _take_room(first: FloatArray, second: FloatArray) -> None:
+def _use_headroom(first: FloatArray, second: FloatArray) -> None:
     """Add half of what is left to both of a pair that are not negative."""
     left = _LARGEST_SUM - (first + second)
     half = np.floor(left / 2)

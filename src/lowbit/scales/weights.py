@@ -77,7 +77,7 @@ class Importance:
         """What the square of an error counts by, with no other errors beside it."""
         return self.variances + np.square(self.means)
 
-    def beside(self, other: Importance) -> Importance:
+    def combined_with(self, other: Importance) -> Importance:
         """Return that of a weight which two layers use: errors count by themselves."""
         both = self.by_weight + other.by_weight
         return Importance(both, np.zeros_like(both), self.axis)
@@ -105,7 +105,7 @@ def _joint_importance(readers: Sequence[tuple[ir.Node, TensorStats]]) -> Importa
     for node, stats in readers:
         new = _importance(node, stats)
         if new is not None:
-            found = new if found is None else found.beside(new)
+            found = new if found is None else found.combined_with(new)
     return found if found is not None and float(found.by_weight.max()) > 0 else None
 
 

@@ -18,7 +18,7 @@ from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
 from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_values import USABLE, Changes, Promoted, Requirement
-from lowbit.search.switched_model import bears_switches
+from lowbit.search.switched_model import can_be_switched
 from lowbit.state import Quantized
 
 _BELIEVED, _SAVED = 0.7, 0.08
@@ -56,7 +56,7 @@ class Finisher:
     def finished(self, state: Quantized) -> Finished:
         """Return the refined model and how good it is."""
         state, refinement = self.refined(state)
-        stages.sign(state)
+        stages.record_origin(state)
         with self.pipeline.clock.stage("verify"):
             report = verify_model(state, state.samples, self.steps, reused=self.reused)
             return state, report, refinement
@@ -66,7 +66,7 @@ class Finisher:
 
         A model of which refinement would make nothing is promoted before it is refined.
         """
-        if not bears_switches(state):
+        if not can_be_switched(state):
             return _not_promoted(self.finished(state))
         promoter = self._promoter(state) if self._looks_hopeless() else None
         if promoter is not None and promoter.is_hopeless(_HOPELESS_DB):

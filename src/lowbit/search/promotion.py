@@ -33,9 +33,9 @@ from lowbit.search.promotion_graph import (
 )
 from lowbit.search.promotion_samples import PromotionSamples
 from lowbit.search.promotion_values import (
+    COST_PER_DB,
     MORE_DB,
     USABLE,
-    WORTH,
     AskedMargin,
     Built,
     Promoted,
@@ -204,12 +204,12 @@ class Promoter:
                     graph.costs,
                     lambda parts: [required.part(e) for e in self._measured(parts, few)],
                     lambda choice: required.margin(self._measured([choice], every)[0]),
-                    bears_wide=lambda: self._bears_wide(state, graph, required, few),
+                    wide_is_enough=lambda: self._wide_is_enough(state, graph, required, few),
                 )
                 self._search.divide(wanted_db, self.effort.parts)
             return self._realized(state, graph, self._search, required, wanted_db)
 
-    def _bears_wide(
+    def _wide_is_enough(
         self, state: Quantized, graph: PromotionGraph, required: Requirement, few: Sequence[int]
     ) -> bool:
         """Whether 16 bits are enough for the activations: switches do not show what they lose."""
@@ -256,7 +256,7 @@ class Promoter:
             if model.cost <= model.bonus(least_db):
                 break
             asked = asked.after(margin - least_db)
-        best = max(found.values(), key=lambda model: model.worth(least_db), default=None)
+        best = max(found.values(), key=lambda model: model.sort_key(least_db), default=None)
         return None if best is None else (best.margin_db, best.state, best.rules)
 
     def _built(self, state: Quantized, rules: Sequence[Rule]) -> Quantized:
@@ -283,7 +283,7 @@ class Promoter:
                 candidate = self._built(state, rules)
                 errors = self._samples.errors(candidate)
                 is_better = required.margin(errors) > required.margin(before)
-                if is_better or not self._bears(state, required):
+                if is_better or not self._tolerates_approximations(state, required):
                     self._exact = (candidate, rules, errors)
         return self._exact
 
@@ -322,7 +322,7 @@ class Promoter:
             tried = POWERS_OF_TWO if spec.power_of_two else FLOATS
             return find_factors(scale_groups(state), noises, tried)
 
-    def _bears(self, state: Quantized, required: Requirement) -> bool:
+    def _tolerates_approximations(self, state: Quantized, required: Requirement) -> bool:
         """Whether the device's approximations alone leave the model as good as it has to be."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
@@ -386,11 +386,11 @@ def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:
         return None
     enough = search.expected_cost(wanted_db)
     worth = {
-        db: db * WORTH - (search.expected_cost(wanted_db + db) - enough)
+        db: db * COST_PER_DB - (search.expected_cost(wanted_db + db) - enough)
         for db in range(MORE_DB + 1)
     }
     more = max(worth, key=lambda db: (worth[db], db))
     if more:
-        search.cheapest(wanted_db + more, enough + more * WORTH)
+        search.cheapest(wanted_db + more, enough + more * COST_PER_DB)
     most_db = wanted_db + MORE_DB
-    return search.best(wanted_db, lambda t: min(t.margin_db, most_db) * WORTH - t.cost)
+    return search.best(wanted_db, lambda t: min(t.margin_db, most_db) * COST_PER_DB - t.cost)

@@ -124,7 +124,7 @@ class AskedMargin:
         return AskedMargin(found if low < found < high else (low + high) / 2, low, high)
 
 
-MORE_DB, WORTH = 10, 0.01
+MORE_DB, COST_PER_DB = 10, 0.01
 """So many decibels beyond what is enough are taken, as far as each is worth this share of the cost."""
 
 
@@ -137,14 +137,14 @@ class Built:
     state: Quantized
     rules: tuple[Rule, ...]
 
-    def worth(self, least_db: float) -> tuple[bool, float]:
+    def sort_key(self, least_db: float) -> tuple[bool, float]:
         """Return what orders models: those that are enough by their cost and margin, after all others."""
         is_enough = self.margin_db >= least_db
         return is_enough, self.bonus(least_db) - self.cost if is_enough else self.margin_db
 
     def bonus(self, least_db: float) -> float:
         """Return the cost that its margin beyond what is enough is worth."""
-        return WORTH * min(self.margin_db - least_db, MORE_DB)
+        return COST_PER_DB * min(self.margin_db - least_db, MORE_DB)
 
 
 Changes: TypeAlias = tuple[tuple[PromotedRegion, ...], tuple[str, ...]]

@@ -107,16 +107,16 @@ class RegionSearch:
         parts: MeasureAll,
         whole: Measure,
         *,
-        bears_wide: Callable[[], bool] | None = None,
+        wide_is_enough: Callable[[], bool] | None = None,
     ) -> None:
         """Take the costs of the units of the graph, in its order, and what measures a choice.
 
-        ``parts`` is asked for the margins of single parts, ``whole`` for that of a result, and ``bears_wide``
+        ``parts`` is asked for the margins of single parts, ``whole`` for that of a result, and ``wide_is_enough``
         once, before wider integers are measured, whether they are wide enough for the model.
         """
         self._costs, self._margins, self._whole = costs, parts, whole
         self._every: Region = frozenset(range(len(costs)))
-        self._bears_wide = bears_wide
+        self._wide_is_enough = wide_is_enough
         self._parts = self._measured(_split(range(len(costs)), _CHUNKS))
         self._is_wide_known = False
         self._factor = 1.0
@@ -125,7 +125,7 @@ class RegionSearch:
     def without_wide(self) -> RegionSearch:
         """Return the same without wider integers, where they turn out to be too narrow as well."""
         other = object.__new__(RegionSearch)
-        other.__dict__ = {**self.__dict__, "_bears_wide": None, "_factor": 1.0}
+        other.__dict__ = {**self.__dict__, "_wide_is_enough": None, "_factor": 1.0}
         other._trials = {choice: t for choice, t in self._trials.items() if not choice.wide}
         other._parts = [
             dataclasses.replace(part, noise=tuple(n for n in part.noise if n[0] != "wide"))
@@ -215,10 +215,10 @@ class RegionSearch:
             bracket = bracket.after(spare_db)
         return self.best(wanted_db, lambda trial: -trial.cost)
 
-    def best(self, least_db: float, worth: Callable[[Trial], float]) -> Trial | None:
-        """Return what is worth most of the choices that were measured; ``None`` if it is all in float."""
+    def best(self, least_db: float, value: Callable[[Trial], float]) -> Trial | None:
+        """Return what is value most of the choices that were measured; ``None`` if it is all in float."""
         enough = [t for t in self._trials.values() if t.margin_db >= least_db]
-        best = max(enough, key=worth, default=None)
+        best = max(enough, key=value, default=None)
         return None if best is None or best.choice.in_float == self._every else best
 
     def _tried(self, choice: Choice) -> Trial:
@@ -244,7 +244,7 @@ class RegionSearch:
 
     def _measure_wide(self, budget: float) -> None:
         """Measure wider integers where they may be cheaper than 8 bits or float."""
-        if self._bears_wide is None:
+        if self._wide_is_enough is None:
             return
         price, wide = self._price(budget), _COST["wide"]
         noises = [dict(part.noise) for part in self._parts]
@@ -257,8 +257,8 @@ class RegionSearch:
             return
         if not self._is_wide_known:
             self._is_wide_known = True
-            if not self._bears_wide():
-                self._bears_wide = None
+            if not self._wide_is_enough():
+                self._wide_is_enough = None
                 return
         units = [frozenset(self._parts[index].units) for index in telling]
         margins = self._margins([Choice(some, self._every - some) for some in units])

@@ -24,7 +24,7 @@ from lowbit.report.values import Step
 from lowbit.search.expected_error import expected_sqnr
 from lowbit.search.keep_if_better import step_of
 from lowbit.search.promotion_graph import rescaled_tensor, scale_groups
-from lowbit.search.switched_model import bears_switches, is_run_in_parts, open_switched
+from lowbit.search.switched_model import can_be_switched, is_run_in_parts, open_switched
 from lowbit.search.switched_parts import Switching
 from lowbit.state import Planned, Quantized
 
@@ -51,7 +51,7 @@ def search_scales(
     """Return the model with other scales if that is better on held-out samples, and what was tried."""
     samples = state.samples
     groups = tuned_groups(state)
-    if samples is None or samples.data.is_random or not groups or not bears_switches(state):
+    if samples is None or samples.data.is_random or not groups or not can_be_switched(state):
         return state, ()
     if is_run_in_parts(state):  # thousands of passes over a model so large would take hours
         return state, ()

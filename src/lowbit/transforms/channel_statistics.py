@@ -16,9 +16,9 @@ from lowbit.graph.pooling import (
     add_maxima,
     add_mean_squares,
     highest_of,
-    look_early,
     mean_square_of,
     poolable,
+    schedule_early,
 )
 from lowbit.graph.session import Array, Feed, Session, session, with_outputs
 from lowbit.graph.sharing import sharing_of
@@ -101,7 +101,7 @@ def _with_pools(model: ir.Model, names: Collection[str]) -> ir.Model:
     given = len(probe.graph.outputs)
     add_maxima(probe.graph, names)
     add_mean_squares(probe.graph, names)
-    look_early(probe.graph, given)
+    schedule_early(probe.graph, given)
     return probe
 
 

@@ -74,10 +74,10 @@ def find_residual_streams(graph: ir.Graph) -> list[ResidualStream]:
     for norm in norms:
         if norm.sources[0] in seen:
             continue
-        walk = _Walk(readers)
-        is_whole = walk.run(norm.sources)
-        seen |= walk.values
-        stream = walk.stream() if is_whole else None
+        search = _StreamSearch(readers)
+        is_whole = search.run(norm.sources)
+        seen |= search.values
+        stream = search.stream() if is_whole else None
         found += [stream] if stream is not None else []
     return sorted(found, key=lambda stream: -stream.size)
 
@@ -113,7 +113,7 @@ def _multiplies_channels(node: ir.Node) -> bool:
     return node.op_type == "Mul" and any(shape is not None and len(shape) == 1 for shape in shapes)
 
 
-class _Walk:
+class _StreamSearch:
     """Follows one stream through its sums."""
 
     def __init__(self, readers: Mapping[ir.Node, _Norm]) -> None:
@@ -234,4 +234,4 @@ def _has_bias(node: ir.Node, row: LayerNorm) -> bool:
 def _mix_of_means(norms: Iterable[ir.Node]) -> bool:
     """Whether some normalizations take off the mean and others do not."""
     rows = [layer_norm(node) for node in norms]
-    return len({row is not None and row.takes_off_mean for row in rows}) > 1
+    return len({row is not None and row.subtracts_mean for row in rows}) > 1
