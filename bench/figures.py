@@ -52,7 +52,7 @@ def least(records: Sequence[Record], key: str) -> float | None:
 
 
 def pass_seconds(records: Iterable[Record], model: str, job: str) -> dict[int, float]:
-    """Return the seconds of the float pass beside a job, by round."""
+    """Return the seconds of the float pass measured with a job, by round."""
     floors = of(records, model, FLOAT, FLOAT)
     return {r["round"]: r["pass_seconds"] for r in floors if r["beside"] == job}
 

@@ -25,7 +25,7 @@ TITLES = {
 class Job:
     """One thing to do to a model.
 
-    ``like``: the job whose rivals this one stands beside, when they have nothing closer to it.
+    ``like``: the job whose rivals this one is compared with, when they have nothing closer to it.
     ``slow``: it takes a rival half an hour on a model of any size, so that only the bundled example
     is given unless the job is asked for by name.
     """

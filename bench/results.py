@@ -60,7 +60,7 @@ Written by `python -m bench` from `bench/results.json`; do not edit. How to run 
 Every run is a fresh process, import included, on the same files and threads; tools take turns. A ratio is taken within a
 round and its median over rounds is shown; raw figures are the least over rounds. A float pass is one plain
 onnxruntime pass over the same samples, files read, session already made. Jobs by AMD Quark's presets give Quark's numbers in
-lowbit; "lowbit's own" presets stand beside the job nearest to them that rivals have.
+lowbit; "lowbit's own" presets are compared with the nearest job that rivals have.
 """
 
 

@@ -117,7 +117,7 @@ def _flat(results: Results) -> Iterable[list[str]]:
     if len(own) > 1:
         few, many = (pick(own, key=lambda r: r["value"]) for pick in (min, max))
         more = many["peak_mb"] - few["peak_mb"]
-        title = f"memory flat in samples: {many['value']} beside {few['value']}"
+        title = f"memory flat in samples: {many['value']} against {few['value']}"
         yield [title, "< 20 MB more", f"{more:+.0f} MB", _met(more < 20)]
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong, one class a kind.
+"""The errors that lowbit raises, one class for each kind.
 
 Every message names the thing, the value, what was expected and the way out. The command line
 prints the message once, without a traceback, and exits with 2.

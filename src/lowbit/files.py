@@ -37,7 +37,7 @@ DAMAGED: tuple[type[Exception], ...] = (
     *(SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     tokenize.TokenError,
 )
-"""What reading a damaged, encrypted or foreign ``.npy`` or ``.npz`` raises."""
+"""The errors of reading a damaged, encrypted or foreign ``.npy`` or ``.npz``."""
 
 _LONGEST_NAME = 255
 

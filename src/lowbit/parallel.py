@@ -273,7 +273,7 @@ _Start = Callable[[contextlib.ExitStack, str, str, int | None], dict[str, Any]]
 
 @contextlib.contextmanager
 def engine(cluster: str | None = None, workers: int | None = None) -> Iterator[None]:
-    """Let ``distributed_map`` use an engine inside this context.
+    """Run ``distributed_map`` on an engine inside this context.
 
     Args:
         cluster: ``dask=ADDRESS`` or ``ray=ADDRESS`` (``local`` starts one on this machine), or the

@@ -1,4 +1,4 @@
-"""A language model writes its own samples; what foretells no next token writes none."""
+"""A language model writes its own samples; a model that predicts no next token writes none."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_weights_that_are_a_link_out_of_the_folder_are_explained(external, tmp_p
     data.rename(tmp_path / "elsewhere.bin")
     data.symlink_to(tmp_path / "elsewhere.bin")
 
-    with pytest.raises(ModelError, match=r"m.bin cannot be read .* put a plain copy of it beside"):
+    with pytest.raises(ModelError, match=r"m.bin cannot be read .* put a plain copy of it next to"):
         io.load(external)
 
 

@@ -1,4 +1,4 @@
-"""How the error of the outputs divides among the quantized tensors, within a bounded effort.
+"""The error budget: each tensor's share of the outputs' error, within a bounded effort.
 
 The sensitivity of a few tensors, spread over the graph, is measured on one sample. They tell how much
 of a tensor's own error reaches the outputs from where it is, and so what every other one should add.
@@ -163,7 +163,7 @@ def _expected(subjects: Sequence[Subject], measured: Mapping[str, float]) -> dic
 
 
 def find_causes(subject: Subject) -> tuple[Cause, ...]:
-    """Return why a tensor loses what it loses."""
+    """Return the causes of a tensor's error."""
     quantizer = subject.quantizer
     if subject.weight is not None:
         return causes.weight_causes(quantizer, subject.weight, subject.bias, quantizer.channel_axis)

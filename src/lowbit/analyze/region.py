@@ -36,7 +36,7 @@ _CONCENTRATED = 0.4
 """A region's share of the noise is by so much larger than its share of the cost, or it is none."""
 
 _WORTH_DB, _COST_OF_DB = 3.0, 0.01
-"""The gain from which on a region is told, and the share of the cost that a decibel is worth."""
+"""The least gain of a region to be reported, and the share of the cost that a decibel may take."""
 
 MUCH_NOISE = 0.01
 """A model with less noise, as a share of its signal, needs no region in float."""
@@ -45,13 +45,13 @@ _FEW = 5
 """So few tensors are seen one by one."""
 
 _SHARE_OF_NODES = 0.1
-"""What all nodes count in the cost, beside the multiply-adds."""
+"""The share of the number of nodes in the cost, in addition to the multiply-adds."""
 
 _LITTLE = 0.1
 """A region is also tried from the start or to the end of the graph where that costs less."""
 
 _MOST_ENDS = 12
-"""A region with more first and last nodes is told by the names of all its nodes."""
+"""A region with more first and last nodes is described by the names of all its nodes."""
 
 _ON = np.array(True)
 _Run: TypeAlias = tuple[int, int]

@@ -87,7 +87,7 @@ class _SwitchEditor:
         self._first: dict[str, ir.Node] = {}
 
     def activation(self, quantizer: Quantizer, prefix: str) -> None:
-        """Let consumers read the pair, or what it quantizes."""
+        """Switch an activation: its consumers read the Q/DQ pair, or the pair's input."""
         switch = self._input(f"{prefix}/switch", np.array(True))
         chain = [self._nodes[name] for name in quantizer.nodes[:2]]
         swaps: dict[ir.Value, ir.Value] = {}
@@ -105,7 +105,7 @@ class _SwitchEditor:
         self._remember(quantizer.tensor, found, choice)
 
     def weight(self, quantizer: Quantizer, prefix: str) -> None:
-        """Let consumers read the integers, or the float weight; the same for its bias."""
+        """Switch a weight and its bias: consumers read the dequantized integers, or the float values."""
         switch = self._input(f"{prefix}/switch", np.array(True))
         parts = [quantizer.results[0], *(quantizer.bias or ())[:1]]
         for number, part in enumerate(name for name in parts if name in self._floats):
@@ -119,7 +119,7 @@ class _SwitchEditor:
             plain.outputs[0].name = f"{name}/plain/out"
             quantized = _copies([producer], {}, name)
             choice = self._choose(switch, quantized, [plain], [value], name)
-            # Beside its consumer, not among the constants at the start: a cut in between is cheap.
+            # Next to its consumer, not among the constants at the start: a cut in between is cheap.
             self._graph.insert_before(consumers[0], choice)
             if number == 0:
                 result = tensor_name(choice.outputs[0])
@@ -225,7 +225,7 @@ class VariantRunner:
         self._at_once = 1
 
     def load(self, samples: Sequence[ReferenceSample], listener: Listener) -> None:
-        """Run both bases on the samples, tell all values, and keep what the tails read."""
+        """Run both bases on the samples, report all values, and keep the inputs of the tails."""
         whole = self._tails[0]
         kept = {name for tail in self._tails for name in tail.inputs} | set(self._outputs)
         self._at_once = sharing_of(samples[0].feed if samples else None).samples

@@ -182,7 +182,7 @@ def promote(
 
 
 def _widen(graph: ir.Graph, node: ir.Node) -> None:
-    """Let a Q or DQ node work on 16 bits. Changes ``node``."""
+    """Widen a Q or DQ node to 16 bits. Changes ``node``."""
     scale, zero = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if scale is None or scale.const_value is None:
         return

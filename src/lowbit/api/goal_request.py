@@ -1,4 +1,4 @@
-"""What is asked for with a goal, checked before any work."""
+"""The request of a goal search, checked before any work."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ _IN_PYTHON = "lowbit.quantize(...)"
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """What a run gives: everything it found out, and how good the quantized model is.
+    """The result of a run: the quantized model, how good it is, and everything known about it.
 
     ``state`` holds the model at every stage, ``mixed_precision`` which layers have other formats than
     all, and what was measured to find them. There are no ``samples`` if no data was given.
@@ -107,7 +107,7 @@ class Result:
 
     @property
     def plan(self) -> Plan:
-        """What every tensor became, and why."""
+        """The format of every tensor, and why."""
         return self.state.plan
 
     @property
@@ -117,7 +117,7 @@ class Result:
 
     @property
     def stats(self) -> Stats:
-        """What the samples showed."""
+        """The statistics of calibration."""
         return self.state.stats
 
     @property
@@ -329,7 +329,7 @@ def planned_state(
 
 
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
-    """Return the folder beside an output in which finished layers wait."""
+    """Return the folder next to an output in which finished layers are kept."""
     return sibling(output, ".refining")
 
 

@@ -39,7 +39,7 @@ class CustomObserver(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ObserverSpec:
-    """What is observed of a tensor; its ``floor`` is known.
+    """Which statistics of a tensor are collected.
 
     Attributes:
         histogram: The log histogram.
@@ -64,12 +64,12 @@ class ObserverSpec:
 
     @property
     def pools(self) -> bool:
-        """Whether the range and the mean of each channel tell all."""
+        """Whether the range and the mean of each channel are all that is needed."""
         return self.pools_but_rows and not self.histogram
 
     @property
     def pools_but_rows(self) -> bool:
-        """Whether they tell all but the histogram, for which some rows will do."""
+        """Whether they are all that is needed but the histogram, which some rows are enough for."""
         more = self.ordered or self.variances
         return not more and self.channel_axis in (None, 1)
 
@@ -132,7 +132,7 @@ class Observer:
             self._stats[name] = new if old is None else old | new
 
     def add_pools(self, name: str, pools: Pools) -> None:
-        """Take over what the graph measured of a tensor."""
+        """Add what the graph measured of a tensor."""
         self._merge(name, pools.stats(self._specs[name].floor or 0.0))
 
     def add_rows(self, name: str, rows: FloatArray) -> None:

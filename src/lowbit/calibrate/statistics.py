@@ -1,4 +1,4 @@
-"""Statistics of tensors: what was seen, in a size that does not depend on how much was seen.
+"""Statistics of tensors, in a size that does not depend on the number of samples.
 
 ``a | b`` is the statistics of both sets of samples, so that shards and machines add up. They can
 be saved and reused: another method, percentile or bit width then costs no inference.
@@ -40,7 +40,7 @@ class CustomStatistics(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorStats:
-    """What one tensor held.
+    """The statistics of one tensor.
 
     Attributes:
         low: The smallest value, or a bound not above zero that the graph sets it; ``high`` the largest.
@@ -49,7 +49,7 @@ class TensorStats:
         custom: Statistics of a method's own, for the methods that read them.
         average: Range by moving average, for the methods that read one.
         totals: Sums of the channels, whose means bias correction reads.
-        sensitivity: What the outputs feel of errors, where errors are to be weighed by it.
+        sensitivity: The sensitivity of the outputs to errors in the tensor, where it was measured.
     """
 
     low: float
@@ -131,7 +131,7 @@ class TensorStats:
 
 
 def _both(mine: Sensitivity | None, theirs: Sensitivity | None) -> Sensitivity | None:
-    """Return what both felt, or the one that felt anything: it is measured on some of the samples only."""
+    """Return the sum of both, or the one there is: sensitivity is measured on some of the samples only."""
     return mine | theirs if mine is not None and theirs is not None else mine or theirs
 
 
@@ -240,7 +240,7 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
 
 
 class _Row(msgspec.Struct):
-    """What the header says of a tensor."""
+    """The header's row of a tensor."""
 
     name: str
     low: float
@@ -258,7 +258,7 @@ class _Format(msgspec.Struct):
 
 
 class _Header(_Format):
-    """What the file says of itself."""
+    """The header of a statistics file."""
 
     samples: Annotated[int, msgspec.Meta(ge=0)]
     equalized: bool

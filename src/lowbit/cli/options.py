@@ -107,12 +107,12 @@ def _add_stages(parser: Parser) -> None:
     more.add_argument(
         "--no-sensitivity",
         action="store_true",
-        help="choose scales of activations by their own error, not by what the outputs feel of it",
+        help="choose scales of activations by the error of each tensor, not by that of the outputs",
     )
     more.add_argument(
         "--no-power-of-two-fit",
         action="store_true",
-        help="do not multiply tensors by factors with which power-of-two scales fit them",
+        help="do not rescale tensors so that power-of-two scales fit them",
     )
     more.add_argument(
         "--keep-all-steps",
@@ -224,7 +224,9 @@ def _compare(parser: Parser) -> None:
         help="how well the gap should be known, for the number of samples needed (default 1)",
     )
     parser.add_argument("--time", action="store_true", help="measure how long both models take")
-    add_runtime(parser, "whose kernels the quantized model runs through, beside exact arithmetic")
+    add_runtime(
+        parser, "whose kernels the quantized model runs through, in addition to exact arithmetic"
+    )
     gates = parser.add_argument_group("gates", "A gate that fails gives exit code 3.")
     gates.add_argument(
         "--fail-if",

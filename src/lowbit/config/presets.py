@@ -250,7 +250,7 @@ _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
 )
 
 
-_FELT_BY_MORE = SensitivityWeighting(samples=32)
+_MORE_SAMPLES = SensitivityWeighting(samples=32)
 
 
 def _accurate(preset: Preset) -> Preset:
@@ -268,7 +268,7 @@ def _accurate(preset: Preset) -> Preset:
         name=f"{preset.name}_ACCURATE",
         refinement=refine,
         scale_search=ScaleSearch() if is_coarse else None,
-        sensitivity=None if preset.config.sensitivity is None else _FELT_BY_MORE,
+        sensitivity=None if preset.config.sensitivity is None else _MORE_SAMPLES,
     )
     return Preset(config=config, summary=f"{preset.name}, more slowly: {how}")
 
@@ -279,7 +279,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):
-    """What presets are for, by their targets, and which one to start with.
+    """A group of presets by their targets, and which one to start with.
 
     ``first`` are the presets to start with, at most one of each target; ``advice`` says it in words.
     """

@@ -228,14 +228,14 @@ def open_image_folder(
     """Return the images of a folder; a limit takes them evenly spaced.
 
     The names of class folders sort by class, so the first few would all be of one class. ``not_read`` is how
-    many arrays lie beside them.
+    many arrays lie in the same folder.
     """
     origin = f"images from folder {folder}"
     chosen = _spaced(paths, None if limit is None else limit * plan.batch)
     if len(chosen) < len(paths):
         origin += f" (evenly spaced over {len(paths)})"
     if not_read:
-        origin += f" ({not_read} .npy beside them not read)"
+        origin += f" ({not_read} .npy skipped)"
     return ImageSource(
         plan=plan,
         labels=[f"image {path.relative_to(folder)}" for path in chosen],

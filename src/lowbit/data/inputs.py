@@ -1,4 +1,4 @@
-"""What an input wants, and one sample that is made to fit it or refused.
+"""Model inputs, and one sample that is made to fit them or refused.
 
 A sample that does not fit raises a ``DataError`` that names the sample and the input. Only two things
 are put right silently: a missing batch dimension, and float32 for another float type.
@@ -21,7 +21,7 @@ Sample: TypeAlias = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class InputInfo:
-    """What one model input wants.
+    """A model input: its name, type and shape.
 
     Attributes:
         name: Name of the input.

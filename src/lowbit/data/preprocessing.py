@@ -1,4 +1,4 @@
-"""What is done to an image before a model sees it: values, size and crop, without any pixel.
+"""Image preprocessing as values: scaling, size and crop, without any pixel.
 
 ``Preprocessing`` says what is wanted, the model says what is fixed; ``resolve_framing`` settles it once
 for all images, ``Framing`` then answers for an image of any size.
@@ -209,7 +209,7 @@ class Framing:
 
 
 def resolve_framing(preprocessing: Preprocessing, fixed: FreeSize, input_name: str) -> Framing:
-    """Return how images get the size that is wished for and that the model can take."""
+    """Return the framing that gives images the requested size, as far as the model can take it."""
     height, width = fixed
     known = None if height is None or width is None else (height, width)
     if preprocessing.letterbox:

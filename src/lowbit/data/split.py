@@ -87,7 +87,7 @@ class Split:
 def split(data: Data, limit: int | None, held_out: int, validation: int = 0) -> Split:
     """Hold out what the data has beyond ``limit``, spread evenly over it.
 
-    ``validation`` samples are to validate besides; where the data has not enough for both, they are
+    ``validation`` more samples are to validate; where the data has not enough for both, they are
     among those that calibrate. Without a limit every sample calibrates, and ``held_out`` of them
     verify as well.
     """
@@ -125,7 +125,7 @@ def split_for_goal(data: Data, limit: int | None, verified: int) -> Split:
 
 
 def validation_count(limit: int) -> int:
-    """Return how many samples validate beside so many that calibrate; of few, none of their own."""
+    """Return how many samples validate in addition to so many that calibrate; with few, none of their own."""
     return min(limit // 8, _MOST_VALIDATION) if limit >= _ENOUGH_TO_HOLD_OUT else 0
 
 

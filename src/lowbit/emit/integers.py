@@ -49,7 +49,7 @@ class IntegerNodes:
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
-        """Let all consumers of an activation read it through a Q/DQ pair."""
+        """Make all consumers of an activation read it through a Q/DQ pair."""
         name, params = tensor.name, self._context.params.tensors[tensor.name]
         value = self._editor.values[name]
         scale, zero_point = self._parameters(tensor.leader, params)

@@ -204,7 +204,7 @@ Listener = Callable[[Outputs, Outputs, "Outputs | None"], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of running everything.
+    """The figures of all runs.
 
     Attributes:
         outputs: Of each output, over all samples.

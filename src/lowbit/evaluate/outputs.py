@@ -88,7 +88,7 @@ def _runs(array: Array, axis: int) -> list[tuple[int, int]]:
 
 
 def _score_cuts(array: Array, others: tuple[int, ...]) -> list[int]:
-    """Return where channels that can be probabilities meet others: scores beside boxes."""
+    """Return where channels that can be probabilities meet others: scores and boxes."""
     low = array.min(axis=others)
     inside = (low >= 0) & (array.max(axis=others) <= 1)
     if not np.any(low[~inside] < 0):

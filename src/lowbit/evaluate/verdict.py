@@ -176,7 +176,7 @@ class OutputErrors:
         self._samples = 0
 
     def add(self, want: Outputs, got: Outputs, feed: Feed | None = None) -> None:
-        """Add one sample; ``feed`` is what it was, whose tokens language models foretell."""
+        """Add one sample; ``feed`` is what it was, whose tokens language models predict."""
         self._samples += 1
         for index, row in enumerate(self._measured):
             a, b = want.get(row.tensor), got.get(self._paired.get(row.tensor, row.tensor))
@@ -223,12 +223,12 @@ class OutputErrors:
         return found
 
     def _is_near_zero(self, index: int) -> bool:
-        """Whether nothing was in these channels of an output in any sample."""
+        """Whether these channels of an output are near zero in all samples."""
         tensor = self._measured[index].tensor
-        beside = [
+        siblings = [
             n for row, n in zip(self._measured, self._largest, strict=True) if row.tensor == tensor
         ]
-        return bool(self._errors[index]) and is_near_zero(self._largest[index], max(beside))
+        return bool(self._errors[index]) and is_near_zero(self._largest[index], max(siblings))
 
     def _interval(
         self, index: int, row: MeasuredOutput, figure: str, tail: float

@@ -78,7 +78,7 @@ def save(
 ) -> None:
     """Write ``model`` to ``path``.
 
-    Its weights go into a file beside it when they exceed one file, or when ``beside`` asks for it.
+    Its weights go into a file next to it when they exceed one file, or with ``external_data``.
     ``check`` sees the file before it replaces another, and raises if it must not.
     """
     path = pathlib.Path(path)
@@ -139,9 +139,9 @@ def temporary_copy(write: Callable[[pathlib.Path], pathlib.Path]) -> Iterator[pa
 
 
 def weight_files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """Return the files beside the model at ``path`` that hold its weights."""
+    """Return the external data files of the model at ``path``."""
     path = pathlib.Path(path)
-    # A file with all weights in it is long to read, and has nothing beside it to find.
+    # A file with all weights in it takes long to read, and has no external data.
     alone = path.is_file() and path.stat().st_size > _LARGEST_GRAPH
     return [] if alone else external.weight_files(path)
 
@@ -292,7 +292,7 @@ def _check_external(model: ir.Model, name: str) -> None:
         file = pathlib.Path(tensor.path)
         if not file.is_file():
             raise ModelError(
-                f"{name}: the weights file {file.name} is missing; it belongs beside the model"
+                f"{name}: the weights file {file.name} is missing; it belongs in the folder of the model"
             )
         start, length = tensor.offset or 0, tensor.length or tensor.nbytes
         size, end = file.stat().st_size, start + length
@@ -319,7 +319,7 @@ def _check_readable(tensor: ir.ExternalTensor, name: str) -> None:
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{name}: the weights file {pathlib.Path(tensor.path).name} cannot be read "
-            f"({_first_line(error)}); put a plain copy of it beside the model"
+            f"({_first_line(error)}); put a plain copy of it next to the model"
         ) from error
 
 

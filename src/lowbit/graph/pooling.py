@@ -1,6 +1,6 @@
-"""Nodes that look at feature maps: what they take of a map becomes an output of the graph.
+"""Nodes that reduce feature maps inside the graph: their results become outputs of the graph.
 
-To hand a large map out costs more than to compute it.
+Returning a large map costs more than computing it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _smallest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Node:
 
 
 def add_output(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
-    """Put a node after what computes a value, and its output beside those of the graph."""
+    """Insert a node after the producer of a value, and add its output to those of the graph."""
     found = node.outputs[0]
     found.name, found.dtype = node.name, ir.DataType.FLOAT
     insert_after_source(graph, value, node)
@@ -111,7 +111,7 @@ def add_output(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
 
 
 def schedule_early(graph: ir.Graph, given: int) -> None:
-    """Put what computes all outputs after the ``given`` ones where onnxruntime runs it early.
+    """Order the nodes of all outputs after the ``given`` ones so that onnxruntime runs them early.
 
     With channels in blocks it makes new nodes, and runs them as they were made: depth first from the nodes
     that nothing reads, the last of the file first. So what looks at the first map goes last. Right after

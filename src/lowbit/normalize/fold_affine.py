@@ -199,7 +199,7 @@ def _stored(data: FloatArray, index: int) -> FloatArray:
 
 
 def _take_output(graph: ir.Graph, compute: ir.Node, gone: ir.Node) -> None:
-    """Let ``compute`` write what ``gone`` wrote, under that tensor's name."""
+    """Make ``compute`` write the output of ``gone``, under that tensor's name."""
     old, new = compute.outputs[0], gone.outputs[0]
     absorb(compute, gone)
     answer_to(compute, old.name)

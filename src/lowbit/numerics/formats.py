@@ -94,7 +94,7 @@ class FloatFormat(enum.Enum):
 
     @property
     def scaled_to(self) -> float:
-        """What the largest value of a scaled tensor is mapped to.
+        """The value that the largest magnitude of a scaled tensor is mapped to.
 
         bfloat16 has the same relative precision everywhere, so there is nothing to gain from its
         far range; the others lose bits below (float16 from 6e-5 on), so a tensor is spread over all of it.

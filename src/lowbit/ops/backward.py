@@ -1,6 +1,6 @@
-"""Gradients of operators, as nodes: what each passes back from its outputs to its inputs. One table.
+"""Gradients of operators, as nodes: one table of backward rules.
 
-onnxruntime has no gradients. They are written as a graph of ordinary operators beside the forward one, so that
+onnxruntime has no gradients. They are added to the forward graph as ordinary operators, so that
 a plain session computes them. A rule gets the gradients of a node's outputs and returns that of one input,
 or ``None`` where it is not known.
 """

@@ -215,7 +215,7 @@ class BackwardGraph:
         """Put zeros between positions, as many as a stride left out, and after the last."""
         if all(stride == 1 for stride in strides):
             return x
-        # Each number is repeated and all but the first taken off: onnxruntime takes far longer to pad.
+        # Each number is repeated and all but the first removed: onnxruntime takes far longer to pad.
         scales = self.constant(np.array([1, 1, *strides], np.float32))
         ways = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         repeated = self.node("Resize", x, None, scales, mode="nearest", **ways)

@@ -22,7 +22,7 @@ _TINY = 1e-20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputPart:
-    """A tensor at which errors are felt, or a run of its channels along an axis.
+    """An output whose error counts: a tensor, or a run of its channels along an axis.
 
     Attributes:
         tensor: The tensor.

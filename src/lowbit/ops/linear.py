@@ -26,7 +26,7 @@ from lowbit.ops.geometry import (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LinearOperator:
-    """What is known of an operator with weights from its node alone.
+    """The traits of an operator with weights that follow from its node alone.
 
     Attributes:
         make: Returns the layer's geometry from its node and the shape of its weight, or why not.

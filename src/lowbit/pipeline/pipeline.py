@@ -1,4 +1,4 @@
-"""One way through the stages, for one configuration or for several candidates, timed."""
+"""The sequence of stages, for one configuration or for several candidates, timed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ignore_progress(stage: str, done: int, total: int | None) -> None:
 
 @dataclasses.dataclass(slots=True)
 class Clock:
-    """What each stage took; a stage inside a charged one counts towards that."""
+    """The time of each stage; a stage inside a charged one counts towards that."""
 
     progress: Progress
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The stage that measures what outputs feel of errors in activations."""
+"""The stage that measures how sensitive the outputs are to errors in activations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lowbit.state import Calibrated
 def measure_sensitivity(
     state: Calibrated, feeds: Iterable[Feed], outputs: Sequence[OutputPart]
 ) -> Calibrated:
-    """Measure what ``outputs`` feel of errors in activations, by which their scales are then chosen."""
+    """Add the sensitivity of ``outputs`` to errors in activations to the statistics."""
     mask = "" if state.target.calibrate_padding else mask_input(model_inputs(state.adapted))
     found = collect_sensitivity(state.adapted, mse_tensors(state), outputs, feeds, mask)
     tensors = dict(state.stats.tensors)
@@ -27,7 +27,7 @@ def measure_sensitivity(
 
 
 def mse_tensors(state: Calibrated) -> list[str]:
-    """Return the tensors whose scale is that of least squared error."""
+    """Return the activations whose scale has the least squared error (``MinMse``)."""
     return [
         row.observe
         for row in state.plan.activations()

@@ -253,7 +253,7 @@ def solve(
 
 @one_blas_thread()
 def correct_biases(state: Solved, known: SolverCache | None = None) -> Solved:
-    """Let biases make up for what rounding the weights shifts."""
+    """Correct biases for the shift of means that rounding the weights causes."""
     values = corrected_biases(
         state.adapted,
         state.plan,

@@ -189,7 +189,7 @@ class Totals:
 
 
 def _add_products(sums: FloatArray, a: FloatArray, b: FloatArray) -> None:
-    """Add the products of all columns to ``sums``; few of them are in memory besides."""
+    """Add the products of all columns to ``sums``, with few of them in memory at a time."""
     across = b.swapaxes(1, 2)
     step = max(1, _PRODUCTS_AT_ONCE // max(1, b.shape[1]))
     for first in range(0, a.shape[1], step):

@@ -159,7 +159,7 @@ class Tuner:
         return Trace(at + 1, tuple(points))
 
     def _batch(self, batches: Batches, random: np.random.Generator) -> Batch:
-        """Return some columns of one step's samples, beside each other."""
+        """Return some columns of one step's samples, concatenated."""
         config = self.config
         size = min(config.batch_size, len(batches))
         each = max(_OF_EACH, _AT_A_STEP // (config.num_batches * config.batch_size))
@@ -219,7 +219,7 @@ def _some(batch: Batch, wanted: int, random: np.random.Generator) -> Batch:
 
 
 def _concatenated(batches: Sequence[Batch]) -> Batch:
-    """Return several samples' columns as one's."""
+    """Return the columns of several samples as those of one."""
     xp = array_namespace(batches[0].patches)
     return Batch(
         xp.concat([batch.patches for batch in batches], axis=2),

@@ -73,7 +73,7 @@ class KeptColumns:
 
     @property
     def squares(self) -> float:
-        """The squares of those y that ``squared`` tells the changes of, rather than the error."""
+        """The squares of those y whose change, not error, ``squared`` gives."""
         return 0.0 if self._summed is None else self._summed.squares
 
     def squared(self, rows: slice, change: FloatArray, offset: DoubleArray) -> tuple[float, ...]:

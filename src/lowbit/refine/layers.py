@@ -364,7 +364,7 @@ class RefinedConstants(Mapping[str, Array]):
         self._results: dict[str, tuple[RefinedLayer, LayerResult]] = {}
 
     def add(self, layer: RefinedLayer, result: LayerResult) -> None:
-        """Let a layer's node read what it was refined to."""
+        """Use the refined constants of a layer's node."""
         self._results[layer.weight_name] = layer, result
         if layer.bias_name is not None and result.bias is not None:
             self._results[layer.bias_name] = layer, result

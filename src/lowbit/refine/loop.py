@@ -201,7 +201,7 @@ def _inputs(model: ir.Model, layers: Sequence[RefinedLayer]) -> dict[str, str]:
 
 
 class Listener(Protocol):
-    """Is told of every layer, and may change what becomes of it."""
+    """A callback for every layer, which may change its result."""
 
     def solved(self, index: int, layer: RefinedLayer, result: LayerResult) -> LayerResult:
         """Return the result to go on with."""
@@ -362,7 +362,7 @@ class LayerLoop:
         layer: RefinedLayer,
         constants: Mapping[str, Array],
     ) -> Collector:
-        """Let the samples of a layer be taken in, a few at a time."""
+        """Collect the samples of a layer, a few at a time."""
         self._begin(step, constants)
 
         def take(items: Sequence[tuple[int, Feed | None]]) -> list[tuple[int, LayerColumns]]:

@@ -89,7 +89,7 @@ class Refined:
 
 
 def algorithm_of(config: Refinement) -> Algorithm:
-    """Return what does the work of a refinement."""
+    """Return the algorithm of a refinement."""
     found: Algorithm | None = config.algorithm() or ALGORITHMS.get(type(config))
     if found is None:
         raise ConfigError(f"{type(config).__name__} has no algorithm: return one from algorithm()")
@@ -246,7 +246,7 @@ def _optimize(model: ir.Model, layers: Sequence[RefinedLayer], settings: LoopSet
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Listener:
-    """Lets the selection decide, keeps the result, and tells the caller."""
+    """Lets the selection decide, keeps the result, and reports progress."""
 
     selection: Selection | None
     checkpoint: Checkpoint | None

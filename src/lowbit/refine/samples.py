@@ -185,12 +185,12 @@ def take_target(
 
 
 def take_columns(layer: LinearLayer, x: Array, target: LayerTarget, floats: Floats) -> LayerColumns:
-    """Return the quantized model's layer inputs beside a target; ``floats`` reads what is stored."""
+    """Return the quantized model's layer inputs with a target; ``floats`` reads what is stored."""
     return LayerColumns(layer.patches(x, target.at, target.shape, floats), target.targets)
 
 
 def take_sample(layer: LinearLayer, x: FloatArray, target: LayerTarget) -> SampleInMemory:
-    """Return the quantized model's layer inputs beside a target; sums are of what the target has."""
+    """Return the quantized model's layer inputs with a target; sums are of what the target has."""
     patches, targets, total = (
         layer.patches(x, target.at, target.shape),
         target.targets,
@@ -255,7 +255,7 @@ class Sums:
         """Return second moments.
 
         Without a ``bias`` they are about the means, as if any bias could be had; with one (groups
-        x outputs x 1) it is taken off the targets, and they are about zero.
+        x outputs x 1) it is subtracted from the targets, and they are about zero.
         """
         x = self.patch_mean[:, None, :]
         if bias is not None:

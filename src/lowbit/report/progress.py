@@ -107,7 +107,7 @@ class Estimate:
 def show_stages(
     *, quiet: bool, console: Console | None = None, stages: Iterable[str] = ()
 ) -> Iterator[Tell]:
-    """Yield a function to be told about progress; it shows one line unless quiet or piped."""
+    """Yield a progress callback; it shows one line unless quiet or piped."""
     if quiet or (console is None and not sys.stderr.isatty()):
         yield lambda stage, done, total: None
         return

@@ -68,7 +68,7 @@ class Density:
 
     @property
     def unit(self) -> float:
-        """What errors of different tensors are compared relative to."""
+        """The unit in which errors of different tensors are compared."""
         return max(self.power(), 1e-30)
 
     def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
@@ -93,7 +93,7 @@ class Density:
         return np.asarray(((error * weight).sum(axis=1) + constant) / max(self.total, 1.0))
 
     def coarser(self, together: int) -> Density:
-        """Return the density with so many adjoining bins made one, for a quick first search."""
+        """Return the density with ``together`` adjacent bins merged, for a quick first search."""
         if not len(self.start):
             return self
         apart = self.start[1:] > self.end[:-1]
@@ -126,13 +126,13 @@ class Density:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SensitiveDensity(Density):
-    """A density whose errors are what the outputs feel of them: summed up, not a mean."""
+    """A density whose errors are those of the outputs, by sensitivity: a sum, not a mean."""
 
     sensitivity: Sensitivity
 
     @classmethod
     def of_sensitivity(cls, stats: TensorStats, sensitivity: Sensitivity) -> SensitiveDensity:
-        """Return the density of a tensor's sensitivity, cut to the range that was seen."""
+        """Return the density of a tensor's sensitivity, cut to the observed range."""
         edges = bin_edges()
         positive, negative = sensitivity.squares
         # The first bin is of what is zero, and stays zero whatever the scale.

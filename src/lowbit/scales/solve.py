@@ -1,4 +1,4 @@
-"""Solve for the parameters of every planned tensor.
+"""Compute the parameters of every planned tensor.
 
 Order matters and is all here: each activation on its own, alignment, constants, the datapath's
 limits on fraction bits, then biases, which depend on all of it.
@@ -117,7 +117,7 @@ def settle_biases(
 
 
 def _none() -> None:
-    """Return no importance: all errors count alike."""
+    """Return no importance: all errors count equally."""
 
 
 _BIAS_OF = "bias of "

@@ -22,7 +22,7 @@ from lowbit.search.switched_model import can_be_switched
 from lowbit.state import Quantized
 
 _BELIEVED, _SAVED = 0.7, 0.08
-"""How much of the margin left is believed to be left again, and the cost that is worth another round."""
+"""The share of the margin left that will be left again, and the saved cost that justifies another round."""
 
 _BROUGHT = 0.5
 """How much of what refinement brought beyond all expectation it is expected to bring again."""
@@ -34,7 +34,7 @@ _EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
 """A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""
 
 _FREE_DB = 1.0
-"""What costs nothing is refined by itself if it brings more than this."""
+"""Changes that cost nothing are refined by themselves if they gain more than this."""
 
 Finished: TypeAlias = tuple[Quantized, Report, stages.Refinement]
 
@@ -186,7 +186,7 @@ def next_requirement(
             required = required.lowered(-_BROUGHT * short_db)
             return None if usable else required
         return None if usable else required.raised(short_db)
-    # What the model had to spare before it was refined could not be given back.
+    # The surplus margin before refinement could not be given up.
     known_db = max(0.0, last.built_db - required.wanted_db)
     believed = _BELIEVED / _lost_by_lowering(attempts)
     spare_db = believed * (last.verdict.safe_margin_db - USABLE.least_db) - known_db

@@ -2,10 +2,10 @@
 
 Part of the calibration samples is held out. The model is built without any of the steps, then with
 one more at a time; a step stays if the outputs come nearer to the float model's on the held-out
-samples, by more than the difference varies from sample to sample. Steps that were found by reckoning what
-the outputs feel of them stay unless the outputs come farther from them by as much. If the model is refined later, the
-error is that expected afterwards. Where models are calibrated only to be compared, some of the samples do;
-the others are added to the statistics of the one that is kept.
+samples, by more than the standard error of the difference. Steps that were chosen by sensitivity, on far more
+samples, stay unless the outputs are worse by as much. If the model is refined later, the error is that
+expected afterwards. Models that are only compared are calibrated on some of the samples; the others are added
+to the statistics of the one that is kept.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _Field = Literal[
 class _Option:
     """A field of the configuration, and its value when the step is skipped.
 
-    ``unless_worse``: the step was found by reckoning what the outputs feel of it, on far more samples than those
-    held out; it is dropped only if these show that it is worse.
+    ``unless_worse``: the step was chosen by sensitivity, on far more samples than those held out; it is
+    dropped only if the held-out samples show that it is worse.
     """
 
     name: str
@@ -204,7 +204,7 @@ def step_of(
 ) -> Step:
     """Return whether a step is kept, by the SQNR of samples before and after it.
 
-    One that was ``unless_worse`` to be better is kept unless it is worse, others only if they are better.
+    ``unless_worse``: it is kept unless it is worse, rather than only if it is better.
     """
     gain = Gain.of(before, after)
     return Step(

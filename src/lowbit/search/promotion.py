@@ -50,10 +50,10 @@ from lowbit.search.switched_parts import Switching
 from lowbit.state import Quantized, extended
 
 _FITTED = 0.5
-"""What is believed of refinement's gain on the samples that it was fitted to."""
+"""The share of refinement's gain to count on, where samples were used by it."""
 
 _SHOWN = 0.7
-"""What is believed of its gain on verification samples: it brings less the less noise there is."""
+"""The share of its gain on verification samples to count on: it gains less the less noise there is."""
 
 _SPARE_DB = 4.0
 """An approximation that leaves so much more than is wanted is left as it is."""
@@ -212,7 +212,7 @@ class Promoter:
     def _wide_is_enough(
         self, state: Quantized, graph: PromotionGraph, required: Requirement, few: Sequence[int]
     ) -> bool:
-        """Whether 16 bits are enough for the activations: switches do not show what they lose."""
+        """Whether 16 bits are enough for the activations; measured on a built model, as switches do not show it."""
         spec = wide_spec(state)
         if spec is None:
             return False
@@ -230,7 +230,7 @@ class Promoter:
         required: Requirement,
         wanted_db: float,
     ) -> tuple[float, Quantized, tuple[Rule, ...]] | None:
-        """Build what is chosen; choose more of it if that is worse than it looked, and less if it is better."""
+        """Build the choice; promote more if the model is worse than expected, and less if it is better."""
         least_db = wanted_db - (required.wanted_db - required.least_db)
         asked: AskedMargin | None = AskedMargin(wanted_db)
         found: dict[Choice, Built] = {}
@@ -252,7 +252,7 @@ class Promoter:
             if margin < least_db and trial.choice.wide and is_too_narrow(margin, trial.margin_db):
                 search = self._search = search.without_wide()
                 continue
-            # To give all of it back would save less than the margin is worth.
+            # Giving up all of the promotion would save less than the margin may cost.
             if model.cost <= model.bonus(least_db):
                 break
             asked = asked.after(margin - least_db)
@@ -334,7 +334,7 @@ class Promoter:
 
     @contextlib.contextmanager
     def _measuring(self, state: Quantized, graph: PromotionGraph) -> Iterator[_Measure]:
-        """Let choices be measured in one model; yields what measures it with tensors switched."""
+        """Open one model to measure choices in; yields the function that measures it with tensors switched."""
         names = quantized_names(state)
         measured = self._samples.found_in(names)
         outputs = list(dict.fromkeys(names[row.tensor] for row in measured))
@@ -381,7 +381,7 @@ class Promoter:
 
 
 def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:
-    """Return what is worth most of the choices that are enough: cheap, or with more margin for little."""
+    """Return the best choice with enough margin: a cheap one, or one with more margin for little cost."""
     if search.cheapest(wanted_db) is None:
         return None
     enough = search.expected_cost(wanted_db)

@@ -36,7 +36,7 @@ _PRICES = 60
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """What is promoted: to wider integers, and to float."""
+    """The nodes to promote: to wider integers, and to float."""
 
     wide: Region = frozenset()
     in_float: Region = frozenset()
@@ -82,7 +82,7 @@ class _Bracket:
         return self.too_much < 1.02 * self.enough
 
     def after(self, spare_db: float) -> _Bracket:
-        """Return the next, after a choice with so much margin to spare; noises do not quite add up."""
+        """Return the next bracket, after a choice with ``spare_db`` of margin left; noises add up only roughly."""
         is_enough = spare_db >= 0
         enough = self.factor if is_enough else self.enough
         too_much = self.too_much if is_enough else self.factor
@@ -216,7 +216,7 @@ class RegionSearch:
         return self.best(wanted_db, lambda trial: -trial.cost)
 
     def best(self, least_db: float, value: Callable[[Trial], float]) -> Trial | None:
-        """Return what is value most of the choices that were measured; ``None`` if it is all in float."""
+        """Return the measured choice of highest value; ``None`` if that is all in float."""
         enough = [t for t in self._trials.values() if t.margin_db >= least_db]
         best = max(enough, key=value, default=None)
         return None if best is None or best.choice.in_float == self._every else best

@@ -1,9 +1,9 @@
-"""Other scales, which cost nothing on any target, for the activations that bring most of the noise.
+"""Other scales, which cost nothing on any target, for the activations that add the most noise.
 
-A scale is chosen by the tensor's own squared error. What outputs feel of it may be quite another thing:
-a power of two that clips a few large numbers may be far better than the next, which rounds all others
-coarsely. The activations with most of the noise are found by dividing groups of them, and each is tried
-with other scales, everything else in float.
+A scale is chosen by the tensor's own squared error. The error of the outputs may behave differently: a power
+of two that clips a few large values may be far better than the next one, which rounds all others coarsely.
+The noisiest activations are found by bisecting groups of them, and each is tried with other scales,
+everything else in float.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Scales of activations chosen by what the outputs feel of them.
+"""Choose scales of activations by the error of the outputs.
 
-A scale of least squared error holds the tensor's largest numbers, and they may matter little: of the sums
-that residual blocks of MobileNetV2 end in, a scale of an eighth leaves a thirtieth of the noise in the
+A scale of least squared error holds the tensor's largest values, and they may matter little: at the sums
+that residual blocks of MobileNetV2 end in, an eighth of that scale leaves a thirtieth of the noise in the
 logits. So each activation is quantized alone, everything else in float, and tried with other scales.
-Noise of single tensors adds up, so that what is best for each is best for all.
+The noise of single tensors adds up, so the best scale for each is the best for all.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def tuned_groups(state: Planned) -> list[Group]:
 def _factors(
     pipeline: Pipeline, state: Quantized, seen: Validation, groups: Sequence[Group]
 ) -> dict[str, float]:
-    """Return what scales are to be multiplied by."""
+    """Return the factors to multiply scales by."""
     found: dict[str, float] = {}
     with _measuring(state, seen) as decibels:
         if decibels is None:
@@ -156,7 +156,7 @@ class _Line:
         return found if gain.is_better else 1.0
 
     def _descended(self, step: float) -> float:
-        """Return where noise no longer falls."""
+        """Return the factor beyond which noise no longer falls."""
         found = 1.0
         while _LEAST <= found * step <= _MOST and self._noise(found * step) < self._noise(found):
             found *= step

@@ -24,7 +24,7 @@ def weighted_scales(
 ) -> Quantized | None:
     """Return the model with scales by sensitivity, or ``None`` where no scale follows from it.
 
-    ``seen`` tells which tensors of the float model its outputs are measured at.
+    ``seen`` says at which tensors of the float model its outputs are measured.
     """
     samples = state.samples
     if samples is None or samples.data.is_random or is_large(state.adapted):

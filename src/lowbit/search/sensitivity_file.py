@@ -1,4 +1,4 @@
-"""What the search for mixed precision measured and decided: values, and a JSON file of them.
+"""The results of the search for mixed precision: values, and a JSON file of them.
 
 People set ``enabled`` to false there for layers that are to stay.
 """

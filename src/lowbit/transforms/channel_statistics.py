@@ -51,7 +51,7 @@ def channel_sizes(
     data: Iterable[Feed],
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, ChannelSizes]:
-    """Return the sizes along an axis of each tensor, by name; none at all if there is no data.
+    """Return the channel sizes along an axis of each tensor, by name; none if there is no data.
 
     Of many large samples some are looked at, spread evenly.
     """
@@ -206,7 +206,7 @@ _NAME = "the model for equalization"
 
 @dataclasses.dataclass(frozen=True)
 class _Reduced:
-    """What is found of samples; with ``join`` workers put theirs together."""
+    """Reduces samples; with ``join`` workers combine their own results."""
 
     names: tuple[str, ...]
     of: Of

@@ -95,7 +95,7 @@ def is_settled(before: DoubleArray, after: DoubleArray) -> bool:
 def is_capped(
     produced: FloatArray, consumed: FloatArray, total: DoubleArray, bounds: Bounds
 ) -> NDArray[np.bool_]:
-    """Return which channels would go further if their bounds let them."""
+    """Return the channels whose factor is limited by a bound."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ideal = np.sqrt(np.asarray(consumed, np.float64) / produced)
     at_top = (total >= bounds.highest) & (ideal > 1 + _SETTLED)
@@ -105,7 +105,7 @@ def is_capped(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """What happened to the channels that some layers produce and others consume.
+    """The result for the channels that some layers produce and others consume.
 
     Attributes:
         tensor: One tensor of the group, to know it by.
@@ -209,7 +209,7 @@ def equalize_groups(
 def _measure(
     model: ir.Model, groups: list[Group], reads: Mapping[str, int], context: Context
 ) -> Mapping[str, ChannelSizes]:
-    """Return the sizes of what layers read and of what Clips give, from one pass.
+    """Return the channel sizes of layer inputs and Clip outputs, from one pass.
 
     What is below a Clip's bound is what stands before it; to look at that as well would take every
     Clip out of the convolution that onnxruntime computes it in.

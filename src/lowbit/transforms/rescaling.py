@@ -1,4 +1,4 @@
-"""Tensors multiplied by factors that are given, so that power-of-two scales fit them."""
+"""Multiply tensors by given factors, so that power-of-two scales fit them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Between the layers that produce a stream of channels and the normalizations that read it, channels may
 be multiplied by any orthogonal matrix R: producers' weights take R, consumers' weights its inverse. A
 root-mean-square normalization does not notice once its own factors are moved into its consumers; one
-that takes off the mean does not either if R keeps the mean. Outliers in a few channels then are
+that subtracts the mean does not either if R keeps the mean. Outliers in a few channels then are
 spread over all. The float function stays, which is checked.
 """
 
@@ -147,7 +147,7 @@ class _StreamRotation:
         return self._by_name[name]
 
     def _rotate_produced(self, node: ir.Node) -> None:
-        """Let a node produce rotated channels."""
+        """Rotate the channels that a node produces."""
         if node.op_type in ("Gather", "Add"):
             index = 0 if node.op_type == "Gather" else self._constant_input(node)
             self._rotate_rows(node, index)
@@ -172,7 +172,7 @@ class _StreamRotation:
         replace_constant(self._graph, node, index, np.asarray(data @ self._matrix, np.float32))
 
     def _rotate_consumed(self, node: ir.Node) -> None:
-        """Let a node read rotated channels."""
+        """Rotate the channels that a node reads."""
         layer = self._layer(node)
         self._check_size(layer.inputs, node)
         layer.kernel[0] = np.einsum("jkr,ki->jir", layer.kernel[0], self._matrix)

@@ -1,4 +1,4 @@
-"""Layers that share a small weight get one each."""
+"""Give layers that share a small weight one each."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def convert_nchw_to_nhwc(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def clean_initializer_in_input(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its constants taken off the list of its inputs."""
+    """Return the model with its constants removed from the list of its inputs."""
     return io.to_proto(constants_are_no_inputs(io.load(model)))
 
 

@@ -1,6 +1,6 @@
 """Automatic mixed precision: Quark's dictionary of parameters as a value of lowbit's.
 
-Beside the names of 0.13 it takes those of earlier versions, which AMD's examples still use.
+In addition to the names of 0.13 it takes those of earlier versions, which AMD's examples still use.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ _EQUALIZATION: Mapping[str, str] = MappingProxyType(
 _TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"xint8": tuple(_REWRITES), "a8w8": (), "a16w8": (), "bf16": (), "bfp16": ()}
 )
-"""By the name of a list that Quark has ready: its passes beside the usual ones."""
+"""By the name of a list that Quark has ready: its passes in addition to the usual ones."""
 
 _TEMPLATE_OPSET = 21
 
@@ -78,7 +78,7 @@ def with_passes(config: QuantizationConfig) -> QuantizationConfig:
     """Return a configuration with the options that its list of passes means, if it has one."""
     spec, older = config.extra_options.get(_KEY), config.extra_options.get(_OLDER_KEY)
     if spec and older:
-        say(f"{_OLDER_KEY} has no effect beside {_KEY}")
+        say(f"{_OLDER_KEY} has no effect together with {_KEY}")
     if not spec and not older:
         return config
     passes = _passes(str(spec or older))
