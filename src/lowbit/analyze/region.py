@@ -23,6 +23,7 @@ from lowbit.analyze.sensitivity import Switch, Variant, VariantRunner
 from lowbit.config.specs import Rule
 from lowbit.evaluate.cost import NodeCost
 from lowbit.numerics.metrics import decibels
+from lowbit.numerics.spacing import even_bounds
 from lowbit.ops.quantizing import CONVERTERS
 from lowbit.report.values import PromotedRegion, Promotion
 
@@ -232,7 +233,5 @@ def _neighbours(node: ir.Node, *, after: bool) -> Iterator[ir.Node]:
 
 def _split(run: _Run, parts: int) -> list[_Run]:
     """Return runs of nearly equal length."""
-    length = run[1] - run[0]
-    parts = min(parts, length)
-    bounds = [run[0] + round(i * length / parts) for i in range(parts + 1)] if parts else []
-    return list(itertools.pairwise(bounds))
+    bounds = even_bounds(run[1] - run[0], parts)
+    return [(run[0] + a, run[0] + b) for a, b in itertools.pairwise(bounds)]

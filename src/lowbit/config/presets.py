@@ -78,6 +78,25 @@ def _pair(name: str, summary: str, activation: IntegerSpec) -> tuple[Preset, Pre
     )
 
 
+def _fixed_point(name: str, summary: str, target: str) -> Preset:
+    """Return a preset of int8 with power-of-two scales for activations, weights and biases."""
+    config = QuantConfig(
+        name=name,
+        activation=_POWER_OF_TWO,
+        weight=_POWER_OF_TWO,
+        final_headroom=_HEADROOM,
+        bias=_POWER_OF_TWO,
+        target=target,
+        equalization=CrossLayerEqualization(),
+        bias_correction=True,
+        keep_only_if_better=True,
+        sensitivity=SensitivityWeighting(),
+        power_of_two_fit=PowerOfTwoFit(),
+        refinement=LayerReconstruction(),
+    )
+    return Preset(config=config, summary=summary)
+
+
 def _without_integers(
     name: str, summary: str, activation: Spec, weight: Spec, *, casts: bool = False
 ) -> Preset:
@@ -134,22 +153,10 @@ _ALL = (
         _WEIGHT,
         "ryzen-ai",
     ),
-    Preset(
-        config=QuantConfig(
-            name="XINT8",
-            activation=_POWER_OF_TWO,
-            weight=_POWER_OF_TWO,
-            final_headroom=_HEADROOM,
-            bias=_POWER_OF_TWO,
-            target="ryzen-ai-cnn",
-            equalization=CrossLayerEqualization(),
-            bias_correction=True,
-            keep_only_if_better=True,
-            sensitivity=SensitivityWeighting(),
-            power_of_two_fit=PowerOfTwoFit(),
-            refinement=LayerReconstruction(),
-        ),
-        summary="Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
+    _fixed_point(
+        "XINT8",
+        "Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
+        "ryzen-ai-cnn",
     ),
     *_pair(
         "U8S8",
@@ -166,22 +173,10 @@ _ALL = (
         "any runtime: asymmetric uint16 activations, symmetric int8 weights",
         IntegerSpec(format=IntegerFormat.UINT16, symmetric=False, method=MinMax()),
     ),
-    Preset(
-        config=QuantConfig(
-            name="VINT8",
-            activation=_POWER_OF_TWO,
-            weight=_POWER_OF_TWO,
-            final_headroom=_HEADROOM,
-            bias=_POWER_OF_TWO,
-            target="vint8",
-            equalization=CrossLayerEqualization(),
-            bias_correction=True,
-            keep_only_if_better=True,
-            sensitivity=SensitivityWeighting(),
-            power_of_two_fit=PowerOfTwoFit(),
-            refinement=LayerReconstruction(),
-        ),
-        summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
+    _fixed_point(
+        "VINT8",
+        "power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
+        "vint8",
     ),
     _weights(
         "DYNAMIC8",

@@ -22,6 +22,7 @@ from lowbit.data.images import ImagePlan, render_bytes, render_file, render_pixe
 from lowbit.data.kept_images import Images, KeptImages
 from lowbit.data.records import Record
 from lowbit.errors import DataError
+from lowbit.numerics.spacing import evenly_spaced
 from lowbit.parallel import cpu_count, ordered_map
 
 T = TypeVar("T")
@@ -132,7 +133,7 @@ def open_image_records(
 def _spaced(items: Sequence[T], wanted: int | None) -> Sequence[T]:
     if wanted is None or wanted >= len(items):
         return items
-    return [items[index * len(items) // wanted] for index in range(wanted)]
+    return [items[index] for index in evenly_spaced(len(items), wanted)]
 
 
 AHEAD = 4

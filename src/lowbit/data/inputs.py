@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.errors import DataError, did_you_mean
+from lowbit.numerics.formats import is_float_type
 
 Sample: TypeAlias = Mapping[str, NDArray[Any]]
 """One feed: input name to array, with the batch dimension the model wants."""
@@ -37,8 +38,7 @@ class InputInfo:
     @property
     def is_float(self) -> bool:
         """Whether the elements are floating-point numbers of any width."""
-        # ml_dtypes' narrow floats have kind "V", so the kind alone does not tell.
-        return "float" in self.dtype.name
+        return is_float_type(self.dtype)
 
     @property
     def is_text(self) -> bool:

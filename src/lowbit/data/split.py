@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import numpy as np
-
 from lowbit.data import Data, Sample
 from lowbit.data.shards import Selection
 from lowbit.errors import DataError
+from lowbit.numerics.spacing import evenly_inside
 
 _ENOUGH_TO_HOLD_OUT = 16
 _MOST_VALIDATION = 16
@@ -130,10 +129,8 @@ def validation_count(limit: int) -> int:
 
 
 def _spread(total: int, count: int) -> list[int]:
-    if count <= 0:
-        return []
-    inside = {int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round()}
-    if len(inside) == count:
-        return sorted(inside)
+    inside = evenly_inside(total, count)
+    if len(inside) == count or count <= 0:
+        return inside
     # Nearly all of them: those between the ends would round to the same.
     return [(2 * i + 1) * total // (2 * count) for i in range(min(count, total))]

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.pooled import add_rows, map_row_steps, rows_of
@@ -34,6 +33,7 @@ from lowbit.graph.openvino import Runtime
 from lowbit.graph.pooling import add_pools, highest_of, large_maps, lowest_of
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
+from lowbit.numerics.spacing import evenly_inside
 
 SignalNoises = dict[str, SignalNoise]
 
@@ -333,6 +333,4 @@ class _Sums:
 
 def spread(total: int, count: int) -> frozenset[int]:
     """Return the numbers of ``count`` of ``total`` samples, evenly spaced."""
-    if count >= total:
-        return frozenset(range(total))
-    return frozenset(int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round())
+    return frozenset(range(total) if count >= total else evenly_inside(total, count))

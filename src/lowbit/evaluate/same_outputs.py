@@ -15,6 +15,7 @@ from lowbit.errors import VerificationError
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.nesting import subgraphs
 from lowbit.graph.session import Array
+from lowbit.numerics.formats import is_float_type
 from lowbit.ops.families import READ_SHAPES, SIZED_BY_DATA
 
 _WAY_OUT = (
@@ -131,13 +132,12 @@ def difference(want: Array, got: Array) -> str:
 
 def is_float(array: Array) -> bool:
     """Whether an array holds floating-point numbers of any width."""
-    # ml_dtypes' narrow floats have kind "V", so the kind alone does not tell.
-    return "float" in array.dtype.name
+    return is_float_type(array.dtype)
 
 
 def is_number(array: Array) -> bool:
     """Whether an array holds integers or floating-point numbers of any width."""
-    return array.dtype.kind in "fiu" or "float" in array.dtype.name or "int" in array.dtype.name
+    return is_float_type(array.dtype) or "int" in array.dtype.name
 
 
 def finite_pair(want: Array, got: Array) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.graph.editing import constant
+from lowbit.ops.linear import has_explicit_padding
 
 _AXES_OF_SUM, _AXES_OF_MEAN = 13, 18
 """Operator sets from which on axes are an input."""
@@ -146,10 +147,7 @@ class BackwardGraph:
         ``inputs`` and ``outputs`` are the sizes of the positions' axes.
         """
         axes, attributes = len(weight.shape) - 2, node.attributes
-        if (
-            attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-            or self.opset < 11
-        ):
+        if not has_explicit_padding(node) or self.opset < 11:
             return None
         strides = list(attributes.get_ints("strides", [1] * axes))
         pads = list(attributes.get_ints("pads", [0] * 2 * axes))

@@ -24,6 +24,7 @@ from lowbit.graph.session import Array, Feed, Optimize, providers_of
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.spacing import evenly_spaced
 from lowbit.ops.geometry import ConvLayer
 from lowbit.parallel import worker_count
 from lowbit.refine.algorithm import Algorithm, Collector, Feeds, LoopSettings
@@ -290,7 +291,7 @@ def _spread(feeds: Feeds, count: int, total: int) -> Iterable[Feed]:
     found = feeds()
     if isinstance(found, Samples):
         return found.spread(count)
-    wanted = frozenset(i * total // count for i in range(min(count, total)))
+    wanted = frozenset(evenly_spaced(total, count))
     return (feed for number, feed in enumerate(found) if number in wanted)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from lowbit.graph.session import Feed
 from lowbit.graph.store import Store
 from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.spacing import evenly_inside
 from lowbit.ops.geometry import Array, Floats, LinearLayer, Positions
 from lowbit.refine.descent import Moments
 
@@ -228,7 +229,7 @@ def held_out_numbers(count: int, share: float, *, large: bool = False) -> frozen
     if share == 0 or count < (_FEWEST_LARGE_SAMPLES if large else _FEWEST_SAMPLES):
         return frozenset()
     held = round(count * share)
-    return frozenset(int(i) for i in np.linspace(0, count - 1, held + 2)[1:-1].round())
+    return frozenset(evenly_inside(count, held))
 
 
 def means_of(samples: Sequence[LayerSample]) -> tuple[FloatArray, FloatArray]:

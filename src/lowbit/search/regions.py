@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+from lowbit.numerics.spacing import even_bounds
+
 Region = frozenset[int]
 Format: TypeAlias = Literal["narrow", "wide", "float"]
 
@@ -310,9 +312,7 @@ def noise_of(margin_db: float) -> float:
 
 def _split(items: Sequence[int], parts: int) -> list[list[int]]:
     """Return runs of nearly equal length."""
-    parts = min(parts, len(items))
-    bounds = [round(i * len(items) / parts) for i in range(parts + 1)] if parts else []
-    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+    return [list(items[a:b]) for a, b in itertools.pairwise(even_bounds(len(items), parts))]
 
 
 def runs_of(region: Region) -> list[list[int]]:

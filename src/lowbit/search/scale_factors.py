@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
+from lowbit.numerics.spacing import even_bounds
+
 Factors = Mapping[str, float]
 """Activations that are quantized, and what their scales are multiplied by."""
 
@@ -76,6 +78,4 @@ def _measured(parts: Sequence[list[Sequence[str]]], noises: Noises) -> list[_Par
 
 
 def _halves(groups: list[Sequence[str]], count: int) -> list[list[Sequence[str]]]:
-    count = min(count, len(groups))
-    bounds = [round(i * len(groups) / count) for i in range(count + 1)] if count else []
-    return [groups[a:b] for a, b in itertools.pairwise(bounds)]
+    return [groups[a:b] for a, b in itertools.pairwise(even_bounds(len(groups), count))]

@@ -18,6 +18,7 @@ import numpy as np
 from lowbit.config.scale_search import ScaleSearch
 from lowbit.evaluate.validation import Gain, Validation, decibels_of
 from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.spacing import evenly_spaced
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import Step
@@ -123,7 +124,7 @@ def _measuring(state: Quantized, seen: Validation) -> Iterator[Decibels | None]:
 
 def noisy_groups(groups: Sequence[Group], decibels: Decibels, count: int) -> list[Group]:
     """Return the groups with more than a negligible share of the noise, the noisiest first."""
-    few = [index * count // _FIRST for index in range(_FIRST)] if count > _FIRST else range(count)
+    few = evenly_spaced(count, _FIRST)
     noises = {group: noise_of(decibels(dict.fromkeys(group, 1.0), few)) for group in groups}
     least = _TELLING * sum(noises.values())
     noisy = sorted((g for g in groups if noises[g] > least), key=lambda g: -noises[g])
