@@ -337,7 +337,7 @@ def test_statistics_kept_from_another_run_are_told() -> None:
 
     report = lowbit.quantize(small_cnn(), data=small_feeds(2), preset="A16W8", stats=stats).report
 
-    assert report.notes[0].startswith(f"calibrated from saved statistics of {stats.samples}")
+    assert report.notes[0].startswith(f"calibrated with saved statistics of {stats.samples}")
     assert report.calibration_samples == stats.samples
 
 

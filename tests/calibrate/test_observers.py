@@ -89,7 +89,7 @@ def test_every_method_says_what_it_observes(method: Method, spec: ObserverSpec) 
 
 
 def test_a_method_for_weights_observes_nothing() -> None:
-    with pytest.raises(ConfigError, match=r"output is a method for weights.*take mse"):
+    with pytest.raises(ConfigError, match=r"method output is for weights.*take mse"):
         observer_of(OutputMse())
 
 

@@ -408,7 +408,7 @@ def test_random_data_refines_nothing(load) -> None:
     refined, went = stages.refine(state, None, lambda *_: None, resume=False)
 
     assert refined is state
-    assert went.notes == ("not refined: random data says nothing about the inputs",)
+    assert went.notes == ("not refined: random data does not represent real inputs",)
 
 
 def test_refined_weights_lower_the_error_and_stay_in_the_checkpoint(load, tmp_path) -> None:

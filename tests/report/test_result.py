@@ -204,7 +204,7 @@ def test_a_comparison_tells_accuracy_slices_and_times(console) -> None:
     text = screen.file.getvalue()
     lines = [line.split() for line in text.splitlines()]
     assert ["top1", "%", "72.00", "70.50", "70.25", "1.50", "-0.10", "to", "3.10"] in lines
-    assert "to know the gap better than on 4: top1 923 samples for 0.5 %" in text
+    assert "for a narrower interval than on 4 samples: top1 923 samples for 0.5 %" in text
     assert "slices of outputs" in text
     assert "y[:, 0:4]" in text
     assert "outputs through fused kernels" in text
@@ -341,7 +341,7 @@ def test_a_new_run_with_promoted_tensors_is_told(console) -> None:
 
     show_budget(screen, budget(promotion=promotion(requantized_sqnr_db=14.0)))
 
-    assert "quantized again so: 14.00 dB" in screen.file.getvalue()
+    assert "quantized again with it: 14.00 dB" in screen.file.getvalue()
 
 
 @pytest.mark.parametrize(("page", "said"), [("", "--report page.html"), ("both.html", "both.html")])

@@ -196,8 +196,8 @@ def _measure(
         )
         for subject in subjects
     ]
-    # What is left with everything in float is nobody's: weights that cannot be told apart,
-    # and arithmetic of the target.
+    # The error left with everything in float belongs to no tensor: it comes from rescaled weights and
+    # from arithmetic of the target.
     rest = runner.noise_of("float", samples) if alone else 0.0
     found = runner.noise(variants, samples)
     return {

@@ -245,7 +245,7 @@ def _labels(labels: str | Sequence[Label] | None, samples: Data) -> Sequence[Lab
 def _scorer(labels: Sequence[Label], metric: str | Metric | None) -> Scorer | None:
     if not labels:
         if metric is not None:
-            raise ConfigError("a metric is given, but no labels for it to read (--labels)")
+            raise ConfigError("a metric is given, but no labels (--labels)")
         return None
     if metric is None:
         return TopScorer()
@@ -345,14 +345,14 @@ def _changed(model: ir.Model, line: str) -> QuantConfig:
     stored = model.metadata_props.get("lowbit.config")
     if stored is None:
         raise ConfigError(
-            "the quantized model does not say how it was made, so it cannot be made again; "
+            "the quantized model does not say how it was made, so it cannot be quantized again; "
             "skip --retry"
         )
     try:
         config = decode_json(stored, QuantConfig)
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"the quantized model's lowbit.config, how it was made, cannot be read ({error}); skip "
+            f"the quantized model's lowbit.config, which says how it was made, cannot be read ({error}); skip "
             "--retry"
         ) from error
     fields = {**msgspec.to_builtins(config), "tensors": [], "rules": [], "exclude": []}

@@ -354,7 +354,7 @@ def _check_request(
     check_refinement(config)
     if plan is not None and config.mixed_precision is not None:
         raise ConfigError(
-            "a plan says already which formats layers have: skip config.mixed_precision"
+            "the plan already decides the formats of layers: skip config.mixed_precision"
         )
 
 

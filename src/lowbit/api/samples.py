@@ -45,7 +45,7 @@ def open_samples(
         return split(opened, limit, *held_out)
     if opened.is_random:
         raise DataError(
-            f"goal {request.goal.text!r} says nothing about random data: give real samples (--data)"
+            f"goal {request.goal.text!r} cannot be measured on random data: give real samples (--data)"
         )
     return split_for_goal(opened, limit, held_out[0])
 

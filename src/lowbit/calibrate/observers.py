@@ -99,7 +99,7 @@ def observer_of(method: Method) -> ObserverSpec:
         case Percentile() | LayerwisePercentile() | Entropy() | Distribution() | MinMse():
             return ObserverSpec(histogram=True)
         case OutputMse():
-            raise ConfigError("output is a method for weights, not for activations; take mse")
+            raise ConfigError("method output is for weights, not for activations; take mse")
     spec: ObserverSpec = method.observer()
     return spec
 

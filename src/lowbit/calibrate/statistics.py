@@ -188,7 +188,7 @@ class Stats:
         made = (self.equalized, self.smoothed, self.rescaling)
         if made != (other.equalized, other.smoothed, other.rescaling):
             raise CalibrationError(
-                "two statistics are of models that were equalized, smoothed or rescaled otherwise: "
+                "two statistics are of models with different equalization, smoothing or rescaling: "
                 "not mergeable"
             )
         names = dict.fromkeys((*self.tensors, *other.tensors))
@@ -218,9 +218,7 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
     arrays: dict[str, NDArray[np.generic]] = {}
     for index, (name, s) in enumerate(stats.tensors.items()):
         if s.custom is not None or s.average is not None:
-            raise CalibrationError(
-                "only statistics of the default kind can be saved, not those of a method of its own"
-            )
+            raise CalibrationError("only statistics of the built-in methods can be saved")
         row: dict[str, object] = {"name": name, "low": s.low, "high": s.high, "count": s.count}
         row |= {"not_finite": s.not_finite, "histogram": s.counts is not None}
         table.append({**row, "positions": 0 if s.totals is None else s.totals.positions})

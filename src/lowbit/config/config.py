@@ -137,7 +137,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return "what helps is measured"
         transforms = (self.rotation, self.equalization, self.smooth_quant)
         if any(each is not None and each.reads_data for each in transforms):
-            return "what is smoothed or equalized is measured"
+            return "equalization and smoothing measure activations"
         if self.refinement is not None and not self.refinement.is_optional:
             return f"weights are refined ({type(self.refinement).__name__})"
         return None

@@ -180,7 +180,7 @@ _ALL = (
     ),
     _weights(
         "DYNAMIC8",
-        "onnxruntime, no data: int8 weights per channel, scales of uint8 activations found at run time",
+        "onnxruntime, no data: int8 weights per channel, uint8 activations with scales found at run time",
         _PER_CHANNEL,
         DynamicSpec(),
     ),
@@ -189,7 +189,7 @@ _ALL = (
     ),
     _weights(
         "W4",
-        "no data, better with some: uint4 weights in groups of 32, embeddings included, the rest in float",
+        "no data needed, better with data: uint4 weights in groups of 32, embeddings included, the rest in float",
         _W4,
         refinement=LayerReconstruction(),
         final_weight=_W8,
@@ -210,7 +210,7 @@ _ALL = (
     *(
         _without_integers(
             f"{name}_SCALED",
-            f"Ryzen AI: {spec.format.value}, every tensor scaled so that none overflows",
+            f"Ryzen AI: {spec.format.value}, every tensor scaled to avoid overflow",
             msgspec.structs.replace(spec, scaled=True),
             msgspec.structs.replace(spec, scaled=True),
         )
@@ -253,11 +253,11 @@ def _accurate(preset: Preset) -> Preset:
     refine, activation = _ACCURATE[preset.name], preset.config.activation
     how = "weights tuned by AdaQuant"
     if isinstance(refine, LayerReconstruction):
-        how = "reconstruction looks at four times the positions, twice as often"
+        how = "reconstruction on four times the positions, with twice the sweeps"
     # What 16 bits round away is too little to be worth a search.
     is_coarse = isinstance(activation, IntegerSpec) and activation.format.bits <= 8
     if is_coarse:
-        how = f"scales of activations chosen by the error of the outputs; {how}"
+        how = f"activation scales chosen by the error of the outputs; {how}"
     config = msgspec.structs.replace(
         preset.config,
         name=f"{preset.name}_ACCURATE",
@@ -265,7 +265,7 @@ def _accurate(preset: Preset) -> Preset:
         scale_search=ScaleSearch() if is_coarse else None,
         sensitivity=None if preset.config.sensitivity is None else _MORE_SAMPLES,
     )
-    return Preset(config=config, summary=f"{preset.name}, more slowly: {how}")
+    return Preset(config=config, summary=f"{preset.name}, slower and more accurate: {how}")
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -304,7 +304,7 @@ PURPOSES = (
         title="AMD Ryzen AI NPU, 16-bit floats and block formats",
         targets=("ryzen-ai-float",),
         first=("BF16",),
-        advice="Start with BF16, which is nearly exact; block formats take fewer bits.",
+        advice="Start with BF16, which is nearly exact; block formats have fewer bits.",
     ),
     Purpose(
         title="Other devices",

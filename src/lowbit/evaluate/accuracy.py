@@ -192,7 +192,7 @@ class TopScorer:
             return ()
         note = (
             f"the float model itself is right on {hits} of {count} samples, and chance on {chance * count:.1f}: are the "
-            "labels in the order of the data and counted from 0, and inputs preprocessed as in training?"
+            "labels in the order of the data and counted from 0, and are inputs preprocessed as in training?"
         )
         return (note,)
 

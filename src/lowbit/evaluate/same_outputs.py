@@ -19,7 +19,7 @@ from lowbit.numerics.formats import is_float_type
 from lowbit.ops.families import READ_SHAPES, SIZED_BY_DATA
 
 _WAY_OUT = (
-    "that is another function. Is it made from this float model? If so keep the nodes before that "
+    "so it is another function. Is it made from this float model? If so keep the nodes before that "
     "output in float (--exclude), and please report the model"
 )
 

@@ -139,7 +139,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         if worst == best or not matters:
             return ""
         more = "give more" if self.held_out is None else "--verify more"
-        return f"; so few leave open whether it is {best} or {worst} ({more})"
+        return f"; so few samples leave open whether it is {best} or {worst} ({more})"
 
     def doubts_of_inputs(self) -> tuple[str, ...]:
         """Doubt the inputs where the float model itself sees one class in nearly all of them."""

@@ -242,7 +242,7 @@ def _without_maps(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     for value in (*proto.graph.input, *proto.graph.output):
         if _has_map(value.type):
             raise ModelError(
-                f"{name}: {value.name!r} is a map, which cannot be read; let the model give the "
+                f"{name}: {value.name!r} is a map, which cannot be read; make the model return the "
                 "tensor that it is made of instead (skl2onnx: options={'zipmap': False})"
             )
     kept = [value for value in proto.graph.value_info if not _has_map(value.type)]

@@ -325,7 +325,7 @@ def refine(
     if config is None or samples is None:
         return state, Refinement()
     if not will_be_refined(state):
-        note = "not refined: random data says nothing about the inputs"
+        note = "not refined: random data does not represent real inputs"
         return state, Refinement(notes=(note,))
     if state.target.packed:
         # Refinement replaces what layers read, which is inside an operator where weights are packed.

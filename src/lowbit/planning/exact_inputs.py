@@ -36,7 +36,7 @@ class Decisions:
 
     def reason(self, node: ir.Node) -> str | None:
         """Return why a node stays in float, if it decides."""
-        return "decides by numbers as they are given" if node in self.nodes else None
+        return "its decision needs the exact input" if node in self.nodes else None
 
 
 def find_decisions(graph: ir.Graph, operators: Operators = OPERATORS) -> Decisions:

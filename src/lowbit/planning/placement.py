@@ -75,7 +75,7 @@ def place(
         if schemes[node].priority == 0:  # where a rule speaks of the node, that holds
             reason = reason or placement.parts.nodes.get(node) or decisions.reason(node)
         if place_dequantized(placement, node, schemes[node], target):
-            placement.float_why[node] = "it computes in float, with weights in integers"
+            placement.float_why[node] = "it computes in float, with integer weights"
         elif reason is not None or traits is None:
             placement.float_why[node] = reason or "no rule for this operator"
         elif _is_conditional(traits, target):
@@ -288,7 +288,7 @@ def _stays_float(
         return "its weight is empty"
     # A mask has infinite values by intent, weights have them by mistake.
     if linear_operator(node) is None and any(_is_infinite(v) for v in node.inputs):
-        return "one of its constants is infinite, or as large as masks are"
+        return "one of its constants is infinite, or as large as a mask"
     return None
 
 

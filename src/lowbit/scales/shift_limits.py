@@ -229,7 +229,7 @@ def _sweep(
     for members in component.groups:
         common = min(bits[name] for name in members)
         for name in members:
-            move(name, common, "kept equal with the tensors it is joined to")
+            move(name, common, "aligned with tensors that must have the same scale")
     for bound in (_read, _write, _cut, _hardsigmoid, _swish):
         for node in component.nodes:
             bound(node, bits, limits, move, lowering=lowering)

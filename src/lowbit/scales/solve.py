@@ -244,7 +244,7 @@ def _alignment_costs(
             name,
             float(own[name].scale),
             float(aligned[name].scale),
-            "kept equal with the tensors it is joined to",
+            "aligned with tensors that must have the same scale",
             _cost(tensors[name], stats, own[name], aligned[name]),
         )
         for name in own

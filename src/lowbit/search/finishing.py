@@ -97,7 +97,7 @@ class Finisher:
                 verdict = again[1].verdict
                 if not _is_better(again, best):
                     note = note or (
-                        "promotion was tried and brought nothing on verification samples: "
+                        "promotion was tried and gained nothing on verification samples: "
                         f"{result.where()}"
                     )
                 else:

@@ -122,5 +122,5 @@ def read_budget(text: str | float) -> float:
     except (ValueError, KeyError):
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ConfigError(f"budget {text!r} is no time above zero, such as 45s, 20m or 1.5h")
+        raise ConfigError(f"budget {text!r} is not a time above zero, such as 45s, 20m or 1.5h")
     return seconds

@@ -63,7 +63,7 @@ _OPTIONS = (
     _Option("equalization", "equalization", skipped=None),
     _Option("SmoothQuant", "smooth_quant", skipped=None),
     _Option("scales by sensitivity", "sensitivity", skipped=None, unless_worse=True),
-    _Option("tensors fitted to powers of two", "power_of_two_fit", skipped=None, unless_worse=True),
+    _Option("power-of-two fit", "power_of_two_fit", skipped=None, unless_worse=True),
 )
 
 

@@ -53,7 +53,7 @@ def exact_operators(state: Quantized) -> tuple[Rule, ...]:
     ]
     if not nodes:
         return ()
-    why = "promoted: the device's approximation of it is too coarse for this model"
+    why = "promoted: the device's approximation is too coarse for this model"
     return (Rule(nodes=tuple(nodes), exclude=True, why=why, optional=True),)
 
 
