@@ -260,7 +260,7 @@ def test_the_budget_tells_tensors_causes_and_suggested_fixes(console) -> None:
     assert ["r3", "(int8)", "31.50", "~0.1%"] in lines
     assert "  clipped range: 5 % of the values" in text
     assert ["1", "r1", "the", "whole", "range", "+2.50"] in lines
-    assert "tried, and no help: r1: in float (-1.00 dB)" in text
+    assert "tried without gain: r1: in float (-1.00 dB)" in text
     # How to ask for it is printed where it helps.
     assert '  {"tensors":[]}' in text.splitlines()
     assert "--preset A8W8" not in text

@@ -109,7 +109,7 @@ def _useless(budget: Budget) -> str:
     """Return what was tried and does not help."""
     useless = (row for row in _tried(budget) if row[1].gain_db <= 0)
     found = [f"{tensor}: {fix.what} ({fix.gain_db:+.2f} dB)" for tensor, fix in useless]
-    return f"tried, and no help: {', '.join(found)}" if found else ""
+    return f"tried without gain: {', '.join(found)}" if found else ""
 
 
 def _how(budget: Budget) -> str:
