@@ -1,4 +1,4 @@
-"""What is measured: each job, and how each tool is asked for it.
+"""The benchmark jobs, and how each tool runs them.
 
 Settings are plain values; the scripts in ``bench/tools`` read them in the tool's own environment.
 A tool that has no such job is skipped in it.

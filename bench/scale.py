@@ -1,4 +1,4 @@
-"""What calibration costs in shards, and what a large cluster would make of it.
+"""The cost of calibration in shards, and its estimate for a large cluster.
 
     python -m bench.scale MODEL DATA [--samples 512] [--preprocess imagenet]
 
@@ -45,7 +45,7 @@ class Timed:
 
 @dataclasses.dataclass
 class Measured:
-    """What one calibration took, in CPU seconds: the driver, and each worker."""
+    """The CPU seconds of one calibration: the driver's, and each worker's."""
 
     driver: float = 0.0
     wall: float = 0.0
@@ -102,7 +102,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """What a cluster is like; ``lifetime`` is how long a worker lives on average, in seconds."""
+    """A cluster; ``lifetime`` is how long a worker lives on average, in seconds."""
 
     workers: int
     bandwidth: float = 1.25e9

@@ -1,4 +1,4 @@
-"""What lowbit wants to reach, and whether these results do."""
+"""The performance targets of lowbit, and whether the results meet them."""
 
 from __future__ import annotations
 

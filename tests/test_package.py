@@ -127,6 +127,18 @@ def test_the_words_are_the_fields() -> None:
     assert found == []
 
 
+def test_no_docstring_begins_with_what_or_let() -> None:
+    """The first line says in the imperative what is returned or done, or names the thing."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "src" / "lowbit").rglob("*.py"))
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if line.lstrip().startswith(('"""What ', '"""Let '))
+    ]
+
+    assert found == []
+
+
 def test_the_core_does_not_know_quark() -> None:
     source = ROOT / "src" / "lowbit"
     knows = [

@@ -128,7 +128,7 @@ _ATTEMPTS = 3
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """What a task raised, as a value: to raise it would end the tasks of others as well."""
+    """The error of a task, as a value: raising it would end the tasks of others as well."""
 
     error: BaseException | None
     reason: str
@@ -144,7 +144,7 @@ class _Call:
 
     @property
     def __name__(self) -> str:
-        """What dashboards show."""
+        """The name that dashboards show."""
         return self.name
 
     def __call__(self, index: int, item: object, *arrays: Any) -> tuple[int, Any]:

@@ -35,7 +35,7 @@ from lowbit.parallel import ordered_map
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Switch:
-    """What the inputs are called that change one quantizer.
+    """The names of the inputs that change one quantizer.
 
     ``name`` is false to compute in float, ``scale`` replaces an activation's scale, and
     ``float_value`` what a weight is in float; ``result`` is what the rest of the graph reads, and
@@ -196,7 +196,7 @@ _LARGE_PASSES = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variant:
-    """What differs from a base: the inputs to set, and the number of the first node concerned."""
+    """The difference from a base: the inputs to set, and the number of the first node concerned."""
 
     base: Base
     changes: Mapping[str, Array]
@@ -205,7 +205,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the tails read and what comes out, by base, and what should come out."""
+    """Values that the tails read, their outputs by base, and the float outputs."""
 
     values: Mapping[Base, Outputs]
     want: Outputs

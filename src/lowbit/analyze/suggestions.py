@@ -26,7 +26,7 @@ from lowbit.targets import Target
 
 _OFF = np.array(False)
 _FOUR_BITS, _EIGHT = 16, IntegerFormat.INT8
-"""What has so few integers needs no 16 bits."""
+"""Weights with so few bits are suggested 8 bits, not 16."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

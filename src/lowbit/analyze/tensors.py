@@ -45,7 +45,7 @@ _NEAR_FLOAT_DB = 3.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorAnalysis:
-    """What was found out."""
+    """The result of the analysis."""
 
     layers: Mapping[str, SignalNoise]
     budget: Budget | None
@@ -55,7 +55,7 @@ class TensorAnalysis:
 
 @dataclasses.dataclass(slots=True)
 class _Observed:
-    """What the samples show: the quantizers' inputs, and layers quantized against float."""
+    """Observations on the samples: the quantizers' inputs, and layers quantized against float."""
 
     quantizers: Sequence[Quantizer]
     layer_values: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Observers: what the methods of calibration must know of a tensor, gathered sample by sample."""
+"""Observers: collect, sample by sample, the statistics that calibration methods need."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ObserverSpec:
 
 
 def observer_of(method: Method) -> ObserverSpec:
-    """Return what a method must know of a tensor."""
+    """Return the statistics that a method needs of a tensor."""
     match method:
         case MinMax(moving_average=constant):
             return ObserverSpec(average=constant)

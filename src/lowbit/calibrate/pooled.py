@@ -1,4 +1,4 @@
-"""Ranges and channel means that the graph itself takes.
+"""Ranges and channel means that are computed inside the graph.
 
 Of a feature map that a Relu bounds from below, its range and its channel means are all that some
 methods need. Two pooling nodes give both while the map is still in the cache; to hand the whole

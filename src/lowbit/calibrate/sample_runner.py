@@ -1,4 +1,4 @@
-"""Running one sample and observing its tensors."""
+"""Run one sample and observe its tensors."""
 
 from __future__ import annotations
 

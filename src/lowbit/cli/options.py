@@ -1,4 +1,4 @@
-"""Which commands and options there are. Imports nothing heavy.
+"""The commands and their options. Imports nothing heavy.
 
 The words of choices are repeated here, because the modules that define them import NumPy; a test
 holds them together.

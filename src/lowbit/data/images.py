@@ -1,4 +1,4 @@
-"""How an image becomes the values of one model input: decided once, from the model and the preprocessing.
+"""Turn images into the values of a model input, by a plan made once from the model and the preprocessing.
 
 Imports Pillow, so that only those who have images wait for it.
 """

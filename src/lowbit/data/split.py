@@ -1,4 +1,4 @@
-"""Which samples calibrate, validate and verify: never the same ones where there are enough."""
+"""Split the data into samples that calibrate, validate and verify: disjoint where there are enough."""
 
 from __future__ import annotations
 

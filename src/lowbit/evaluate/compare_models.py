@@ -1,4 +1,4 @@
-"""How far a quantized model is from its float reference, on the same samples."""
+"""Compare a quantized model with its float reference, on the same samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long both models take here, and why a quantized one may be slower."""
+"""Measure the latency of both models, and explain why the quantized one may be slower."""
 
 from __future__ import annotations
 

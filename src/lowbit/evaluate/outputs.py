@@ -1,4 +1,4 @@
-"""Outputs of different magnitudes, such as boxes and scores, seen in slices.
+"""Split outputs with values of different magnitudes, such as boxes and scores, into slices.
 
 The SQNR of such an output is that of its largest values: boxes of hundreds of pixels drown scores
 below one. Where the channels fall into runs of different magnitudes, each run is measured by itself.

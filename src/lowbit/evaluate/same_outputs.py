@@ -1,4 +1,4 @@
-"""Whether a quantized model still has the float model's outputs: shapes, types, finite values.
+"""Check that a quantized model has the float model's outputs: shapes, types, finite values.
 
 How near the numbers are is a matter of degree. A changed shape or type, or a NaN that the float
 model does not have, is another function, whatever any ratio says.

@@ -1,4 +1,4 @@
-"""Whether one quantized model is nearer to the float model than another, on held-out samples.
+"""Measure on held-out samples which of two quantized models is nearer to the float model.
 
 The measure is the SQNR in decibels, averaged over samples, outputs and, where an output has
 channels, over these: an average of logarithms gives boxes in pixels and scores below one equal weight,

@@ -26,7 +26,7 @@ _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Affine:
-    """What is taken from each channel, what that is multiplied by, and what is added to it."""
+    """An affine function per channel: the mean to subtract, the factor, and the offset to add."""
 
     mean: FloatArray
     factor: FloatArray | None

@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals of means, shares and ratios over samples.
+"""Confidence intervals of means, shares and ratios over samples.
 
 ``tail`` is how likely the truth lies beyond one end of an interval: 0.025 gives the usual one of 95 %.
 """

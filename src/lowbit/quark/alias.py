@@ -67,7 +67,7 @@ _ANY = DistributionFinder.Context()
 
 
 class _Package(Distribution):
-    """What ``importlib.metadata`` says of the package ``amd-quark``: the version mirrored."""
+    """The ``importlib.metadata`` of the package ``amd-quark``: the version mirrored."""
 
     def read_text(self, filename: str) -> str | None:
         """Return the one file there is."""

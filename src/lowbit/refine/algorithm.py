@@ -1,4 +1,4 @@
-"""What a kind of refinement is: how the layer-by-layer loop goes, and what solves one layer."""
+"""The interface of a refinement: settings of the layer-by-layer loop, and the solver of one layer."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class ColumnSums:
 
 
 class Columns(Protocol):
-    """What the squared error of weights is computed from."""
+    """The interface of columns that give the squared error of weights."""
 
     columns: int
 

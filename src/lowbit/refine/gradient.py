@@ -95,7 +95,7 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quantizer:
-    """What the layer's output passes through, if ``output_qdq``: rounding within limits."""
+    """The quantizer of the layer's output, if ``output_qdq``: rounding within limits."""
 
     scale: float
     low: float

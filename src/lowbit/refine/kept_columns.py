@@ -1,4 +1,4 @@
-"""Columns that decide between candidates: kept while they are few, summed up beyond.
+"""Columns that decide between candidates: kept while they are few, summed as moments beyond that.
 
 The squared error of weights takes less to compute from a few columns than from second moments, which
 are as large as the layer is deep, squared.

@@ -49,14 +49,14 @@ _ROOM = 32 << 20
 # And how many layers: onnxruntime's time to open a graph grows faster than the number of its nodes.
 _LAYERS_AT_ONCE = 128
 Seen: TypeAlias = Sequence[LayerSample] | Collector
-"""What is seen of a layer: its samples, or what took them in."""
+"""The input of a layer's solver: its samples, or the collector that summed them."""
 
 # Samples that are taken in together.
 _TOGETHER = 4
 
 
 class LayerTargets:
-    """Gives each sample's target of each layer; steps are taken in order."""
+    """Gives the target of each sample and layer; steps are taken in order."""
 
     def __init__(
         self,

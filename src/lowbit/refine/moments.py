@@ -1,4 +1,4 @@
-"""What all samples show of a layer, as sums: what it is solved from, and what decides whether it is kept.
+"""Sums over all samples of a layer: those to solve it on, and those that decide whether the result is kept.
 
 Samples come a few at a time and are let go of, so that memory does not grow with their number.
 """

@@ -155,7 +155,7 @@ def better_rounding(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
-    """What becomes of some outputs: integers, groups x outputs x depth, and a bias."""
+    """The result for some outputs: integers, groups x outputs x depth, and a bias."""
 
     stored: Array
     offset: FloatArray | None

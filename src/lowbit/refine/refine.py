@@ -53,7 +53,7 @@ ALGORITHMS: Mapping[type[Refinement], Algorithm] = MappingProxyType(
         AdaQuant: ADAQUANT,
     }
 )
-"""What does the work of each kind of refinement; kinds from elsewhere say it themselves."""
+"""The algorithm of each kind of refinement; kinds from outside bring their own."""
 
 Progress = Callable[[int, int, LayerResult], None]
 """Told how many layers are done, how many there are, and how the last one fared."""
@@ -61,7 +61,7 @@ Progress = Callable[[int, int, LayerResult], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refined:
-    """What is stored of refined weights by tensor, float biases by node, and how it went.
+    """The result of refinement: stored weights by tensor, float biases by node, and the layers' errors.
 
     ``layers`` is how many there are; fewer results than that mean it was interrupted.
     """

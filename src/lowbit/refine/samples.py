@@ -1,4 +1,4 @@
-"""What calibration samples show of a layer: columns of its input and its target, in memory or files."""
+"""Layer samples: columns of a layer's input and its target, in memory or in files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LayerTarget:
 
 
 class Columns(Protocol):
-    """What moments are taken of: inputs and outputs of a layer at the same positions."""
+    """Inputs and outputs of a layer at the same positions, to compute moments from."""
 
     @property
     def patches(self) -> FloatArray:
@@ -58,7 +58,7 @@ class Columns(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerColumns:
-    """What one calibration sample shows of a layer at some positions, and nothing of the others."""
+    """One layer sample at some positions, without sums over the others."""
 
     patches: FloatArray
     targets: FloatArray
@@ -71,7 +71,7 @@ class LayerColumns:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleInMemory:
-    """What one calibration sample shows of a layer, at some positions of its output.
+    """One layer sample: inputs and targets at some positions of the output.
 
     ``patches`` (groups x depth x positions) are the quantized model's layer inputs, ``float_patches``
     the float model's, if asked for; ``targets`` (groups x outputs x positions) are the float outputs to

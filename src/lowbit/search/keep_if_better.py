@@ -1,4 +1,4 @@
-"""Steps that help most models and harm some: each is kept only if it helps this one.
+"""Try the steps that help most models and harm some, and keep each only if it helps this one.
 
 Part of the calibration samples is held out. The model is built without any of the steps, then with
 one more at a time; a step stays if the outputs come nearer to the float model's on the held-out

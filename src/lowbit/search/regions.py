@@ -1,4 +1,4 @@
-"""Which parts of a graph to promote, and how far: as little as keeps the noise within a budget.
+"""Choose which parts of a graph to promote, and to which format: as little as keeps the noise within a budget.
 
 The noise that a part brings is measured with everything else in float. Noises of parts nearly add up, so
 what to promote is a choice between cost and noise, part by part, at one price of noise for all. Parts that

@@ -1,4 +1,4 @@
-"""What a model stores: constants, whole models in another float type or as text, and histograms."""
+"""Stored values of a model: constants, whole models in another float type or as text, and histograms."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class AutoMix(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Precision:
-    """What all layers have, and whether the options or a layer's spec say what is symmetric."""
+    """The specs of all layers, and whether the options or a layer's spec decide symmetry."""
 
     activation: Spec
     weight: Spec

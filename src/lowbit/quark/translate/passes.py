@@ -52,7 +52,7 @@ _NORMAL = frozenset(
     "fold_batch_norm_after_concat fuse_gelu fuse_instance_norm fuse_l2_norm fuse_layer_norm "
     "optimize_with_ort remove_input_init simplify".split()
 )
-"""What is done to every model anyway, or changes how a file looks alone."""
+"""Passes that are always done, or that change only how a file looks."""
 
 _NOT_BUILT = frozenset(
     "constrain_per_channel_weight_scale fold_div_into_matmul set_node_attributes".split()

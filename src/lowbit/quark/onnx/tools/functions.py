@@ -1,4 +1,4 @@
-"""What the tools do where it is longer than a row of the table, and the functions they offer.
+"""The longer tools, which are no row of the table, and the functions they offer.
 
 Imports of what quantizes or runs a model are inside the functions: most tools need none of it.
 """
