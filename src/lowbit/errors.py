@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 _LONG = 6
-"""Words of so many letters are long."""
+"""The length from which on a word counts as long."""
 
 
 class LowbitError(Exception):

@@ -26,7 +26,7 @@ from lowbit.targets import Target
 
 _ON, _OFF = np.array(True), np.array(False)
 _PASS = 0.8
-"""A run of the switched model costs about so much of a float and a quantized pass together."""
+"""The cost of a run of the switched model, relative to a float and a quantized pass together."""
 
 _PROBES, _FEWEST = 7, 12
 """Tensors of each kind to gauge estimates by; further ones to measure, whatever it costs."""

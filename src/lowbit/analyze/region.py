@@ -34,7 +34,7 @@ _SAMPLES = 2
 """Samples that parts are measured on; the region is measured on all."""
 
 _CONCENTRATED = 0.4
-"""A region's share of the noise is by so much larger than its share of the cost, or it is none."""
+"""The least excess of a region's share of the noise over its share of the cost."""
 
 _WORTH_DB, _COST_OF_DB = 3.0, 0.01
 """The least gain of a region to be reported, and the share of the cost that a decibel may take."""
@@ -43,7 +43,7 @@ MUCH_NOISE = 0.01
 """A model with less noise, as a share of its signal, needs no region in float."""
 
 _FEW = 5
-"""So few tensors are seen one by one."""
+"""A region of at most this many tensors is not reported: the error budget shows each of them."""
 
 _SHARE_OF_NODES = 0.1
 """The share of the number of nodes in the cost, in addition to the multiply-adds."""
@@ -56,7 +56,7 @@ _MOST_ENDS = 12
 
 _ON = np.array(True)
 _Run: TypeAlias = tuple[int, int]
-"""Numbers of nodes: the first, and the one after the last."""
+"""A run of nodes: the number of the first, and of the one after the last."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ def _copies(
 
 Base = Literal["float", "quantized"]
 Listener = Callable[[Outputs, Outputs], None]
-"""Told the values of a sample, all in float and all quantized."""
+"""A callback with the values of a sample, all in float and all quantized."""
 
 _BASES: tuple[Base, ...] = ("float", "quantized")
 _TAILS = 4

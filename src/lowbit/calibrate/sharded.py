@@ -36,7 +36,7 @@ SHARD_SIZE = 64
 """Samples of one result that is kept; more data leaves the results of full shards as they are."""
 
 _GROUPS_PER_WORKER = 4
-"""So many results come from each worker: few, because they are merged here, and enough to even out."""
+"""Results per worker: few, because they are merged here, but enough to balance the load."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.structs.replace(self, bias_correction=False, weight=weight)
 
     def with_group_size(self, group_size: int) -> QuantConfig:
-        """Return the same configuration with so many weights of an output to a scale."""
+        """Return the same configuration with another number of weights per scale."""
         weight = self.weight
         is_dynamic = self.activation is not None and self.activation.is_dynamic
         if not isinstance(weight, IntegerSpec) or is_dynamic:

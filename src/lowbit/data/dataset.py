@@ -110,7 +110,7 @@ class Renumbered(IndexedSource):
 
 
 ZERO_FEEDS_TOLERATED = 16
-"""So many feeds may be all zero at the start before the data is refused."""
+"""The number of feeds at the start that may be all zero before the data is refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Selection:
         return len(self.indices)
 
     def spread(self, count: int) -> Selection:
-        """Return so many of the samples, evenly spaced; all if there are no more."""
+        """Return ``count`` evenly spaced samples; all if there are no more."""
         total = len(self)
         if count >= total:
             return self

@@ -113,7 +113,7 @@ def gap_of_sets(
 
 
 def _jackknife(count: int, figure: Callable[[Sequence[int]], float], tail: float) -> Gap:
-    """Return a figure of so many samples, with an interval by leaving out each of twenty groups."""
+    """Return a figure over ``count`` samples, with a jackknife interval over twenty groups."""
     whole = figure(range(count))
     groups = min(_GROUPS, count)
     if groups < 2:

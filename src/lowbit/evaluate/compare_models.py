@@ -199,7 +199,7 @@ def _is_comparable(want: Array, got: Array) -> bool:
 
 
 Listener = Callable[[Outputs, Outputs, "Outputs | None"], None]
-"""Told what float, quantized and fused model give for a sample, in the order of the samples."""
+"""A callback with the outputs of the float, quantized and fused model for each sample, in order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from lowbit.graph.profiling import QDQ, DeployedSession
 from lowbit.graph.session import Feed
 
 _RUNS, _LONGEST = 20, 6.0
-"""Runs of each model; fewer where they take more than so many seconds altogether."""
+"""Runs of each model, and the seconds that all of them may take together."""
 
 # What onnxruntime's x86 and Arm kernels do not compute in int8, and what is said about it.
 _WHY: Mapping[str, str] = MappingProxyType(

@@ -17,7 +17,7 @@ from lowbit.graph.session import Array
 from lowbit.numerics.metrics import SignalNoise
 
 _APART = 8.0
-"""Two runs of channels are told apart when each of one is so many times each of the other."""
+"""The ratio of magnitudes from which on two runs of channels are separate slices."""
 
 _MOST_CHANNELS = 1024
 

@@ -39,7 +39,7 @@ def poolable(graph: ir.Graph) -> dict[str, int]:
 
 
 def large_maps(graph: ir.Graph, numbers: int | None = None) -> frozenset[str]:
-    """Return the feature maps known to have so many ``numbers``; if not given, half a megabyte of them."""
+    """Return the feature maps known to have at least ``numbers`` elements; half a megabyte if not given."""
     least = _LARGE if numbers is None else numbers
     names = poolable(graph)
     values = (value for node in graph for value in node.outputs if value.name in names)

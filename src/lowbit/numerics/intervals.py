@@ -32,7 +32,7 @@ class Interval:
 
 
 def normal_quantile(tail: float) -> float:
-    """Return how many standard deviations leave so much of a normal distribution beyond."""
+    """Return the quantile of the normal distribution for this tail probability."""
     return statistics.NormalDist().inv_cdf(1 - tail)
 
 

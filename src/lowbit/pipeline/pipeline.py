@@ -32,7 +32,7 @@ from lowbit.state import (
 from lowbit.store import Store
 
 Progress = Callable[[str, int, int | None], None]
-"""Told the stage, how much of it is done, and how much there is (if known)."""
+"""A progress callback: the stage, how much of it is done, and the total if known."""
 
 
 def ignore_progress(stage: str, done: int, total: int | None) -> None:

@@ -56,7 +56,7 @@ ALGORITHMS: Mapping[type[Refinement], Algorithm] = MappingProxyType(
 """The algorithm of each kind of refinement; kinds from outside bring their own."""
 
 Progress = Callable[[int, int, LayerResult], None]
-"""Told how many layers are done, how many there are, and how the last one fared."""
+"""A progress callback: layers done, layers in all, and the result of the last one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ LayerSample: TypeAlias = SampleInMemory | SampleOnDisk
 
 
 def enough_positions(layer: LinearLayer, usual: int, samples: int, *, large: bool = False) -> int:
-    """Return how many positions of each of so many samples moments are taken at.
+    """Return the number of positions of each sample to compute moments at, given the number of samples.
 
     Equations follow the unknowns. A depthwise layer's nine are known well long before those of a
     layer that is hundreds deep, while its patches fill nine times its input; a layer that is
@@ -159,7 +159,7 @@ def enough_positions(layer: LinearLayer, usual: int, samples: int, *, large: boo
 
 
 def enough_samples(unknowns: Sequence[float], samples: int, *, large: bool = False) -> int:
-    """Return how many samples of so many are enough, given each layer's unknowns to a position.
+    """Return how many of the ``samples`` are enough, given each layer's unknowns per position.
 
     The middle one of the layers decides: most show so many positions of each sample that a few
     samples say all there is, while for rows of a matrix, one to a sample, every sample counts.
@@ -225,7 +225,7 @@ def held_out_split(
 
 
 def held_out_numbers(count: int, share: float, *, large: bool = False) -> frozenset[int]:
-    """Return which of so many samples are held out, spread evenly; of few none."""
+    """Return the numbers of the held-out samples, evenly spaced; none of few samples."""
     if share == 0 or count < (_FEWEST_LARGE_SAMPLES if large else _FEWEST_SAMPLES):
         return frozenset()
     held = round(count * share)

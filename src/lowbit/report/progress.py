@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from lowbit.report.tables import stderr
 
 Tell: TypeAlias = Callable[[str, int, int | None], None]
-"""Told the stage, how much of it is done, and how much there is (if known)."""
+"""A progress callback: the stage, how much of it is done, and the total if known."""
 
 # How the stages of a run divide its time: measured on MobileNetV2, YOLOv8n and MiniLM with A8W8 and
 # rounded. Only the order and the proportions matter: the pace is taken from the run itself.

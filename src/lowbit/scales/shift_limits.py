@@ -20,7 +20,7 @@ from lowbit.targets.target import ShiftLimits
 
 _ROUNDS = 64
 _COMMON = 7
-"""Where every bound holds at once, if all tensors have so many."""
+"""Fraction bits at which every bound holds, if all tensors have this number."""
 
 _ADD, _SUB, _MUL, _HARD_SIGMOID = "Add", "Sub", "Mul", "HardSigmoid"
 ELEMENTWISE = (_ADD, _SUB, _MUL, _HARD_SIGMOID)

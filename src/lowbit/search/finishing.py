@@ -28,7 +28,7 @@ _BROUGHT = 0.5
 """How much of what refinement brought beyond all expectation it is expected to bring again."""
 
 _LEAST_LOST = 0.5
-"""A requirement lower by a decibel is expected to cost the verified model at least so much."""
+"""The least loss of verified margin, in decibels, expected for each decibel of a lower requirement."""
 
 _EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
 """A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""

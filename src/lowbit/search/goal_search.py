@@ -28,7 +28,7 @@ from lowbit.search.kept_trials import KeptTrial, KeptTrials, Took, model_hash
 from lowbit.state import Calibrated, Quantized, extended
 
 BETTER_DB = 0.1
-"""How much less noise is better: less is not worth another model."""
+"""The least reduction of noise that makes another model the best."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ _SHOWN = 0.7
 """The share of its gain on verification samples to count on: it gains less the less noise there is."""
 
 _SPARE_DB = 4.0
-"""An approximation that leaves so much more than is wanted is left as it is."""
+"""An approximation is kept if it leaves this much more margin than required."""
 
 _RESCALED_DB = 0.3
 """Other scales are kept if they bring more."""

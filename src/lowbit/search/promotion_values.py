@@ -19,7 +19,7 @@ _WANTED_DB = 0.7
 _LEAST_DB = 0.3
 
 _MORE_DB = 1.0
-"""At least so much more is required after a model that was not usable."""
+"""The least increase of the requirement after a model that was not usable."""
 
 _NEAR_DB = 1.5
 """A margin that is larger by less than this is not worth another model."""

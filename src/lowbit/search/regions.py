@@ -27,7 +27,7 @@ _LITTLE = 0.01
 """A part that can save no more than this share of the cost is not divided."""
 
 _AT_ONCE = 4
-"""So few layers are measured one by one."""
+"""Up to this number of layers, each is measured by itself."""
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
 _CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 4, 20, 0.5, 0.3

@@ -30,7 +30,7 @@ _STANDS_OUT, _TELLING = 0.2, 0.05
 """Shares of the noise: of a group without which nothing is to be gained, and of what is looked into."""
 
 _BETTER = 0.75
-"""Another scale leaves at most so much of the noise."""
+"""Another scale is taken if it leaves at most this share of the noise."""
 
 
 def find_factors(
