@@ -51,7 +51,7 @@ def test_noise_of_a_channel_counts_as_much_as_the_weights_that_read_it() -> None
     np.testing.assert_allclose(
         activations.noise / activations.noise.sum(), energy / energy.sum(), rtol=1e-5
     )
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest)
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach)
 
 
 def test_factors_so_far_enlarge_what_consumers_read() -> None:
@@ -60,7 +60,7 @@ def test_factors_so_far_enlarge_what_consumers_read() -> None:
 
     (activations,) = noise.of(group, factors).activations
 
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest * factors)
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach * factors)
 
 
 def test_noise_of_each_kind_is_what_random_errors_do_to_the_consumers(monkeypatch) -> None:
@@ -73,7 +73,7 @@ def test_noise_of_each_kind_is_what_random_errors_do_to_the_consumers(monkeypatc
     many = (20_000,)
     x = random.normal(size=(*many, 3)) * np.sqrt(sizes["x"].power)
     r = random.normal(size=(*many, 4)) * np.sqrt(sizes["r"].power)
-    step = np.abs(w).max(), sizes["r"].largest.max(), np.abs(v).max()
+    step = np.abs(w).max(), sizes["r"].reach.max(), np.abs(v).max()
     errors = (
         np.einsum("nj,nij,oi->no", x, random.normal(size=(*many, *w.shape)) * step[0], v),
         random.normal(size=r.shape) * step[1] @ v.T,
@@ -148,12 +148,3 @@ def test_squares_of_some_outputs_at_a_time_are_those_of_all(monkeypatch) -> None
         energy = group_noise._Energy(kernel)
         np.testing.assert_allclose(energy.of_outputs(inputs), squares @ inputs, rtol=1e-12)
         np.testing.assert_allclose(energy.of_inputs(outputs), outputs @ squares, rtol=1e-12)
-
-
-def test_the_reach_counts_where_weights_have_a_scale_per_channel() -> None:
-    group = _group()
-    noise = NoiseOfGroups([group], _sizes(group), Levels(per_channel=True))
-
-    (activations,) = noise.of(group, np.ones(4)).activations
-
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach)

@@ -90,15 +90,13 @@ class NoiseOfGroups:
         )
 
     def _read(self, name: str) -> tuple[DoubleArray, DoubleArray]:
-        """Return the size and the power of each channel of a tensor as it stands."""
+        """Return the reach and the power of each channel of a tensor as it stands."""
         known = self._sizes[name]
-        # With one scale for all weights, factors that follow the reach cost them more than activations gain.
-        size = known.reach if self._levels.per_channel else known.largest
         if name not in self._scaled:
-            return size, known.power
+            return known.reach, known.power
         group, repeat = self._scaled[name]
         factors = np.repeat(self._totals[id(group)], repeat)
-        return size * factors, known.power * np.square(factors)
+        return known.reach * factors, known.power * np.square(factors)
 
     def _update(self, group: Group, effects: Sequence[_Effect]) -> None:
         """Keep how much noise in each channel matters, relative to the others, for the layers before it."""
