@@ -9,7 +9,7 @@ from helpers.chains import chain, node
 from lowbit.transforms import group_noise
 from lowbit.transforms.channel_groups import Group, find_groups
 from lowbit.transforms.channel_statistics import ChannelSizes
-from lowbit.transforms.group_noise import NoiseOfGroups, read_axes
+from lowbit.transforms.group_noise import NoiseOfGroups, averages_positions, read_axes
 from lowbit.transforms.implementation import Levels
 
 
@@ -51,7 +51,7 @@ def test_noise_of_a_channel_counts_as_much_as_the_weights_that_read_it() -> None
     np.testing.assert_allclose(
         activations.noise / activations.noise.sum(), energy / energy.sum(), rtol=1e-5
     )
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest)
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach)
 
 
 def test_factors_so_far_enlarge_what_consumers_read() -> None:
@@ -60,7 +60,72 @@ def test_factors_so_far_enlarge_what_consumers_read() -> None:
 
     (activations,) = noise.of(group, factors).activations
 
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].largest * factors)
+    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach * factors)
+
+
+def test_noise_of_each_kind_is_what_random_errors_do_to_the_consumers(monkeypatch) -> None:
+    # Errors are drawn at random, one kind at a time, and run through the layers without the model of their noise.
+    monkeypatch.setattr(group_noise, "_REFINED", 1.0)
+    group, sizes = _group(), _sizes(_group())
+    (producer,), consumer = group.producers, group.consumers[0].layer
+    w, v = producer.kernel[0, :, :, 0], consumer.kernel[0, :, :, 0]
+    random = np.random.default_rng(3)
+    many = (20_000,)
+    x = random.normal(size=(*many, 3)) * np.sqrt(sizes["x"].power)
+    r = random.normal(size=(*many, 4)) * np.sqrt(sizes["r"].power)
+    step = np.abs(w).max(), sizes["r"].reach.max(), np.abs(v).max()
+    errors = (
+        np.einsum("nj,nij,oi->no", x, random.normal(size=(*many, *w.shape)) * step[0], v),
+        random.normal(size=r.shape) * step[1] @ v.T,
+        np.einsum("ni,noi->no", r, random.normal(size=(*many, *v.shape)) * step[2]),
+    )
+    simulated = np.array([np.square(error).mean() for error in errors])
+
+    found = NoiseOfGroups([group], sizes, Levels()).of(group, np.ones(4))
+
+    parts = (found.producers, found.activations, found.consumers)
+    expected = np.array([p.noise.sum() * np.square(p.largest.max()) for (p,) in parts])
+    np.testing.assert_allclose(expected / expected.sum(), simulated / simulated.sum(), rtol=0.05)
+
+
+def _mean_of_outputs(error: np.ndarray, positions: int) -> float:
+    """Return the squared error of means over so many positions each."""
+    return float(np.square(error.reshape(-1, positions, error.shape[-1]).mean(axis=1)).mean())
+
+
+def test_errors_of_weights_count_more_where_positions_are_averaged() -> None:
+    # At every position the same weights have the same error, and each activation one of its own.
+    random, positions = np.random.default_rng(4), 49
+    inputs = np.maximum(random.normal(size=(200 * positions, 4)), 0)
+    of_weights = inputs @ random.normal(size=(4, 100))
+    of_activations = random.normal(size=of_weights.shape)
+    coherent = _mean_of_outputs(of_weights, positions) / np.square(of_weights).mean()
+    independent = _mean_of_outputs(of_activations, positions) / np.square(of_activations).mean()
+    assert coherent / independent > 10
+
+    group = _group()
+    one, averaged = (
+        NoiseOfGroups([group], _sizes(group), Levels(), averages=a).of(group, np.ones(4))
+        for a in (False, True)
+    )
+
+    def share(part, found):
+        return part(found)[0].noise.sum() / found.activations[0].noise.sum()
+
+    for part in (lambda f: f.producers, lambda f: f.consumers):
+        assert share(part, averaged) > 10 * share(part, one)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "averages"),
+    [
+        ([node("Conv", "x w", "y")], False),
+        ([node("Conv", "x w", "a"), node("GlobalAveragePool", "a", "y")], True),
+        ([node("Conv", "x w", "a"), node("ReduceMean", "a", "y", axes=[2, 3], keepdims=0)], True),
+    ],
+)
+def test_outputs_without_positions_are_averages(nodes, averages: bool) -> None:
+    assert averages_positions(chain(*nodes, w=(4, 3, 1, 1)).graph) is averages
 
 
 @pytest.mark.parametrize(("per_channel", "count"), [(False, 1), (True, 0)])
@@ -83,12 +148,3 @@ def test_squares_of_some_outputs_at_a_time_are_those_of_all(monkeypatch) -> None
         energy = group_noise._Energy(kernel)
         np.testing.assert_allclose(energy.of_outputs(inputs), squares @ inputs, rtol=1e-12)
         np.testing.assert_allclose(energy.of_inputs(outputs), outputs @ squares, rtol=1e-12)
-
-
-def test_the_reach_counts_where_weights_have_a_scale_per_channel() -> None:
-    group = _group()
-    noise = NoiseOfGroups([group], _sizes(group), Levels(per_channel=True))
-
-    (activations,) = noise.of(group, np.ones(4)).activations
-
-    np.testing.assert_allclose(activations.largest, _sizes(group)["r"].reach)

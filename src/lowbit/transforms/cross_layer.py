@@ -26,7 +26,7 @@ from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.transforms.bias_absorption import absorb
 from lowbit.transforms.channel_groups import Group, Limit, Offset, find_groups
 from lowbit.transforms.channel_statistics import ChannelSizes, channel_sizes
-from lowbit.transforms.group_noise import NoiseOfGroups, read_axes
+from lowbit.transforms.group_noise import NoiseOfGroups, averages_positions, read_axes
 from lowbit.transforms.implementation import Context, TransformedModel
 from lowbit.transforms.layers import WeightedLayer, input_ranges, output_ranges
 from lowbit.transforms.noise_model import least_noise
@@ -188,7 +188,9 @@ def equalize_groups(
     states = [_start(group, config, sizes) for group in usable]
     equalize = _equalize_ranges
     if sizes and sizes.keys() >= reads.keys() > set():
-        equalize = functools.partial(_minimize_noise, NoiseOfGroups(usable, sizes, context.levels))
+        averages = averages_positions(model.graph)
+        noise = NoiseOfGroups(usable, sizes, context.levels, averages=averages)
+        equalize = functools.partial(_minimize_noise, noise)
     for _ in range(config.rounds):
         settled = [equalize(state) for state in states]
         if all(settled):

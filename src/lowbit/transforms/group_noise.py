@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.transforms.channel_groups import Consumer, Group
@@ -20,6 +21,13 @@ _SWEEPS = 3
 _REFINED = 0.3
 """How much of the noise of weights is left after better rounding and with corrected biases."""
 
+_COHERENT = 30.0
+"""How much more an error of weights counts where the network averages over positions.
+
+It is the same at every position; errors of activations differ and average out. Measured on MobileNetV2: from 10
+to 300 are about as good in four presets, and 1 has a KL divergence from float half as large again.
+"""
+
 
 def read_axes(groups: Sequence[Group]) -> dict[str, int]:
     """Return the tensors that the layers of groups read, each with the axis of its channels."""
@@ -28,12 +36,20 @@ def read_axes(groups: Sequence[Group]) -> dict[str, int]:
 
 
 class NoiseOfGroups:
-    """Gives the noise around each group as its layers stand; they may change in between."""
+    """Gives the noise around each group as its layers stand; they may change in between.
+
+    ``averages``: whether the model's outputs have no positions, so that all that has any is averaged over them.
+    """
 
     def __init__(
-        self, groups: Sequence[Group], sizes: Mapping[str, ChannelSizes], levels: Levels
+        self,
+        groups: Sequence[Group],
+        sizes: Mapping[str, ChannelSizes],
+        levels: Levels,
+        *,
+        averages: bool = False,
     ) -> None:
-        self._sizes, self._levels = sizes, levels
+        self._sizes, self._levels, self._averages = sizes, levels, averages
         self._scaled: dict[str, tuple[Group, int]] = {}
         self._totals: dict[int, DoubleArray] = {id(g): np.ones(g.channels) for g in groups}
         for group in groups:
@@ -48,14 +64,17 @@ class NoiseOfGroups:
         """Return the noise around a group that has been scaled by ``total`` so far."""
         self._totals[id(group)] = total
         effects = [self._effect(consumer) for consumer in group.consumers]
-        importance = self._update(group, effects)
+        self._update(group, effects)
         if not {id(c.layer) for c in group.consumers}.isdisjoint(map(id, group.producers)):
             effects = [self._effect(consumer) for consumer in group.consumers]
         activation, weight = (
             0.0 if level <= 0 else 1 / level**2
             for level in (self._levels.activation, self._levels.weight)
         )
-        weight *= _REFINED
+        read = (effect.consumer.layer.node.inputs[0] for effect in effects)
+        is_averaged = self._averages and all(map(_has_positions, read))
+        weight *= _REFINED * (_COHERENT if is_averaged else 1.0)
+        columns = np.sum([effect.columns for effect in effects], axis=0)
         tensors: dict[str, DoubleArray] = {}
         for effect in effects:
             name = effect.consumer.layer.source
@@ -66,29 +85,26 @@ class NoiseOfGroups:
         ]
         return GroupNoise(
             joined(activations),
-            joined([self._produced(m, importance, weight) for m in group.producers]),
+            joined([self._produced(m, columns, weight) for m in group.producers]),
             joined([self._consumed(effect, weight) for effect in effects]),
         )
 
     def _read(self, name: str) -> tuple[DoubleArray, DoubleArray]:
-        """Return the size and the power of each channel of a tensor as it stands."""
+        """Return the reach and the power of each channel of a tensor as it stands."""
         known = self._sizes[name]
-        # With one scale for all weights, factors that follow the reach cost them more than activations gain.
-        size = known.reach if self._levels.per_channel else known.largest
         if name not in self._scaled:
-            return size, known.power
+            return known.reach, known.power
         group, repeat = self._scaled[name]
         factors = np.repeat(self._totals[id(group)], repeat)
-        return size * factors, known.power * np.square(factors)
+        return known.reach * factors, known.power * np.square(factors)
 
-    def _update(self, group: Group, effects: Sequence[_Effect]) -> DoubleArray:
-        """Return how much noise in each channel matters, and keep it for the layers before it."""
+    def _update(self, group: Group, effects: Sequence[_Effect]) -> None:
+        """Keep how much noise in each channel matters, relative to the others, for the layers before it."""
         found = np.sum([effect.columns for effect in effects], axis=0)
         mean = found.mean()
         found = found / mean if mean > 0 else np.ones(group.channels)
         for layer in group.producers:
             self._importance[id(layer)] = found
-        return found
 
     def _gains(self, layer: WeightedLayer, energy: _Energy) -> DoubleArray:
         """Return how much noise in each output of a layer matters, as groups x outputs."""
@@ -141,14 +157,26 @@ class NoiseOfGroups:
             relative = relative / rows[:, :, None, None]
         return np.asarray(relative.max(axis=(1, 3), initial=0))
 
-    def _produced(self, layer: WeightedLayer, importance: DoubleArray, level: float) -> Rounded:
+    def _produced(self, layer: WeightedLayer, columns: DoubleArray, level: float) -> Rounded:
         if self._levels.per_channel:  # each channel's own scale takes the factor
             return _nothing(layer.outputs)
         largest = np.abs(layer.kernel).max(axis=(2, 3), initial=0).reshape(-1)
         groups, outputs, _, taps = layer.shape
         power = self._read(layer.source)[1].reshape(groups, -1).sum(axis=1)
         each = np.repeat(power * taps, outputs)
-        return Rounded(np.asarray(largest, np.float64), each * importance * level)
+        return Rounded(np.asarray(largest, np.float64), each * columns * level)
+
+
+def averages_positions(graph: ir.Graph) -> bool:
+    """Whether no output of a model has positions: what is computed at each is averaged on the way."""
+    return not any(_has_positions(value) for value in graph.outputs)
+
+
+def _has_positions(value: ir.Value | None) -> bool:
+    """Whether a tensor has more axes than samples and channels, as far as its shape is known."""
+    if value is None or value.shape is None:
+        return True
+    return sum(size != 1 for size in value.shape.dims[1:]) > 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
