@@ -232,23 +232,21 @@ def test_large_samples_run_one_by_one_and_give_the_same(monkeypatch: pytest.Monk
     plain = [[firsts([o])[0] for o in found if o] for _, found in run_models(runs, feeds(5))]
 
     monkeypatch.setattr(sharing, "_LARGE", 1)
-    running = [0, 0]
+    kept = []
 
-    class Counted(runner.Session):
-        def __init__(self, *args, **options) -> None:
-            running[0] += 1
-            running[1] = max(running)
-            super().__init__(*args, **options)
+    class Told(runner.Session):
+        def __init__(self, *args, keep_memory: bool, **options) -> None:
+            kept.append(keep_memory)
+            super().__init__(*args, keep_memory=keep_memory, **options)
 
-        def close(self) -> None:
-            running[0] -= 1
-            super().close()
-
-    monkeypatch.setattr(session, "Session", Counted)
+    monkeypatch.setattr(session, "Session", Told)
     found = [[firsts([o])[0] for o in found if o] for _, found in run_models(runs, feeds(5))]
-
     assert found == plain == [[2.0 * i, 3.0 * i] for i in range(5)]
-    assert running == [0, 1]
+    # Each is opened once, and what one of them took for a sample is there for the other.
+    assert kept == [False, False]
+
+    list(run_models(runs[:1], feeds(5)))
+    assert kept[2:] == [True]
 
 
 def test_a_large_model_of_several_groups_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:

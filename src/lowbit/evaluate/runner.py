@@ -109,13 +109,23 @@ class Run:
         return WorkerRun(self.model, kept.names, self.name, self.optimize, kept)
 
     def opened(
-        self, sharing: Sharing = SIDE_BY_SIDE
+        self, sharing: Sharing = SIDE_BY_SIDE, *, keep_memory: bool = True
     ) -> contextlib.AbstractContextManager[Session | OpenVinoSession]:
-        """Return a context that yields a session for samples that share processors so."""
+        """Return a context that yields a session for samples that share processors so.
+
+        ``keep_memory``: whether the memory of a sample waits for the next one.
+        """
         threads, name = sharing.threads, self.name
         if self.runtime == "openvino":
             return openvino_session(self.model, self.names, threads=threads, name=name)
-        return session(self.model, self.names, threads=threads, optimize=self.optimize, name=name)
+        return session(
+            self.model,
+            self.names,
+            threads=threads,
+            optimize=self.optimize,
+            name=name,
+            keep_memory=keep_memory,
+        )
 
     def on(self, running: Session | OpenVinoSession, index: int, feed: Feed) -> Outputs | None:
         """Return what the model gives for one sample, or ``None`` if it is not run on it."""
@@ -162,12 +172,11 @@ def run_model(run: Run, feeds: Iterable[Feed]) -> Iterator[Outputs]:
 
 def run_models(
     runs: Sequence[Run], feeds: Iterable[Feed]
-) -> Iterator[tuple[Feed, tuple[Outputs | None, ...]]]:
+) -> Generator[tuple[Feed, tuple[Outputs | None, ...]], None, None]:
     """Yield each sample with what every model gives for it, all models open at once.
 
-    Large models are run in turn, and in parts; in turn as well where samples are large. Workers of an
-    engine run what is more than a few samples, if there are more of them than processors here: otherwise
-    threads are faster.
+    Large models are run in turn, and in parts. Workers of an engine run what is more than a few samples,
+    if there are more of them than processors here: otherwise threads are faster.
     """
     if any(run.is_large for run in runs):
         yield from run_models_in_turn(runs, feeds)
@@ -182,11 +191,14 @@ def run_models(
             yield from run_on_workers([run.for_workers() for run in runs], items)
             return
     sharing = sharing_of(first)
-    if sharing.one_by_one and len(runs) > 1:
-        yield from run_models_in_turn(runs, (feed for _, feed in items))
-        return
+    # Each of several sessions would hold what a large sample takes while another one runs.
+    keep_memory = len(runs) == 1 or not sharing.one_by_one
     with contextlib.ExitStack() as stack:
-        sessions = list(ordered_map(lambda run: stack.enter_context(run.opened(sharing)), runs))
+
+        def opened(run: Run) -> Session | OpenVinoSession:
+            return stack.enter_context(run.opened(sharing, keep_memory=keep_memory))
+
+        sessions = list(ordered_map(opened, runs))
 
         def work(item: tuple[int, Feed]) -> tuple[Feed, tuple[Outputs | None, ...]]:
             index, feed = item
