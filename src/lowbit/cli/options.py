@@ -149,9 +149,9 @@ def _add_result(parser: Parser) -> None:
     out.add_argument(
         "--verify",
         type=types.count,
-        default=32,
         metavar="N",
-        help="how many samples to verify on, beyond those calibrated on if there are more (default 32)",
+        help="how many samples to verify on, beyond those calibrated on if there are more (default 32, or fewer "
+        "if these leave no doubt)",
     )
     out.add_argument(
         "--no-promote",
