@@ -51,7 +51,7 @@ def evaluate_outputs(
     ``looks``: after how many samples the others are left out if they could not change the level.
     """
     evaluator = OutputEvaluator(reference, quantized, names, fused=fused)
-    with contextlib.closing(run_models(evaluator.runs, feeds)) as results:
+    with contextlib.closing(run_models(evaluator.runs, feeds, looks)) as results:
         for count, (feed, found) in enumerate(results, start=1):
             evaluator.add(feed, found)
             if count in looks and evaluator.is_certain:

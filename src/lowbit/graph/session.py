@@ -264,7 +264,6 @@ def session(
     threads: int = 0,
     optimize: Optimize = "none",
     name: str = "the model",
-    keep_memory: bool = True,
 ) -> Iterator[Session]:
     """Yield a session on ``model`` that can also return the values named in ``extra_outputs``."""
     with _as_file(model, extra_outputs) as path:
@@ -274,7 +273,6 @@ def session(
             optimize=optimize,
             name=name,
             plan_memory=not model.functions,
-            keep_memory=keep_memory,
         )
         with contextlib.closing(running):
             yield running
