@@ -47,7 +47,10 @@ def test_two_models_are_run_and_compared_before_their_softmax() -> None:
 @pytest.mark.parametrize(("noise", "seen"), [(0.01, 8), (0.258, 20)])
 def test_samples_that_could_not_change_the_level_are_not_run(noise: float, seen: int) -> None:
     text = _HEADER + "g (float[2,3,9,9] x) => (float[2,3,9,9] y) { y = Mul(x, x) }"
-    rough = _HEADER + "g (float[2,3,9,9] x) => (float[2,3,9,9] y) <float e = {%g}> { d = Add(x, e)\n y = Mul(d, x) }"
+    rough = (
+        _HEADER
+        + "g (float[2,3,9,9] x) => (float[2,3,9,9] y) <float e = {%g}> { d = Add(x, e)\n y = Mul(d, x) }"
+    )
     models = [io.load(onnx.parser.parse_model(t)) for t in (text, rough % noise)]
     read = []
 

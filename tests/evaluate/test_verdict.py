@@ -258,7 +258,9 @@ def test_a_figure_near_a_limit_is_not_certain(ratio_db: float, certain: bool) ->
     # Samples whose noise differs by a decibel: the standard error of eight is 0.35 dB, of which 4.8 count.
     want, noise = _rows(8, 1, 4, 50, 50), _rows(8, 1, 4, 50, 50, seed=1)
     decibels = ratio_db + np.tile([-1.0, 1.0], 4)
-    got = [a + b * np.float32(10 ** (-db / 20)) for a, b, db in zip(want, noise, decibels, strict=True)]
+    got = [
+        a + b * np.float32(10 ** (-db / 20)) for a, b, db in zip(want, noise, decibels, strict=True)
+    ]
 
     assert _is_certain("values", want, got) is certain
 

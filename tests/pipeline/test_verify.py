@@ -120,7 +120,9 @@ def test_each_model_is_opened_once_for_layers_and_once_for_outputs(monkeypatch) 
     state = lowbit.quantize(small_cnn(), data=small_feeds(9), config=_plain()).state
     opened, plain = [], Run.opened
     monkeypatch.setattr(
-        Run, "opened", lambda run, *sharing, **more: opened.append(run) or plain(run, *sharing, **more)
+        Run,
+        "opened",
+        lambda run, *sharing, **more: opened.append(run) or plain(run, *sharing, **more),
     )
 
     verify(state, state.samples)
