@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from lowbit.evaluate.kept_arrays import ArrayKeeper
 from lowbit.evaluate.runner import ReferenceSample
 
-_ROOM = 8 << 20
+_ROOM = 2 << 20
 
 
 def kept_samples(samples: Iterable[ReferenceSample], room: int = _ROOM) -> list[ReferenceSample]:
