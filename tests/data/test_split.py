@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -106,6 +107,26 @@ def test_nothing_is_verified_if_nothing_may_be_held_out() -> None:
 
     assert parts.calibration_count == 10
     assert _values(parts.verification()) == []
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 32, 33])
+def test_the_first_rounds_of_verification_are_spread_over_the_data(count: int) -> None:
+    parts = split(_data(64), 64 - count, count)
+
+    held, rounds = _values(parts.verification()), _values(parts.verification_in_rounds())
+    assert sorted(rounds) == held
+    for some in (count // 4, count // 2):
+        places = sorted(held.index(value) for value in rounds[:some])
+        gaps = np.diff([-1, *places, count])
+        assert max(gaps) <= 2 * np.ceil(count / max(some, 1))
+
+
+@pytest.mark.parametrize(("count", "looks"), [(15, ()), (16, (8,)), (32, (8, 16)), (64, (16, 32))])
+def test_verification_may_stop_after_a_quarter_and_a_half(count: int, looks: tuple) -> None:
+    parts = split(_data(64), None, count)
+
+    assert parts.looks == ()  # all that are asked for
+    assert dataclasses.replace(parts, stops_early=True).looks == looks
 
 
 def test_the_first_sample_is_read_alone() -> None:

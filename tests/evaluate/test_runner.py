@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_every_model_is_run_on_every_sample(how) -> None:
 
     found = list(how(runs, given))
 
-    assert [feed for feed, _ in found] == given
+    assert [feed["x"].tolist() for feed, _ in found] == [feed["x"].tolist() for feed in given]
     for k, column in zip((1, 10, 100), zip(*(o for _, o in found), strict=True), strict=True):
         assert firsts(column) == [k * i for i in range(6)]
 
@@ -127,13 +128,38 @@ def test_in_turn_one_model_is_open_at_a_time_and_values_are_bounded(monkeypatch)
     events = opened(monkeypatch)
     monkeypatch.setattr("lowbit.parallel.cpu_count", lambda: 1)
     # Room for three samples, and the values of both models.
-    monkeypatch.setattr(runner, "_MEMORY_FOR_SAMPLES", 3 * 3 * 12)
+    monkeypatch.setattr(runner, "_ROOM_FOR_SAMPLES", 3 * 3 * 12)
     runs = [Run(model=model(), names=["y"], name=name) for name in "ab"]
 
     found = list(run_models_in_turn(runs, feeds(6)))
 
     assert firsts(o[1] for _, o in found) == [0, 2, 4, 6, 8, 10]
     assert events == ["open a", "close a", "open b", "close b"] * 2
+
+
+def test_in_turn_no_model_runs_beyond_where_the_caller_may_stop(monkeypatch) -> None:
+    events = opened(monkeypatch)
+    monkeypatch.setattr(sharing, "_LARGE", 1)
+    runs = [Run(model=model(), names=["y"], name=name) for name in "ab"]
+    read = []
+
+    results = run_models(runs, (read.append(f["x"][0, 0]) or f for f in feeds(9)), looks=(4, 6))
+    found = [firsts(outputs) for _, outputs in itertools.islice(results, 4)]
+
+    assert found == [[2 * i, 2 * i] for i in range(4)]
+    assert read == [0, 1, 2, 3]
+    assert len(list(results)) == 5
+    assert events == ["open a", "close a", "open b", "close b"] * 3
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 20])
+def test_values_that_wait_in_a_file_are_the_same(monkeypatch, memory: int) -> None:
+    monkeypatch.setattr(runner, "_MEMORY_FOR_SAMPLES", memory)
+    runs = [Run(model=model(k), names=["y"], name="a") for k in (2.0, 3.0, 5.0)]
+
+    found = [(feed["x"][0, 0], *firsts(o)) for feed, o in run_models_in_turn(runs, feeds(6))]
+
+    assert found == [(i, 2 * i, 3 * i, 5 * i) for i in range(6)]
 
 
 def test_all_at_once_every_model_is_open(monkeypatch) -> None:
@@ -166,7 +192,7 @@ def test_without_samples_nothing_is_opened_in_turn(monkeypatch) -> None:
 
 def test_samples_are_let_go_of_before_the_next_ones_are_run(monkeypatch) -> None:
     at_once = 10
-    monkeypatch.setattr(runner, "_MEMORY_FOR_SAMPLES", at_once * 3 * 12)
+    monkeypatch.setattr(runner, "_ROOM_FOR_SAMPLES", at_once * 3 * 12)
     monkeypatch.setattr(sharing, "_LARGE", 1)
     alive: list[weakref.ref] = []
     most = 0

@@ -24,6 +24,13 @@ def _verdict(kind: str, want: list[np.ndarray], got: list[np.ndarray], **fields)
     return errors.verdict(held_out=True)
 
 
+def _is_certain(kind: str, want: list[np.ndarray], got: list[np.ndarray], **fields) -> bool:
+    errors = OutputErrors([MeasuredOutput(OutputSlice("y"), kind, "y", **fields)], {})
+    for a, b in zip(want, got, strict=True):
+        errors.add({"y": a}, {"y": b})
+    return errors.is_certain
+
+
 def _rows(count: int, *shape: int, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.normal(size=shape).astype(np.float32) for _ in range(count)]
@@ -233,6 +240,39 @@ def test_one_decision_a_sample_is_judged_by_how_often_it_is_the_same(
     assert verdict.worst.agreement == pytest.approx(same / count)
     assert ("only" in verdict.describe()) == (level != "good")
     assert verdict.is_usable == (verdict.margin_db >= 0) or verdict.worst.sqnr_db < 10
+
+
+@pytest.mark.parametrize("kind", ["values", "embedding", "classes"])
+def test_a_level_is_certain_where_the_limits_are_many_standard_errors_away(kind: str) -> None:
+    want, noise = _rows(8, 1, 64, 50), _rows(8, 1, 64, 50, seed=1)
+    for factor, expected in ((0.01, True), (10.0, True)):
+        got = [a + np.float32(factor) * b for a, b in zip(want, noise, strict=True)]
+        assert _is_certain(kind, want, got) is expected
+    # One sample of eight is ruined: the others are not sure to be good.
+    got = [a + np.float32(0.01) * b for a, b in zip(want, noise, strict=True)]
+    assert not _is_certain(kind, want, [*got[:7], noise[7]])
+
+
+@pytest.mark.parametrize(("ratio_db", "certain"), [(25.0, False), (25.3, False), (28.0, True)])
+def test_a_figure_near_a_limit_is_not_certain(ratio_db: float, certain: bool) -> None:
+    # Samples whose noise differs by a decibel: the standard error of eight is 0.35 dB, of which 4.8 count.
+    want, noise = _rows(8, 1, 4, 50, 50), _rows(8, 1, 4, 50, 50, seed=1)
+    decibels = ratio_db + np.tile([-1.0, 1.0], 4)
+    got = [
+        a + b * np.float32(10 ** (-db / 20)) for a, b, db in zip(want, noise, decibels, strict=True)
+    ]
+
+    assert _is_certain("values", want, got) is certain
+
+
+def test_few_decisions_are_not_certain() -> None:
+    for same, count, certain in ((16, 16, False), (0, 16, True), (64, 64, False), (200, 200, True)):
+        assert _is_certain("classes", *_decided(same, count), logits=True) is certain
+
+
+def test_nothing_measured_is_not_certain() -> None:
+    assert not _is_certain("values", [], [])
+    assert not _is_certain("values", _rows(1, 9), _rows(1, 9))
 
 
 def test_sequences_are_judged_by_their_divergence_alone() -> None:

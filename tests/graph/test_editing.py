@@ -30,6 +30,7 @@ from lowbit.graph.editing import (
     scalar,
     subgraphs,
     take_over,
+    typed_lists,
     with_dynamic_batch,
 )
 from lowbit.graph.naming import names_of
@@ -616,3 +617,17 @@ def test_what_looks_at_a_value_stands_behind_what_computes_it() -> None:
     insert_after_source(graph, graph.inputs[0], ir.node("Sin", [graph.inputs[0]]))
 
     assert [node.op_type for node in graph] == ["Sin", "Relu", "Exp", "Neg", "Abs"]
+
+
+@pytest.mark.parametrize("pads", [[0, 1, 0, 1], (0, 1, 0, 1)])
+def test_lists_of_integers_are_what_onnx_ir_takes_them_for(pads) -> None:
+    given = {"pads": pads, "group": 3, "mode": "linear", "alpha": 0.5}
+
+    typed, guessed = (
+        ir.node("Conv", [], attributes).attributes for attributes in (typed_lists(given), given)
+    )
+    assert {n: (a.type, a.value) for n, a in typed.items()} == {
+        n: (a.type, a.value) for n, a in guessed.items()
+    }
+    # No list, whose type could not be guessed.
+    assert typed_lists({"axes": []})["axes"].type == ir.AttributeType.INTS

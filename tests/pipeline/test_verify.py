@@ -120,7 +120,9 @@ def test_each_model_is_opened_once_for_layers_and_once_for_outputs(monkeypatch) 
     state = lowbit.quantize(small_cnn(), data=small_feeds(9), config=_plain()).state
     opened, plain = [], Run.opened
     monkeypatch.setattr(
-        Run, "opened", lambda run, *sharing: opened.append(run) or plain(run, *sharing)
+        Run,
+        "opened",
+        lambda run, *sharing, **more: opened.append(run) or plain(run, *sharing, **more),
     )
 
     verify(state, state.samples)
@@ -162,6 +164,26 @@ def test_formats_are_counted_and_sizes_told() -> None:
     assert report.size_after == tensors_size(result.quantized)
     written = [onnx.numpy_helper.to_array(t).nbytes for t in result.model.graph.initializer]
     assert report.size_after == sum(written)
+
+
+_MAP = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,3,9,9] x) => (float[1,4,9,9] y) <float[4,3,1,1] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}> {
+        y = Conv(x, w)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"), [({}, 8), ({"verify": 32}, 32), ({"min_sqnr": 5.0}, 32)]
+)
+def test_all_samples_verify_where_they_are_asked_for(asked: dict, seen: int) -> None:
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.normal(size=(1, 3, 9, 9)).astype(np.float32)} for _ in range(64)]
+
+    model = onnx.parser.parse_model(_MAP)
+    report = lowbit.quantize(model, data=feeds, config=_plain("A16W8"), **asked).report
+
+    assert report.verdict.level == "good"
+    assert report.verification_samples == report.verdict.samples == seen
 
 
 def test_steps_and_the_samples_are_told() -> None:

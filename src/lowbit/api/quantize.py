@@ -26,7 +26,7 @@ from lowbit.config.extensible import find_not_finite
 from lowbit.config.presets import find_preset
 from lowbit.data import Preprocessing, Tokenization
 from lowbit.data.opening import RANDOM
-from lowbit.data.split import Split
+from lowbit.data.split import VERIFIED, Split
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.labels import Label
 from lowbit.files import check_outputs, sibling
@@ -148,7 +148,7 @@ def quantize(
     fix_inputs: Mapping[str, Any] | None = None,
     input_shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     min_sqnr: float | None = None,
-    verify: int = 32,
+    verify: int | None = None,
     keep_histograms: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -185,7 +185,7 @@ def quantize(
         input_shapes: Shapes of inputs, instead of those in the file.
         min_sqnr: Raise if the worst output has a lower SQNR, in decibels.
         verify: How many samples to verify on, none of which was calibrated on where the data
-            has more than ``limit``.
+            has more than ``limit``. If not given 32, or fewer where these leave no doubt about the level.
         keep_histograms: Keep statistics that serve every other method as well.
         checkpoint: A folder for layers that are refined, until the model is saved: to ``output``, or
             by ``Result.save``. ``<output>.refining`` if not given.
@@ -214,7 +214,10 @@ def quantize(
     with clock.stage("load"):
         state = _load(model, config, target, operators)
         validation = 0 if limit is None else validated_on(config, stats, limit)
-        samples = open_samples(state, data, preprocessing, limit, (verify, validation), request)
+        beside = (VERIFIED if verify is None else verify, validation)
+        samples = open_samples(state, data, preprocessing, limit, beside, request)
+        if samples is not None and verify is None and min_sqnr is None:
+            samples = dataclasses.replace(samples, stops_early=True)
         state = extended(state, Loaded, samples=samples)
         if request is not None and samples is not None:
             request = with_labels(request, labels, samples)

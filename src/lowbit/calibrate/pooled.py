@@ -18,6 +18,7 @@ import onnx_ir as ir
 from lowbit.calibrate.channels import ChannelSums
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.calibrate.subsampling import row_step
+from lowbit.graph.editing import typed_lists
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.pooling import BLOCK, add_numbers, add_output, poolable, size_of_one
 from lowbit.numerics.formats import FloatArray
@@ -109,7 +110,7 @@ def _picked(graph: ir.Graph, value: ir.Value, output: str, step: int, channels: 
     kernel = np.zeros((channels, 1, step, 1), np.float32)
     kernel[:, :, step // 2] = 1
     name = f"{output}/kernel"
-    weight = ir.Value(name=name, const_value=ir.tensor(kernel, name=name))
+    weight = ir.Value(name=name, const_value=ir.Tensor(kernel, name=name))
     graph.initializers[name] = weight
     attributes = {
         "group": channels,
@@ -118,7 +119,7 @@ def _picked(graph: ir.Graph, value: ir.Value, output: str, step: int, channels: 
         # The last rows may be fewer than a step.
         "pads": (0, 0, step - 1 - step // 2, 0),
     }
-    return ir.node("Conv", [value, weight], attributes, name=output)
+    return ir.node("Conv", [value, weight], typed_lists(attributes), name=output)
 
 
 def rows_of(name: str) -> str:

@@ -151,9 +151,9 @@ def _add_result(parser: Parser) -> None:
     out.add_argument(
         "--verify",
         type=types.count,
-        default=32,
         metavar="N",
-        help="how many samples to verify on, held out of calibration where the data has enough (default 32)",
+        help="how many samples to verify on, held out of calibration where the data has enough (default 32, or "
+        "fewer where these leave no doubt)",
     )
     out.add_argument(
         "--no-promote",

@@ -13,6 +13,10 @@ from lowbit.numerics.spacing import evenly_inside
 _ENOUGH_TO_HOLD_OUT = 16
 _MOST_VALIDATION = 16
 _MOST_CALIBRATION, _MOST_RANKING, _LEAST_CONFIRMING = 256, 64, 2
+_LEAST_VERIFYING = 8
+
+VERIFIED = 32
+"""How many samples verify where nobody says how many."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Split:
         validating: Samples on which it is decided which steps are kept.
         excluded: Samples that do not calibrate: those held out, and those that validate where the
             data has enough for both.
+        stops_early: Whether the rest of those that verify are not run where some of them leave no doubt.
     """
 
     data: Data
@@ -35,6 +40,7 @@ class Split:
     verifying: frozenset[int]
     validating: frozenset[int]
     excluded: frozenset[int]
+    stops_early: bool = False
 
     @property
     def is_verified_on_held_out(self) -> bool:
@@ -67,6 +73,23 @@ class Split:
     def verification(self) -> Iterator[Sample]:
         """Yield the samples to verify on."""
         return self.data.select(sorted(self.verifying))
+
+    def verification_in_rounds(self) -> Iterator[Sample]:
+        """Yield the same, the first quarter and the first half of them from all over the data."""
+        left, count = sorted(self.verifying), self.verification_count
+        for end in (count // 4, count // 2, count):
+            size = end - (count - len(left))
+            part = [left[i * len(left) // size] for i in range(size)]
+            left = sorted({*left}.difference(part))
+            yield from self.data.select(part)
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """After how many of them it is asked whether the others could still change the verdict's level."""
+        if not self.stops_early:
+            return ()
+        count = self.verification_count
+        return tuple(n for n in (count // 4, count // 2) if n >= _LEAST_VERIFYING)
 
     def fingerprint(self) -> str:
         """Return a word for all samples, and which of them do what."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import onnx_ir as ir
@@ -31,6 +32,7 @@ class EvaluatedOutputs:
 
     verdict: Verdict | None
     outputs: Mapping[str, SignalNoise]
+    samples: int = 0
 
 
 def evaluate_outputs(
@@ -41,14 +43,19 @@ def evaluate_outputs(
     *,
     held_out: bool,
     fused: bool = False,
+    looks: Collection[int] = (),
 ) -> EvaluatedOutputs:
     """Run both models on all samples; ``names`` are what the quantized model calls tensors.
 
     ``fused``: the quantized model runs in a default session as well, and the worse verdict holds.
+    ``looks``: after how many samples the others are left out if they could not change the level.
     """
     evaluator = OutputEvaluator(reference, quantized, names, fused=fused)
-    for feed, found in run_models(evaluator.runs, feeds):
-        evaluator.add(feed, found)
+    with contextlib.closing(run_models(evaluator.runs, feeds, looks)) as results:
+        for count, (feed, found) in enumerate(results, start=1):
+            evaluator.add(feed, found)
+            if count in looks and evaluator.is_certain:
+                break
     return evaluator.result(held_out=held_out)
 
 
@@ -86,9 +93,15 @@ class OutputEvaluator:
             self._evaluation.add(feed, want, others)
             self._sums.add(want, others[0] or {})
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether more samples would hardly change the level of any output."""
+        return self._evaluation.is_certain
+
     def result(self, *, held_out: bool) -> EvaluatedOutputs:
         """Return the verdict on all samples, and the sums over them."""
-        return EvaluatedOutputs(self._evaluation.verdict(held_out=held_out), self._sums.by_name)
+        verdict = self._evaluation.verdict(held_out=held_out)
+        return EvaluatedOutputs(verdict, self._sums.by_name, self._sums.count)
 
 
 class _OutputSums:
@@ -97,14 +110,14 @@ class _OutputSums:
     def __init__(self, inner: frozenset[str], sized_by_data: frozenset[str]) -> None:
         """Begin; ``inner`` are tensors that are no outputs."""
         self._inner, self._sized_by_data = inner, sized_by_data
-        self._count = 0
+        self.count = 0
         self.by_name: dict[str, SignalNoise] = {}
 
     def add(self, want: Outputs, got: Outputs) -> None:
         outputs = {name: array for name, array in want.items() if name not in self._inner}
-        if self._count < _FIRST:
+        if self.count < _FIRST:
             check_same_outputs(outputs, got, sized_by_data=self._sized_by_data)
-        self._count += 1
+        self.count += 1
         for name, array in outputs.items():
             found = got.get(name)
             if found is not None and is_number(array) and array.shape == found.shape:
@@ -134,6 +147,11 @@ class OutputEvaluation:
         self._first.append((feed, want, others))
         if len(self._first) == _FIRST:
             self._begin()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether more samples would hardly change the level of any output."""
+        return bool(self._errors) and all(errors.is_certain for errors in self._errors)
 
     def verdict(self, *, held_out: bool | None) -> Verdict | None:
         """Return the worse of the verdicts; ``None`` if no output can be measured."""

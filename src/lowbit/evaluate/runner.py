@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.evaluate.kept_arrays import ArrayKeeper
 from lowbit.evaluate.runs_on_workers import CHUNK, WorkerRun, run_on_workers
 from lowbit.evaluate.same_outputs import arrays_of
 from lowbit.graph.naming import tensor_name
@@ -26,8 +27,10 @@ Keep = Callable[[str, Array], Array]
 
 # Values of one model that wait for another's, in bytes.
 _MEMORY_FOR_VALUES = 32 << 20
-# Samples that wait for the last of several models, with what all of them give, in bytes.
-_MEMORY_FOR_SAMPLES = 48 << 20
+# Samples that wait for the last of several models, with what all of them give, in bytes: most of them in a
+# file, as to open a model again takes longer than to read them.
+_ROOM_FOR_SAMPLES = 256 << 20
+_MEMORY_FOR_SAMPLES = 32 << 20
 # Samples that a large model is run on while each of its parts is open: more where all it gives is
 # known to be small.
 _SAMPLES_AT_ONCE = 16
@@ -161,13 +164,13 @@ def run_model(run: Run, feeds: Iterable[Feed]) -> Iterator[Outputs]:
 
 
 def run_models(
-    runs: Sequence[Run], feeds: Iterable[Feed]
-) -> Iterator[tuple[Feed, tuple[Outputs | None, ...]]]:
+    runs: Sequence[Run], feeds: Iterable[Feed], looks: Collection[int] = ()
+) -> Generator[tuple[Feed, tuple[Outputs | None, ...]], None, None]:
     """Yield each sample with what every model gives for it, all models open at once.
 
     Large models are run in turn, and in parts; in turn as well where samples are large. Workers of an
     engine run what is more than a few samples, if there are more of them than processors here: otherwise
-    threads are faster.
+    threads are faster. ``looks``: after how many samples the caller may want no more.
     """
     if any(run.is_large for run in runs):
         yield from run_models_in_turn(runs, feeds)
@@ -183,7 +186,7 @@ def run_models(
             return
     sharing = sharing_of(first)
     if sharing.one_by_one and len(runs) > 1:
-        yield from run_models_in_turn(runs, (feed for _, feed in items))
+        yield from run_models_in_turn(runs, (feed for _, feed in items), looks)
         return
     with contextlib.ExitStack() as stack:
         sessions = list(ordered_map(lambda run: stack.enter_context(run.opened(sharing)), runs))
@@ -204,29 +207,30 @@ def _peeked(feeds: Iterable[Feed]) -> tuple[Feed | None, Iterable[Feed]]:
 
 
 def run_models_in_turn(
-    runs: Sequence[Run], feeds: Iterable[Feed]
+    runs: Sequence[Run], feeds: Iterable[Feed], looks: Collection[int] = ()
 ) -> Iterator[tuple[Feed, tuple[Outputs | None, ...]]]:
     """Do the same with one model open at a time, for values of many tensors.
 
     Each session holds the tensors of several samples. The first model runs on as many samples as
-    there is room for its values; the others follow on the same.
+    there is room for its values, and no further than to the next of ``looks``; the others follow on the same.
     """
     rest = enumerate(feeds)
-    while (yield from _next_in_turn(runs, rest)):
+    while (yield from _next_in_turn(runs, rest, looks)):
         pass
 
 
 def _next_in_turn(
-    runs: Sequence[Run], items: Iterator[_Item]
+    runs: Sequence[Run], items: Iterator[_Item], looks: Collection[int]
 ) -> Generator[tuple[Feed, tuple[Outputs | None, ...]], None, bool]:
     """Yield as many samples as there is room for, and let go of them; return whether there were any."""
     # What opens a large model anew is not to be paid for every few samples.
     large = any(run.is_large for run in runs)
-    found = _some_values(runs[0], items) if large else _first_values(runs, items)
+    keeper = ArrayKeeper(_MEMORY_FOR_SAMPLES)
+    found = _some_values(runs[0], items) if large else _first_values(runs, items, looks, keeper)
     if not found:
         return False
     some = [item for item, _ in found]
-    columns = [[outputs for _, outputs in found], *(_values(run, some) for run in runs[1:])]
+    columns = [[outputs for _, outputs in found], *(_values(run, some, keeper) for run in runs[1:])]
     for (_, feed), *outputs in zip(some, *columns, strict=True):
         yield feed, tuple(outputs)
     return True
@@ -288,12 +292,15 @@ def _at_once(runs: Sequence[Run], items: Sequence[_Item]) -> list[list[Outputs |
     ]
 
 
-def _values(run: Run, items: Sequence[_Item]) -> list[Outputs | None]:
+def _values(
+    run: Run, items: Sequence[_Item], keeper: ArrayKeeper | None = None
+) -> list[Outputs | None]:
     if run.is_large:
         return run.in_parts(items)
     sharing = sharing_of(items[0][1] if items else None)
     with run.opened(sharing) as running:
-        return list(ordered_map(lambda item: run.on(running, *item), items, sharing.samples))
+        found = ordered_map(lambda item: run.on(running, *item), items, sharing.samples)
+        return [x if x is None or keeper is None else keeper.kept(x) for x in found]
 
 
 def _some_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:
@@ -314,20 +321,22 @@ def _samples_at_once(run: Run) -> int:
 
 
 def _first_values(
-    runs: Sequence[Run], items: Iterator[_Item]
+    runs: Sequence[Run], items: Iterator[_Item], looks: Collection[int], keeper: ArrayKeeper
 ) -> list[tuple[_Item, Outputs | None]]:
     """Run the first model on as many samples as there is room for with all of them, none if none are left."""
     run = runs[0]
     first = next(items, None)
     if first is None:
         return []
-    room = _MEMORY_FOR_SAMPLES
+    room = _ROOM_FOR_SAMPLES
     found: list[tuple[_Item, Outputs | None]] = []
 
     def more() -> Iterator[_Item]:
         yield first
-        while room > 0 and (item := next(items, None)) is not None:
+        index = first[0]
+        while room > 0 and index + 1 not in looks and (item := next(items, None)) is not None:
             yield item
+            index = item[0]
 
     def work(item: _Item) -> tuple[_Item, Outputs | None]:
         return item, run.on(running, *item)
@@ -337,7 +346,9 @@ def _first_values(
         for item, outputs in ordered_map(work, more(), sharing.samples):
             room -= sum(np.asarray(value).nbytes for value in item[1].values())
             room -= len(runs) * sum(array.nbytes for array in (outputs or {}).values())
-            found.append((item, outputs))
+            index, feed = item
+            kept = None if outputs is None else keeper.kept(outputs)
+            found.append(((index, keeper.kept(feed)), kept))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -43,6 +43,9 @@ _ONE_ERROR = 0.1587
 # Logits of this SQNR are usable, whatever their divergence on few samples.
 _LOGITS_DB = 10.0
 _MOST_DIGITS = 6
+# How likely the truth may lie beyond one end of the interval where more samples are not run: an interval of
+# 99.8 %, as it is asked more than once, and errors have longer tails than Student's distribution.
+_CERTAIN_TAIL = 0.001
 
 
 class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,9 +260,34 @@ class OutputErrors:
         shares = [[noise / (sum(row) or 1.0) for noise in row] for row in noises]
         return [max(column) for column in zip(*shares, strict=True)]
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the level of every output is the same at both ends of a wide interval."""
+        telling = self._telling()
+        return bool(telling) and all(
+            figure.level(found.low) == figure.level(found.high)
+            for index in telling
+            for figure, found in self._wide_intervals(index)
+        )
+
+    def _wide_intervals(self, index: int) -> Iterator[tuple[Figure, Interval]]:
+        """Yield what the level of an output rests on."""
+        figure, values, tail = figure_of(self._measured[index]), self._values[index], _CERTAIN_TAIL
+        if figure.unit == "dB":
+            yield figure, interval_of_sqnr(self._errors[index], tail)
+        elif self._errors[index]:
+            yield figure, interval_of_mean(values, tail)
+        else:
+            yield figure, interval_of_share(values, tail)
+        if self._decisions[index]:
+            yield BEST_CLASS, interval_of_share(self._decisions[index], tail)
+
+    def _telling(self) -> list[int]:
+        return [i for i, v in enumerate(self._values) if v and not self._is_near_zero(i)]
+
     def verdict(self, *, held_out: bool | None) -> Verdict | None:
         """Return the verdict; ``None`` if no output can be measured."""
-        telling = [i for i, v in enumerate(self._values) if v and not self._is_near_zero(i)]
+        telling = self._telling()
         rows = [self._row(i) for i in telling]
         if not rows:
             return None

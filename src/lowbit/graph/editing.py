@@ -82,6 +82,18 @@ def _tensor(data: NDArray[Any] | ir.TensorProtocol, name: str | None) -> ir.Tens
     return data
 
 
+def typed_lists(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes of a new node of which every list is one of integers, and says so.
+
+    To find that out onnx-ir asks each number whether it has all methods of a graph, which takes longer than
+    all the rest of the node.
+    """
+    return {
+        name: ir.AttrInt64s(name, value) if isinstance(value, list | tuple) else value
+        for name, value in attributes.items()
+    }
+
+
 def replace_constant(
     graph: ir.Graph, node: ir.Node, index: int, data: NDArray[Any] | ir.TensorProtocol
 ) -> None:

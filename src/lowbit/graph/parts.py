@@ -7,6 +7,7 @@ than a limit is never opened as a whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -222,4 +223,9 @@ def _constants(node: ir.Node, varying: set[str]) -> set[ir.Value]:
 def _bytes(values: Iterable[ir.Value]) -> int:
     """Return how much memory constants take when they are computed with, as single-precision floats."""
     tensors = (value.const_value for value in values)
-    return sum(max(t.nbytes, 4 * t.size) for t in tensors if t is not None)
+    # Not ``nbytes`` as well, which counts the numbers again: a quantized model has thousands of constants.
+    return sum(
+        t.nbytes if t.dtype == ir.DataType.STRING else math.ceil(t.size * max(4, t.dtype.itemsize))
+        for t in tensors
+        if t is not None
+    )

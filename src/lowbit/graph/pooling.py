@@ -11,7 +11,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.editing import insert_after_source
+from lowbit.graph.editing import insert_after_source, typed_lists
 from lowbit.graph.naming import tensor_name
 
 _HIGHEST, _MEAN, _LOWEST = "lowbit/highest", "lowbit/mean", "lowbit/lowest"
@@ -98,7 +98,7 @@ def _values(graph: ir.Graph, names: Collection[str]) -> dict[str, ir.Value]:
 def _smallest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Node:
     """Return a node that gives the smallest number of each channel."""
     if graph.opset_imports.get("", 0) < _AXES_AS_INPUT:
-        return ir.node("ReduceMin", [value], {"axes": _SPATIAL}, name=name)
+        return ir.node("ReduceMin", [value], typed_lists({"axes": _SPATIAL}), name=name)
     return ir.node("ReduceMin", [value, add_numbers(graph, f"{name}/axes", *_SPATIAL)], name=name)
 
 
@@ -136,7 +136,7 @@ def size_of_one(value: ir.Value) -> list[int]:
 
 def add_numbers(graph: ir.Graph, name: str, *numbers: int) -> ir.Value:
     """Return integers as a new constant of a graph, which is changed."""
-    value = ir.Value(name=name, const_value=ir.tensor(np.array(numbers, np.int64), name=name))
+    value = ir.Value(name=name, const_value=ir.Tensor(np.array(numbers, np.int64), name=name))
     graph.initializers[name] = value
     return value
 

@@ -6,6 +6,7 @@ outputs, and to write all that ONNX has fields for took several times what onnxr
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # Bytes from which on a tensor is mapped instead of being read with the graph.
 _MAPPED = 1 << 12
+# Bytes of a number at most.
+_WIDEST = 16
 # Where mapped tensors begin: on a line of the processor's cache.
 _LINE = 64
 _WEIGHTS = "weights.bin"
@@ -83,11 +86,12 @@ def _given_types(graph: ir.Graph) -> Iterator[ir.Value]:
 def _add_tensor(proto: onnx.TensorProto, value: ir.Value, file: BinaryIO) -> None:
     """Write an initializer: a large one into the external data file."""
     tensor: Any = value.const_value
-    size = tensor.nbytes
+    sizes = tensor.shape.numpy()
     # A tensor made of another one may be called like that one.
     proto.name, proto.data_type = value.name or "", int(tensor.dtype)
-    proto.dims.extend(tensor.shape.numpy())
-    if size < _MAPPED:
+    proto.dims.extend(sizes)
+    # Most are scales and zero points, whose bytes need no counting.
+    if math.prod(sizes) * _WIDEST < _MAPPED or (size := tensor.nbytes) < _MAPPED:
         proto.raw_data = tensor.tobytes()
         return
     start = file.tell()

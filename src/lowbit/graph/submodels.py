@@ -209,11 +209,11 @@ class Tail:
 
 @contextlib.contextmanager
 def open_tails(
-    model: ir.Model, count: int, observed: Sequence[str], name: str
+    model: ir.Model, count: int, observed: Sequence[str], name: str, *, threads: int = 1
 ) -> Iterator[list[Tail]]:
     """Yield the whole model and its tails, longest first, begun where the fewest values cross.
 
-    The session of the whole model gives the ``observed`` values as well. All tails share one file
+    Each runs a sample on so many ``threads``. The session of the whole model gives the ``observed`` values as well. All tails share one file
     of weights, so each costs no more than the graph itself.
     """
     with io.as_file(model) as path:
@@ -234,15 +234,15 @@ def open_tails(
             wanted = outputs if start else list(dict.fromkeys((*outputs, *extra)))
             settable = [v for v in reads[start] if v in defaults]
             part = extractor.model(dict.fromkeys(inputs), wanted, defaults=settable)
-            session = _open(part, path.with_name(f"from_{start}.onnx"), name)
+            session = _open(part, path.with_name(f"from_{start}.onnx"), name, threads)
             share = 1 - start / max(1, len(nodes))
             tails.append(Tail(start, share, session, tuple(inputs), frozenset(settable)))
         yield tails
 
 
-def _open(part: ir.Model, path: pathlib.Path, name: str) -> Session:
+def _open(part: ir.Model, path: pathlib.Path, name: str, threads: int) -> Session:
     path.write_bytes(ir.to_proto(part).SerializeToString())
-    return Session(path, threads=1, optimize="none", name=name, keep_memory=False)
+    return Session(path, threads=threads, optimize="none", name=name, keep_memory=False)
 
 
 def _choose_starts(nodes: Sequence[ir.Node], count: int) -> list[int]:

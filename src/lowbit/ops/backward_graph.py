@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from lowbit.graph.editing import constant
+from lowbit.graph.editing import constant, typed_lists
 from lowbit.ops.linear import has_explicit_padding
 
 _AXES_OF_SUM, _AXES_OF_MEAN = 13, 18
@@ -42,7 +42,9 @@ class BackwardGraph:
     ) -> list[ir.Value]:
         """Add a node and return what it writes."""
         name = self._name()
-        node = ir.node(op_type, list(inputs), attributes, num_outputs=outputs, name=name)
+        node = ir.node(
+            op_type, list(inputs), typed_lists(attributes), num_outputs=outputs, name=name
+        )
         for index, value in enumerate(node.outputs):
             value.name = f"{name}/{index}"
         self._graph.append(node)

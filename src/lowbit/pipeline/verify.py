@@ -134,7 +134,7 @@ def verify(
         data="none" if samples is None else samples.data.description,
         calibration_samples=_calibrated_on(state, samples),
         reused_statistics=reused,
-        verification_samples=0 if samples is None else samples.verification_count,
+        verification_samples=evaluated.samples,
         held_out=samples is not None and samples.is_verified_on_held_out,
         outputs=scores(evaluated.outputs),
         verdict=verdict,
@@ -159,7 +159,7 @@ def verify(
 
 
 def _measured(state: Quantized, samples: Split) -> tuple[SignalNoises, EvaluatedOutputs]:
-    """Return what layers lose on a few samples, and outputs on all."""
+    """Return what layers lose on a few samples, and outputs on all, or as many as leave no doubt."""
     loaded, quantized, names = state.loaded, state.emitted.model, quantized_names(state)
     references = [_layer_reference(state)]
     held_out, fused = samples.is_verified_on_held_out, _runs_fused(state)
@@ -168,9 +168,14 @@ def _measured(state: Quantized, samples: Split) -> tuple[SignalNoises, Evaluated
         few = _LAYERS_ON_LARGE if large else _LAYERS_ON
         first = itertools.islice(samples.verification(), few)
         (layers,) = compare_tensors(references, quantized, first)
-        feeds = samples.verification()
         return layers, evaluate_outputs(
-            loaded, quantized, feeds, names, held_out=held_out, fused=fused
+            loaded,
+            quantized,
+            samples.verification_in_rounds(),
+            names,
+            held_out=held_out,
+            fused=fused,
+            looks=samples.looks,
         )
     tensors = TensorComparison(references, quantized, quick=True)
     outputs = OutputEvaluator(loaded, quantized, names, fused=fused)

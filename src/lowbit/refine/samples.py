@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -167,7 +168,7 @@ def enough_samples(unknowns: Sequence[float], samples: int, *, large: bool = Fal
     if not unknowns:
         return samples
     fewest = _FEWEST_LARGE_SAMPLES if large else _FEWEST_SAMPLES
-    return min(samples, max(fewest, math.ceil(_DEEP * float(np.median(unknowns)))))
+    return min(samples, max(fewest, math.ceil(_DEEP * statistics.median(unknowns))))
 
 
 def take_target(

@@ -146,7 +146,8 @@ def _opened(
     outputs: Sequence[str],
     samples: Sequence[ReferenceSample],
 ) -> Iterator[SwitchedModel]:
-    with open_tails(model, _CUTS, (), "the model with switches") as tails:
+    threads = sharing_of(samples[0].feed if samples else None).threads
+    with open_tails(model, _CUTS, (), "the model with switches", threads=threads) as tails:
         yield SwitchedModel(model, tails, switches, outputs, samples)
 
 
