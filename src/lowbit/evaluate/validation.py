@@ -67,6 +67,18 @@ class Validation:
                     ratios.append(float(np.mean(each)))
         return [np.array(ratios) for ratios in found]
 
+    def sqnr_of_outputs(
+        self, quantized: ir.Model, names: Mapping[str, str]
+    ) -> dict[MeasuredOutput, float]:
+        """Return the mean SQNR of each output by itself."""
+        rows = self.measured(names)
+        run = Run.quantized_model(quantized, list({names[r.tensor]: 0 for r in rows})).quick()
+        found: dict[MeasuredOutput, list[float]] = {row: [] for row in rows}
+        for want, outputs in compared_with_each([run], self._samples) if rows else ():
+            for row, ratios in found.items():
+                ratios += list(_decibels_of_rows([row], want, outputs[0], names))
+        return {row: float(np.mean(ratios)) for row, ratios in found.items() if ratios}
+
     @property
     def samples(self) -> Sequence[ReferenceSample]:
         """The samples, with what the float model gives for them."""

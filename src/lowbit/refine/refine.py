@@ -25,17 +25,20 @@ from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
 from lowbit.ops.geometry import ConvLayer
+from lowbit.ops.gradients import OutputPart
 from lowbit.parallel import worker_count
 from lowbit.refine.algorithm import Algorithm, Collector, Feeds, LoopSettings
 from lowbit.refine.checkpoint import Checkpoint
 from lowbit.refine.finetune import ADAQUANT, ADAROUND
 from lowbit.refine.gptq import GPTQ
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers
-from lowbit.refine.loop import LayerLoop, LayerTargets
+from lowbit.refine.loop import LayerLoop
+from lowbit.refine.read_positions import draw_positions
 from lowbit.refine.reconstruct import RECONSTRUCTION
 from lowbit.refine.remote import LayerSolver
 from lowbit.refine.samples import batched, enough_samples, held_out_numbers
 from lowbit.refine.selection import Selection
+from lowbit.refine.targets import Draw, LayerTargets
 from lowbit.state import Quantized, extended
 
 # Activations of each model that wait in memory between two layers, in bytes: few samples may not
@@ -121,12 +124,15 @@ def refine(
     *,
     samples: int = 1,
     reference: ir.Model | None = None,
+    outputs: Sequence[OutputPart] = (),
     keep_partial: bool = False,
 ) -> Refined:
     """Return better stored weights for a quantized model, and biases that fit them.
 
     ``samples``: about how many feeds there are, if known, so that of many each is looked at less.
     ``reference``: the float model to follow, if it is not the one that was quantized.
+    ``outputs``: those that say something at few positions, if there are any: layers are refined at what
+    these depend on.
     ``keep_partial``: an interruption (Ctrl-C) ends it early, with what is done so far.
     """
     algorithm = algorithm_of(config)
@@ -151,7 +157,10 @@ def refine(
             selection = Selection.of(state, layers, output, limited, done, device)
         listener = _Listener(selection, checkpoint, progress, len(layers))
         stop = threading.Event()
-        with _loop(state, layers, settings, limited, done, device, used) as loop:
+        draw = functools.partial(draw_positions, state.adapted, layers, outputs, limited())
+        with _loop(
+            state, layers, settings, limited, done, device, used, draw if outputs else None
+        ) as loop:
             if algorithm.collector is not None:
                 large = loop.sharing.one_by_one
                 held_out = held_out_numbers(used, settings.held_out, large=large)
@@ -188,6 +197,7 @@ def _loop(
     done: Sequence[LayerResult],
     device: str,
     samples: int,
+    draw: Draw | None,
 ) -> Iterator[LayerLoop]:
     """Yield the loop over the layers that are left."""
     rest = layers[len(done) :]
@@ -211,6 +221,7 @@ def _loop(
             samples=samples,
             device=device,
             sharing=sharing,
+            draw=draw,
         )
         run = LayerwiseRun(
             state.emitted.model,

@@ -1,0 +1,71 @@
+"""Where the outputs of a model are measured, as parts of tensors that have gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from lowbit.evaluate.detections import is_sparse
+from lowbit.evaluate.output_kinds import MeasuredOutput
+from lowbit.evaluate.outputs import OutputSlice
+from lowbit.evaluate.validation import Validation
+from lowbit.ops.gradients import OutputPart
+from lowbit.pipeline.verify import quantized_names
+from lowbit.state import Quantized
+
+_SEEN = 4
+"""Samples that tell which outputs say something at few positions, and how good each is."""
+
+
+def measured_outputs(state: Quantized, seen: Validation) -> list[OutputPart]:
+    """Return where outputs are measured, of those tensors that the adapted model has."""
+    return [_part_of(row) for row in _known(state, seen.measured(quantized_names(state)))]
+
+
+def sparse_outputs(state: Quantized) -> list[OutputPart]:
+    """Return where a detector's outputs are measured, nothing of other models.
+
+    Each counts relative to the error that it has: boxes in pixels have next to none beside scores.
+    """
+    if state.samples is None:
+        return []
+    seen = Validation(state.loaded, state.samples.calibration().spread(_SEEN))
+    names = quantized_names(state)
+    rows = _known(state, seen.measured(names))
+    if not any(_is_sparse(row, seen) for row in rows):
+        return []
+    known = seen.sqnr_of_outputs(state.emitted.model, names)
+    worst = min(known.values(), default=0.0)
+    return [
+        dataclasses.replace(_part_of(row), counts=10 ** ((known[row] - worst) / 20))
+        for row in rows
+        if row in known
+    ]
+
+
+def _is_sparse(row: MeasuredOutput, seen: Validation) -> bool:
+    """Whether an output is scores that show something at few positions, or is read only there."""
+    if row.scores is not None:
+        return True
+    arrays = (row.part.of(sample.outputs[row.tensor]) for sample in seen.samples)
+    axis = row.part.axis
+    return row.kind == "scores" and any(is_sparse(a, 1 if axis is None else axis) for a in arrays)
+
+
+def _known(state: Quantized, rows: list[MeasuredOutput]) -> list[MeasuredOutput]:
+    """Return those at tensors that the adapted model computes."""
+    values = ir.convenience.create_value_mapping(state.adapted.graph, include_subgraphs=False)
+    return [r for r in rows if r.tensor in values and values[r.tensor].producer() is not None]
+
+
+def _part_of(row: MeasuredOutput) -> OutputPart:
+    return dataclasses.replace(
+        _part(row.part),
+        is_one=row.kind == "scores",
+        read_at=None if row.scores is None else _part(row.scores),
+    )
+
+
+def _part(part: OutputSlice) -> OutputPart:
+    return OutputPart(part.output, part.axis, part.start, part.stop)
