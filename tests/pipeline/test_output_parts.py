@@ -1,4 +1,4 @@
-"""Which parts of outputs errors are felt at, and which of these say something at few positions."""
+"""At which parts of tensors outputs are measured, and which of these are read at few positions."""
 
 from __future__ import annotations
 

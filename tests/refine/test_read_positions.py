@@ -73,14 +73,14 @@ def test_most_positions_are_those_that_outputs_depend_on(state: Quantized) -> No
 
     for sample in range(len(feeds)):
         assert len(drawn["node_b", sample]) == 100
-    # Four in five are drawn by what is felt, and of the others one in a hundred falls there too.
+    # Four in five are drawn by their sensitivity, and of the others one in a hundred falls there too.
     shares = [np.mean(drawn["node_b", sample] == _READ) for sample in range(len(feeds))]
     assert np.mean(shares) == pytest.approx(0.802, abs=0.02)
     others = np.concatenate([drawn["node_b", sample] for sample in range(len(feeds))])
     assert len(np.unique(others)) == _SIZE * _SIZE
 
 
-def test_what_is_felt_is_the_square_of_the_gradient(state: Quantized) -> None:
+def test_sensitivity_is_the_square_of_the_gradient(state: Quantized) -> None:
     """The first layer is read at the same position, by the second."""
     feeds = _feeds(20)
 
@@ -90,7 +90,7 @@ def test_what_is_felt_is_the_square_of_the_gradient(state: Quantized) -> None:
     assert np.mean(shares) == pytest.approx(0.802, abs=0.02)
 
 
-def test_where_nothing_is_felt_positions_are_drawn_evenly(state: Quantized) -> None:
+def test_without_any_sensitivity_positions_are_drawn_evenly(state: Quantized) -> None:
     nothing = [{"x": np.full((1, 2, _SIZE, _SIZE), np.nan, np.float32)}]
 
     drawn = _drawn(state, nothing)

@@ -1,4 +1,4 @@
-"""The pass over some samples that tells the sensitivity of every tensor, by gradients."""
+"""One pass over some samples that measures the sensitivity of every tensor, by gradients."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def collect_sensitivity(
 ) -> dict[str, Sensitivity]:
     """Return the sensitivity of those ``tensors`` whose gradients are known, over all samples.
 
-    Of networks with very large feature maps none is.
+    Networks with very large feature maps have none: gradients would need too much memory.
 
-    ``outputs`` are where errors are felt. ``mask``: the input that says at which tokens
-    tensors count.
+    ``outputs`` are the tensors whose error counts. ``mask``: the input that says which tokens count.
     """
     samples = iter(feeds)
     first = next(samples, None)
@@ -55,21 +54,21 @@ def collect_sensitivity(
         made.found.model, threads=sharing.threads, optimize="all", name="the model with gradients"
     ) as running:
 
-        def felt(item: tuple[int, Feed]) -> dict[str, Sensitivity]:
+        def measured(item: tuple[int, Feed]) -> dict[str, Sensitivity]:
             number, feed = item
             arrays = running.run(probe.outputs, made.seeded(feed, number))
-            return probe.felt(arrays, kept_tokens(feed, mask))
+            return probe.sensitivities(arrays, kept_tokens(feed, mask))
 
-        for of_sample in ordered_map(felt, enumerate(alike), min(sharing.samples, _AT_ONCE)):
+        for of_sample in ordered_map(measured, enumerate(alike), min(sharing.samples, _AT_ONCE)):
             total = {name: total[name] | s for name, s in of_sample.items()} if total else of_sample
     return {name: s for name, s in total.items() if s.is_usable}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Probe:
-    """What is read of a model with gradients: for each tensor some rows of it and of its gradient.
+    """The outputs of a model with gradients: for each tensor some rows of it and of its gradient.
 
-    ``rows`` says how many there are of each tensor, ``outputs`` have two names for each.
+    ``rows`` is how many rows each tensor has, ``outputs`` holds two names for each tensor.
     """
 
     rows: Mapping[str, int]
@@ -77,7 +76,7 @@ class _Probe:
 
     @classmethod
     def of(cls, made: GradientPass) -> _Probe:
-        """Make what is read outputs of the model, which is changed."""
+        """Make these tensors outputs of the model. Changes the model."""
         found = made.found
         graph = found.model.graph
         values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
@@ -89,19 +88,21 @@ class _Probe:
             if len(sizes) == SPATIAL and None not in sizes[1:]:
                 whole = [size or 1 for size in sizes]
                 step, rows[name] = row_step([1, *whole[1:]]), whole[ROWS]
-            shown += [_thinned(found.backward, value, step) for value in (values[name], gradient)]
+            shown += [
+                _subsampled(found.backward, value, step) for value in (values[name], gradient)
+            ]
         return cls(rows, made.read(shown))
 
-    def felt(self, arrays: Sequence[Array], kept: Kept | None) -> dict[str, Sensitivity]:
-        """Return the sensitivity of each tensor, from what one sample gave."""
+    def sensitivities(self, arrays: Sequence[Array], kept: Kept | None) -> dict[str, Sensitivity]:
+        """Return the sensitivity of each tensor on one sample."""
         shown = iter([without_padding(array, kept) for array in arrays])
         return {
             name: Sensitivity.of(next(shown), next(shown), rows) for name, rows in self.rows.items()
         }
 
 
-def _thinned(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:
-    """Return every so many of a map's rows."""
+def _subsampled(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:
+    """Return every ``step``-th row of a feature map."""
     if step == 1:
         return to.node("Identity", value)
     first, last, axis, steps = (

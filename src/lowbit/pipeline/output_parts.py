@@ -15,7 +15,7 @@ from lowbit.pipeline.verify import quantized_names
 from lowbit.state import Quantized
 
 _SEEN = 4
-"""Samples that tell which outputs say something at few positions, and how good each is."""
+"""Samples on which it is measured which outputs are read at few positions, and the SQNR of each."""
 
 
 def measured_outputs(state: Quantized, seen: Validation) -> list[OutputPart]:

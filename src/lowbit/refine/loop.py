@@ -37,14 +37,14 @@ _S = TypeVar("_S")
 _T = TypeVar("_T")
 
 Seen: TypeAlias = Sequence[LayerSample] | Collector
-"""What is seen of a layer: its samples, or what took them in."""
+"""The input of a layer's solver: its samples, or the collector that summed them."""
 
 # Samples that are taken in together.
 _TOGETHER = 4
 
 
 class Listener(Protocol):
-    """Is told of every layer, and may change what becomes of it."""
+    """A callback for every layer, which may change its result."""
 
     def solved(self, index: int, layer: RefinedLayer, result: LayerResult) -> LayerResult:
         """Return the result to go on with."""
@@ -205,7 +205,7 @@ class LayerLoop:
         layer: RefinedLayer,
         constants: Mapping[str, Array],
     ) -> Collector:
-        """Let the samples of a layer be taken in, a few at a time."""
+        """Collect the samples of a layer, a few at a time."""
         self._begin(step, constants)
 
         def take(items: Sequence[tuple[int, Feed | None]]) -> list[tuple[int, LayerColumns]]:

@@ -1,8 +1,8 @@
 """The positions of layers that a detector's outputs depend on.
 
-Hardly any position of an image shows an object, and what a detector gives elsewhere nobody reads. A layer that
-is fitted to all positions alike is fitted to the background. So most positions that a layer is refined at are drawn
-by what the outputs feel of errors there, which the gradients of random sums of them tell.
+Hardly any position of an image shows an object, and nobody reads what a detector gives elsewhere. A layer that
+is fitted to all positions alike is fitted to the background. So most of the positions that a layer is refined at are
+drawn by their sensitivity: the squared gradients of random sums of the outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DrawnPositions = Mapping[tuple[str, int], Positions]
 """The positions of a layer, by its name, in a sample, by its number."""
 
 _SHARE = 0.8
-"""The share of positions drawn by what is felt there; the others keep the background what it is."""
+"""The share of positions that are drawn by sensitivity; the others hold the background to the float model."""
 
 # Activations of a sample are held with their gradients: of more numbers than this they take too much memory.
 _LARGE = 1 << 27
@@ -42,7 +42,7 @@ def draw_positions(
     """Return positions of convolutions and matrices in each sample, as many of each layer as are ``wanted``.
 
     Layers are left out whose gradients are not known, and samples of another size than the first.
-    ``outputs`` are where errors are felt.
+    The sensitivity is that of ``outputs``.
     """
     written = _written(model, layers)
     samples = iter(feeds)
@@ -75,8 +75,8 @@ def _drawn_of_each(
         for number, feed in enumerate(itertools.chain([first], feeds)):
             if not made.fits(feed):
                 continue
-            felt = running.run(read, made.seeded(feed, number))
-            for name, array in zip(found, felt, strict=True):
+            squared = running.run(read, made.seeded(feed, number))
+            for name, array in zip(found, squared, strict=True):
                 node = layers[name].node
                 yield (node, number), _drawn(array, wanted[node], (number, *node.encode()))
 
@@ -96,9 +96,9 @@ def _axis(layer: RefinedLayer) -> int:
     return -1 if isinstance(layer.geometry, MatrixLayer) else 1
 
 
-def _drawn(felt: Array, wanted: int, seed: Sequence[int]) -> Positions:
-    """Return positions in order; one that is felt much comes more than once."""
-    weight = np.asarray(felt, np.float64).reshape(-1)
+def _drawn(sensitivity: Array, wanted: int, seed: Sequence[int]) -> Positions:
+    """Return positions in order; one of large sensitivity comes more than once."""
+    weight = np.asarray(sensitivity, np.float64).reshape(-1)
     count, total = weight.size, float(weight.sum())
     chance = np.full(count, 1 / max(count, 1))
     if np.isfinite(total) and total > 0:

@@ -24,6 +24,7 @@ from lowbit.graph.session import Array, Feed, Optimize, providers_of
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.spacing import evenly_spaced
 from lowbit.ops.geometry import ConvLayer
 from lowbit.ops.gradients import OutputPart
 from lowbit.parallel import worker_count
@@ -55,15 +56,15 @@ ALGORITHMS: Mapping[type[Refinement], Algorithm] = MappingProxyType(
         AdaQuant: ADAQUANT,
     }
 )
-"""What does the work of each kind of refinement; kinds from elsewhere say it themselves."""
+"""The algorithm of each kind of refinement; kinds from outside bring their own."""
 
 Progress = Callable[[int, int, LayerResult], None]
-"""Told how many layers are done, how many there are, and how the last one fared."""
+"""A progress callback: layers done, layers in all, and the result of the last one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refined:
-    """What is stored of refined weights by tensor, float biases by node, and how it went.
+    """The result of refinement: stored weights by tensor, float biases by node, and the layers' errors.
 
     ``layers`` is how many there are; fewer results than that mean it was interrupted.
     """
@@ -92,7 +93,7 @@ class Refined:
 
 
 def algorithm_of(config: Refinement) -> Algorithm:
-    """Return what does the work of a refinement."""
+    """Return the algorithm of a refinement."""
     found: Algorithm | None = config.algorithm() or ALGORITHMS.get(type(config))
     if found is None:
         raise ConfigError(f"{type(config).__name__} has no algorithm: return one from algorithm()")
@@ -131,8 +132,7 @@ def refine(
 
     ``samples``: about how many feeds there are, if known, so that of many each is looked at less.
     ``reference``: the float model to follow, if it is not the one that was quantized.
-    ``outputs``: those that say something at few positions, if there are any: layers are refined at what
-    these depend on.
+    ``outputs``: those that are read at few positions, by which layers are refined then.
     ``keep_partial``: an interruption (Ctrl-C) ends it early, with what is done so far.
     """
     algorithm = algorithm_of(config)
@@ -152,15 +152,11 @@ def refine(
             state = _with_dynamic_batch(state)
             limited = functools.partial(batched, limited, settings.batch_size)
         done, device, output = tuple(results), config.infer_device, settings.selected_output
-        selection = None
-        if output is not None:
-            selection = Selection.of(state, layers, output, limited, done, device)
-        listener = _Listener(selection, checkpoint, progress, len(layers))
-        stop = threading.Event()
-        draw = functools.partial(draw_positions, state.adapted, layers, outputs, limited())
-        with _loop(
-            state, layers, settings, limited, done, device, used, draw if outputs else None
-        ) as loop:
+        chosen = functools.partial(Selection.of, state, layers)
+        selection = None if output is None else chosen(output, limited, done, device)
+        stop, listener = threading.Event(), _Listener(selection, checkpoint, progress, len(layers))
+        draw = _draw(state, layers, outputs, limited)
+        with _loop(state, layers, settings, limited, done, device, used, draw) as loop:
             if algorithm.collector is not None:
                 large = loop.sharing.one_by_one
                 held_out = held_out_numbers(used, settings.held_out, large=large)
@@ -180,6 +176,15 @@ def refine(
         len(layers),
         tuple(skipped),
     )
+
+
+def _draw(
+    state: Quantized, layers: Sequence[RefinedLayer], outputs: Sequence[OutputPart], feeds: Feeds
+) -> Draw | None:
+    """Return a function that draws positions by the sensitivity of ``outputs``, if there are any."""
+    if not outputs:
+        return None
+    return lambda wanted: draw_positions(state.adapted, layers, outputs, feeds(), wanted)
 
 
 def _with_dynamic_batch(state: Quantized) -> Quantized:
@@ -257,7 +262,7 @@ def _optimize(model: ir.Model, layers: Sequence[RefinedLayer], settings: LoopSet
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Listener:
-    """Lets the selection decide, keeps the result, and tells the caller."""
+    """Lets the selection decide, keeps the result, and reports progress."""
 
     selection: Selection | None
     checkpoint: Checkpoint | None
@@ -301,7 +306,7 @@ def _spread(feeds: Feeds, count: int, total: int) -> Iterable[Feed]:
     found = feeds()
     if isinstance(found, Samples):
         return found.spread(count)
-    wanted = frozenset(i * total // count for i in range(min(count, total)))
+    wanted = frozenset(evenly_spaced(total, count))
     return (feed for number, feed in enumerate(found) if number in wanted)
 
 

@@ -30,7 +30,7 @@ Draw: TypeAlias = Callable[[Mapping[str, int]], DrawnPositions]
 
 
 class LayerTargets:
-    """Gives each sample's target of each layer; steps are taken in order."""
+    """Gives the target of each sample and layer; steps are taken in order."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class LayerTargets:
     ) -> None:
         """Plan the float run; ``samples`` is about how many there will be.
 
-        ``draw`` draws the positions of all samples, those of layers that it leaves out are spread evenly.
+        ``draw`` chooses the positions; those of layers that it leaves out are spread evenly.
         """
         self._layers, self._seed = layers, settings.seed
         self._positions = {
