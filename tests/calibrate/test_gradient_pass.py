@@ -4,6 +4,7 @@ import numpy as np
 import onnx.parser
 import onnx_ir as ir
 
+from lowbit.calibrate import gradient_pass
 from lowbit.calibrate.gradient_pass import GradientPass
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import infer_types
@@ -20,8 +21,8 @@ def _model() -> ir.Model:
     return model
 
 
-def _made(largest: int = 80) -> GradientPass | None:
-    return GradientPass.of(_model(), [OutputPart("y")], ["t"], _FEED, largest)
+def _made() -> GradientPass | None:
+    return GradientPass.of(_model(), [OutputPart("y")], ["t"], _FEED)
 
 
 def test_images_of_any_size_get_that_of_the_sample() -> None:
@@ -33,9 +34,13 @@ def test_images_of_any_size_get_that_of_the_sample() -> None:
     assert not made.fits({"x": np.ones((1, 2, 4, 5), np.float32)})
 
 
-def test_more_activations_than_there_is_memory_for_have_no_gradients() -> None:
-    assert _made(80) is not None
-    assert _made(79) is None
+def test_more_activations_than_there_is_memory_for_have_no_gradients(monkeypatch) -> None:
+    monkeypatch.setattr(gradient_pass, "_LARGE", 80)
+    assert _made() is not None
+
+    monkeypatch.setattr(gradient_pass, "_LARGE", 79)
+
+    assert _made() is None
 
 
 def test_signs_are_others_for_every_sample_and_always_the_same() -> None:

@@ -126,3 +126,16 @@ def test_each_output_has_its_own_ratio() -> None:
         "y": 120.0,
         "z": 20.0,
     }
+
+
+def test_an_output_counts_once_whatever_its_channels() -> None:
+    graph = """g (float[1,4,9,9] x) => (float[1,4,9,9] y, float[1,1,9,9] z)
+      {{ a = Constant<value = float {{{first}}}>() y = Mul(x, a)
+         b = Constant<value = float {{{second}}}>() axis = Constant<value = int64[1] {{1}}>()
+         c = ReduceSum<keepdims = 1>(x, axis) z = Mul(c, b) }}"""
+    feeds = [{"x": np.random.default_rng(0).normal(size=(1, 4, 9, 9)).astype(np.float32)}]
+    validation = Validation(_model(graph.format(first="1.0", second="1.0")), feeds)
+
+    (found,) = validation.sqnr(_model(graph.format(first="1.1", second="1.01")))
+
+    assert found == pytest.approx((20 + 40) / 2, abs=0.01)

@@ -9,6 +9,7 @@ import pytest
 from helpers.map_models import map_model
 from helpers.staged import quantized
 
+from lowbit.calibrate import gradient_pass
 from lowbit.config.presets import find_preset
 from lowbit.errors import ModelError
 from lowbit.ops.gradients import OutputPart
@@ -128,7 +129,7 @@ def test_rows_of_a_matrix_are_positions_too() -> None:
 def test_very_large_maps_and_no_samples_are_left_alone(state: Quantized, monkeypatch) -> None:
     assert _drawn(state, []) == {}
 
-    monkeypatch.setattr(read_positions, "_LARGE", 100)
+    monkeypatch.setattr(gradient_pass, "_LARGE", 100)
 
     assert _drawn(state, _feeds(1)) == {}
 

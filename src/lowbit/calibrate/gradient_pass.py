@@ -14,6 +14,8 @@ from lowbit.graph.session import Feed
 from lowbit.ops.backward_graph import known_sizes
 from lowbit.ops.gradients import SEEDS, OutputPart, WithGradients, with_gradients
 
+# Activations of a sample are held with their gradients: of more numbers than this they take too much memory.
+_LARGE = 1 << 26
 _IMAGE = 4
 """The axes of an image."""
 
@@ -32,14 +34,10 @@ class GradientPass:
         outputs: Sequence[OutputPart],
         tensors: Collection[str],
         feed: Feed,
-        largest: int,
     ) -> GradientPass | None:
-        """Return it for samples like ``feed``; ``None`` if the activations of one are more numbers than ``largest``.
-
-        Activations are held with their gradients, which takes too much memory then.
-        """
+        """Return it for samples like ``feed``; ``None`` if gradients of one take too much memory."""
         model, shapes = _of_shape(model, feed)
-        if _activations(model) > largest:
+        if _activations(model) > _LARGE:
             return None
         return cls(with_gradients(model, outputs, tensors), shapes)
 

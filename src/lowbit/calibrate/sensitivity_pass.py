@@ -20,8 +20,6 @@ from lowbit.ops.gradients import OutputPart
 from lowbit.parallel import ordered_map
 
 _TO_THE_END = np.iinfo(np.int64).max
-# Activations of a sample are held with their gradients: of more numbers than this they take too much memory.
-_LARGE = 1 << 25
 # So they are of two samples at most.
 _AT_ONCE = 2
 
@@ -43,7 +41,7 @@ def collect_sensitivity(
     first = next(samples, None)
     if first is None:
         return {}
-    made = GradientPass.of(model, outputs, tensors, first, _LARGE)
+    made = GradientPass.of(model, outputs, tensors, first)
     probe = None if made is None else _Probe.of(made)
     if made is None or probe is None or not probe.rows:
         return {}

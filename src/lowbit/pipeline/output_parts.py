@@ -19,29 +19,32 @@ _SEEN = 4
 
 
 def measured_outputs(state: Quantized, seen: Validation) -> list[OutputPart]:
-    """Return where outputs are measured, of those tensors that the adapted model has."""
-    return [_part_of(row) for row in _known(state, seen.measured(quantized_names(state)))]
+    """Return where outputs are measured, of those tensors that the adapted model has.
+
+    Each counts relative to the error that it has, as it does in an SQNR in decibels: boxes in pixels have next to
+    none beside scores.
+    """
+    found = seen.sqnr_of_outputs(state.emitted.model, quantized_names(state))
+    values = ir.convenience.create_value_mapping(state.adapted.graph, include_subgraphs=False)
+    known = {
+        row: decibels
+        for row, decibels in found.items()
+        if row.tensor in values and values[row.tensor].producer() is not None
+    }
+    worst = min(known.values(), default=0.0)
+    return [
+        dataclasses.replace(_part_of(row), counts=10 ** ((decibels - worst) / 20))
+        for row, decibels in known.items()
+    ]
 
 
 def sparse_outputs(state: Quantized) -> list[OutputPart]:
-    """Return where a detector's outputs are measured, nothing of other models.
-
-    Each counts relative to the error that it has: boxes in pixels have next to none beside scores.
-    """
+    """Return where a detector's outputs are measured, nothing of other models."""
     if state.samples is None:
         return []
     seen = Validation(state.loaded, state.samples.calibration().spread(_SEEN))
-    names = quantized_names(state)
-    rows = _known(state, seen.measured(names))
-    if not any(_is_sparse(row, seen) for row in rows):
-        return []
-    known = seen.sqnr_of_outputs(state.emitted.model, names)
-    worst = min(known.values(), default=0.0)
-    return [
-        dataclasses.replace(_part_of(row), counts=10 ** ((known[row] - worst) / 20))
-        for row in rows
-        if row in known
-    ]
+    rows = seen.measured(quantized_names(state))
+    return measured_outputs(state, seen) if any(_is_sparse(row, seen) for row in rows) else []
 
 
 def _is_sparse(row: MeasuredOutput, seen: Validation) -> bool:
@@ -51,12 +54,6 @@ def _is_sparse(row: MeasuredOutput, seen: Validation) -> bool:
     arrays = (row.part.of(sample.outputs[row.tensor]) for sample in seen.samples)
     axis = row.part.axis
     return row.kind == "scores" and any(is_sparse(a, 1 if axis is None else axis) for a in arrays)
-
-
-def _known(state: Quantized, rows: list[MeasuredOutput]) -> list[MeasuredOutput]:
-    """Return those at tensors that the adapted model computes."""
-    values = ir.convenience.create_value_mapping(state.adapted.graph, include_subgraphs=False)
-    return [r for r in rows if r.tensor in values and values[r.tensor].producer() is not None]
 
 
 def _part_of(row: MeasuredOutput) -> OutputPart:

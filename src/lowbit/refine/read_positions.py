@@ -28,9 +28,6 @@ DrawnPositions = Mapping[tuple[str, int], Positions]
 _SHARE = 0.8
 """The share of positions that are drawn by sensitivity; the others hold the background to the float model."""
 
-# Activations of a sample are held with their gradients: of more numbers than this they take too much memory.
-_LARGE = 1 << 27
-
 
 def draw_positions(
     model: ir.Model,
@@ -49,7 +46,7 @@ def draw_positions(
     first = next(samples, None)
     if first is None or not written:
         return {}
-    made = GradientPass.of(model, outputs, written, first, _LARGE)
+    made = GradientPass.of(model, outputs, written, first)
     if made is None:
         return {}
     try:
