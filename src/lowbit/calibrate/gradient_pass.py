@@ -15,7 +15,7 @@ from lowbit.ops.backward_graph import known_sizes
 from lowbit.ops.gradients import SEEDS, OutputPart, WithGradients, with_gradients
 
 # Activations of a sample are held with their gradients: of more numbers than this they take too much memory.
-_LARGE = 1 << 26
+_LARGE = 1 << 27
 _IMAGE = 4
 """The axes of an image."""
 
