@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from lowbit.calibrate import sensitivity_pass
+from lowbit.calibrate import gradient_pass
 from lowbit.calibrate.sensitivity import bin_edges
 from lowbit.calibrate.sensitivity_pass import collect_sensitivity
 from lowbit.graph import io
@@ -64,6 +64,6 @@ def test_very_large_maps_are_left_alone(monkeypatch) -> None:
     feeds = [{"x": np.ones((1, 2, 30, 30), np.float32)}]
     assert set(collect_sensitivity(model, ["t"], [OutputPart("y")], feeds)) == {"t"}
 
-    monkeypatch.setattr(sensitivity_pass, "_LARGE", 3000)
+    monkeypatch.setattr(gradient_pass, "_LARGE", 3000)
 
     assert collect_sensitivity(model, ["t"], [OutputPart("y")], feeds) == {}

@@ -113,3 +113,29 @@ def test_a_gain_is_told_with_its_standard_error() -> None:
 
     assert text == "+0.66 dB (standard error 0.84) on 8 samples"
     assert Gain(-0.1, 0.0, 1).describe().startswith("-0.10 dB")
+
+
+def test_each_output_has_its_own_ratio() -> None:
+    graph = """g (float[1,2,5] x) => (float[1,2,5] y, float[1,2,5] z)
+      {{ y = Identity(x) s = Constant<value = float {{{factor}}}>() z = Mul(x, s) }}"""
+    validation = Validation(_model(graph.format(factor="2.0")), _feeds(3))
+
+    found = validation.sqnr_of_outputs(_model(graph.format(factor="2.2")), {"y": "y", "z": "z"})
+
+    assert {row.tensor: pytest.approx(ratio) for row, ratio in found.items()} == {
+        "y": 120.0,
+        "z": 20.0,
+    }
+
+
+def test_an_output_counts_once_whatever_its_channels() -> None:
+    graph = """g (float[1,4,9,9] x) => (float[1,4,9,9] y, float[1,1,9,9] z)
+      {{ a = Constant<value = float {{{first}}}>() y = Mul(x, a)
+         b = Constant<value = float {{{second}}}>() axis = Constant<value = int64[1] {{1}}>()
+         c = ReduceSum<keepdims = 1>(x, axis) z = Mul(c, b) }}"""
+    feeds = [{"x": np.random.default_rng(0).normal(size=(1, 4, 9, 9)).astype(np.float32)}]
+    validation = Validation(_model(graph.format(first="1.0", second="1.0")), feeds)
+
+    (found,) = validation.sqnr(_model(graph.format(first="1.1", second="1.01")))
+
+    assert found == pytest.approx((20 + 40) / 2, abs=0.01)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from lowbit.ops.curves import find_curves
+from lowbit.ops.curves import find_curves, find_moved_curves
 
 _SWISH = "s = Sigmoid(z) y = Mul(z, s)"
 
@@ -53,3 +53,27 @@ def test_a_curve_is_what_the_graph_computes(body: str, gate: str | None) -> None
 )
 def test_what_is_read_elsewhere_too_has_no_curve(body: str, outputs: str) -> None:
     assert not find_curves(_graph(body, outputs).graph)
+
+
+def test_what_is_only_moved_to_a_function_has_its_curve() -> None:
+    model = _graph(
+        "a = Abs(x) b = Flatten(a) f = Flatten(z) j = Concat<axis = 1>(f, b) y = Sigmoid(j)"
+    )
+
+    found = find_moved_curves(model.graph)
+
+    assert found.keys() == {"a", "b", "z", "f", "j"}
+    np.testing.assert_allclose(found["z"].apply(np.array([0.0, 2.0])), [0.5, 1 / (1 + np.exp(-2))])
+    assert all(curve.gate is None for curve in found.values())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "f = Flatten(z) s = Sigmoid(f) y = Add(s, f)",  # read elsewhere too
+        "a = Relu(z) y = Sigmoid(a)",  # computed, not moved
+        "y = Flatten(z)",
+    ],
+)
+def test_what_is_more_than_moved_has_none(body: str) -> None:
+    assert "z" not in find_moved_curves(_graph(body).graph)

@@ -8,7 +8,7 @@ from helpers.gradient_checks import graph_of
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import infer_types
 from lowbit.graph.session import session
-from lowbit.ops.gradients import SEEDS, OutputPart, with_gradients
+from lowbit.ops.gradients import SEEDS, OutputPart, WithGradients, with_gradients
 
 
 def test_what_lies_before_a_node_without_a_rule_is_left_out() -> None:
@@ -62,3 +62,25 @@ def test_parts_count_relative_to_their_own_size_and_where_they_are_read(axis: in
     np.testing.assert_allclose(got[:, 3], 1 / np.linalg.norm(x[:, 3]), rtol=1e-4)
     np.testing.assert_array_equal(got[:, 4:], 0)
     np.testing.assert_array_equal(got[:, 2], 0)
+
+
+def test_what_counts_more_has_larger_gradients() -> None:
+    model = io.load(graph_of("a = Relu(x) y = Neg(a)"))
+    infer_types(model)
+    feed = {"x": np.abs(np.random.default_rng(0).normal(0, 1, (1, 4, 6, 6))).astype(np.float32)}
+
+    plain, triple = (
+        _gradient(with_gradients(model, [OutputPart("y", counts=n)], ["a"]), "a", feed)
+        for n in (1.0, 3.0)
+    )
+
+    np.testing.assert_allclose(triple, 3 * plain, rtol=1e-5)
+
+
+def _gradient(found: WithGradients, name: str, feed: dict[str, np.ndarray]) -> np.ndarray:
+    value = found.gradients[name]
+    value.dtype = ir.DataType.FLOAT
+    found.model.graph.outputs[:] = [value]
+    ones = {str(seed.name): np.ones(SEEDS, np.float32) for seed in found.seeds.values()}
+    with session(found.model) as running:
+        return running.run([str(value.name)], {**feed, **ones})[0]

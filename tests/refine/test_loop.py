@@ -19,8 +19,9 @@ from lowbit.graph.store import Store, open_store
 from lowbit.graph.submodels import Extractor
 from lowbit.refine.algorithm import LoopSettings
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers, replaced_constants
-from lowbit.refine.loop import LayerLoop, LayerTargets
+from lowbit.refine.loop import LayerLoop
 from lowbit.refine.samples import LayerSample, SampleInMemory, SampleOnDisk
+from lowbit.refine.targets import LayerTargets
 from lowbit.state import Quantized
 
 _CONFIG = msgspec.structs.replace(find_preset("A8W8"), equalization=None, head="int8")

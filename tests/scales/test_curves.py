@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
+from helpers.staged import calibrated
 
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
+from lowbit.config.presets import find_preset
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.curves import Curve, Gate
-from lowbit.scales.curves import before_curve, of_gate
-from lowbit.scales.density import Density
+from lowbit.ops.gradients import OutputPart
+from lowbit.pipeline.sensitivity import measure_sensitivity
+from lowbit.scales.curves import CurvedDensity, PricedDensities, before_curve, of_gate
+from lowbit.scales.density import Density, SensitiveDensity
+from lowbit.state import Calibrated
 
 _X = np.random.default_rng(0).normal(-2.0, 3.0, size=100_000).astype(np.float32)
 
@@ -78,3 +85,31 @@ def _scale(solve_text: Callable, method: object) -> float:
 def test_numbers_that_a_swish_leaves_nothing_of_need_no_codes(solve_text: Callable) -> None:
     # Normal about -6 with a deviation of 2: least error of the numbers themselves holds about -13.
     assert _scale(solve_text, MinMse()) < 0.7 * _scale(solve_text, MinMax())
+
+
+def test_scores_are_priced_through_their_sigmoid_where_sensitivity_is_known() -> None:
+    text = """<ir_version: 9, opset_import: ["" : 17]>
+    g (float[1,2,8,8] x) => (float[1,4,8,8] y) {
+        c = Conv(x, v)
+        d = Conv(c, w)
+        t = Transpose<perm = [0, 1, 3, 2]>(d)
+        y = Sigmoid(t)
+    }"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for name, shape in {"v": (3, 2, 1, 1), "w": (4, 3, 1, 1)}.items():
+        array = rng.normal(0, 1, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    feeds = [{"x": rng.normal(0, 1, (1, 2, 8, 8)).astype(np.float32)} for _ in range(4)]
+    state = calibrated(model, find_preset("A8W8"), feeds)
+    plan = state.plan.integers()
+    rows = {row.name: row for row in plan.activations()}
+
+    def priced(state: Calibrated) -> PricedDensities:
+        return PricedDensities.of(state.adapted, plan, state.stats)
+
+    known = priced(measure_sensitivity(state, feeds, [OutputPart("y")]))
+
+    assert isinstance(known.of_tensor(rows["c"]), SensitiveDensity)
+    assert isinstance(known.of_tensor(rows["d"]), CurvedDensity)
+    assert priced(state).of_tensor(rows["d"]) is None

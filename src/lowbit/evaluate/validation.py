@@ -1,8 +1,8 @@
 """Measure on held-out samples which of two quantized models is nearer to the float model.
 
-The measure is the SQNR in decibels, averaged over samples, outputs and, where an output has
-channels, over these: an average of logarithms gives boxes in pixels and scores below one equal weight,
-and one bad sample cannot outvote the others.
+The measure is the SQNR in decibels, averaged over the channels of an output, then over outputs and samples: an
+average of logarithms gives boxes in pixels and scores below one equal weight, the four numbers of a box count as
+much as its score, and one bad sample cannot outvote the others.
 """
 
 from __future__ import annotations
@@ -67,6 +67,18 @@ class Validation:
                     ratios.append(float(np.mean(each)))
         return [np.array(ratios) for ratios in found]
 
+    def sqnr_of_outputs(
+        self, quantized: ir.Model, names: Mapping[str, str]
+    ) -> dict[MeasuredOutput, float]:
+        """Return the mean SQNR of each output by itself."""
+        rows = self.measured(names)
+        run = Run.quantized_model(quantized, list({names[r.tensor]: 0 for r in rows})).quick()
+        found: dict[MeasuredOutput, list[float]] = {row: [] for row in rows}
+        for want, outputs in compared_with_each([run], self._samples) if rows else ():
+            for row, ratios in found.items():
+                ratios += list(_decibels_of_rows([row], want, outputs[0], names))
+        return {row: float(np.mean(ratios)) for row, ratios in found.items() if ratios}
+
     @property
     def samples(self) -> Sequence[ReferenceSample]:
         """The samples, with what the float model gives for them."""
@@ -87,13 +99,14 @@ class Validation:
 def _decibels_of_rows(
     rows: Sequence[MeasuredOutput], want: Outputs, got: Outputs, names: Mapping[str, str]
 ) -> DoubleArray:
-    """Return the SQNR of what is measured; that of scores is one, since most are next to nothing."""
-    pairs = []
+    """Return the mean SQNR of each output; scores have only one, since most are next to nothing."""
+    found = []
     for row in rows:
         a, b = (row.of(array, want) for array in (want[row.tensor], got[names[row.tensor]]))
         is_one = row.kind == "scores" and a.shape == b.shape
-        pairs.append((a.reshape(-1), b.reshape(-1)) if is_one else (a, b))
-    return decibels_of(pairs)
+        ratios = decibels_of([(a.reshape(-1), b.reshape(-1)) if is_one else (a, b)])
+        found += [float(np.mean(ratios))] if len(ratios) else []
+    return np.array(found)
 
 
 def decibels_of(pairs: Iterable[tuple[Array, Array]]) -> DoubleArray:

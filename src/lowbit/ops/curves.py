@@ -12,9 +12,12 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.editing import only_consumer, scalar
+from lowbit.graph.editing import is_constant, only_consumer, scalar
 from lowbit.graph.naming import tensor_name
 from lowbit.numerics.formats import DoubleArray
+from lowbit.ops.traits import Kind, traits_of
+
+_MOVES = (Kind.MOVES, Kind.CONCATENATES)
 
 Function = Callable[[DoubleArray], DoubleArray]
 
@@ -60,6 +63,27 @@ def find_curves(graph: ir.Graph) -> dict[str, Curve]:
         curve = None if make is None or source is None else _curve(node, source, make(node))
         if curve is not None and source is not None:
             found[tensor_name(source)] = curve
+    return found
+
+
+def find_moved_curves(graph: ir.Graph) -> dict[str, Curve]:
+    """Return the curves of tensors that are only moved to a function, as a detector's scores to a Sigmoid."""
+    found: dict[str, Curve] = {}
+    for node in graph:
+        make = CURVES.get(node.op_type) if node.domain == "" else None
+        if make is None:
+            continue
+        curve = Curve(make(node))
+        stack = [node.inputs[0]]
+        while stack:
+            value = stack.pop()
+            if value is None or is_constant(value) or only_consumer(value) is None:
+                continue
+            found[tensor_name(value)] = curve
+            producer = value.producer()
+            traits = None if producer is None else traits_of(producer)
+            if producer is not None and traits is not None and traits.kind in _MOVES:
+                stack += producer.inputs
     return found
 
 

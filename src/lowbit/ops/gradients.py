@@ -32,6 +32,7 @@ class OutputPart:
         is_one: Whether all channels have one size: scores, most of which are next to nothing. Otherwise each
             counts relative to its own.
         read_at: The scores whose best says how much each position counts, if not all do.
+        counts: What an error of the part counts by, beside one relative to its size.
     """
 
     tensor: str
@@ -40,6 +41,7 @@ class OutputPart:
     stop: int = 0
     is_one: bool = False
     read_at: OutputPart | None = None
+    counts: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def _scale_of(
     read = value if part.read_at is None else to.node("Mul", value, _best(to, values, part))
     size = to.node("Sqrt", to.sum(to.node("Mul", read, read), axes))
     least = to.node("Max", size, to.number(_TINY))
-    scale = to.node("Reciprocal", to.node("Mul", least, to.number(count**0.5)))
+    scale = to.node("Reciprocal", to.node("Mul", least, to.number(count**0.5 / part.counts)))
     if part.read_at is not None:
         scale = to.node("Mul", scale, _best(to, values, part))
     return to.spread(scale, value)

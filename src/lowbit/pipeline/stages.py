@@ -28,6 +28,7 @@ from lowbit.normalize.normalize import normalize as normalize_model
 from lowbit.numerics.blas import one_blas_thread
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.pipeline.normalizing import normalized_model
+from lowbit.pipeline.output_parts import sparse_outputs
 from lowbit.planning.plan import Plan, check_fit
 from lowbit.planning.planner import make_plan
 from lowbit.refine.bias_correction import corrected_biases
@@ -347,6 +348,7 @@ def refine(
         checkpoint,
         samples=samples.calibration_count,
         reference=reference,
+        outputs=sparse_outputs(state),
         keep_partial=keep_partial,
     )
     notes = (found.note, *(checkpoint.notes if checkpoint is not None else ()))

@@ -26,17 +26,20 @@ from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
 from lowbit.numerics.spacing import evenly_spaced
 from lowbit.ops.geometry import ConvLayer
+from lowbit.ops.gradients import OutputPart
 from lowbit.parallel import worker_count
 from lowbit.refine.algorithm import Algorithm, Collector, Feeds, LoopSettings
 from lowbit.refine.checkpoint import Checkpoint
 from lowbit.refine.finetune import ADAQUANT, ADAROUND
 from lowbit.refine.gptq import GPTQ
 from lowbit.refine.layers import LayerResult, RefinedLayer, find_layers
-from lowbit.refine.loop import LayerLoop, LayerTargets
+from lowbit.refine.loop import LayerLoop
+from lowbit.refine.read_positions import draw_positions
 from lowbit.refine.reconstruct import RECONSTRUCTION
 from lowbit.refine.remote import LayerSolver
 from lowbit.refine.samples import batched, enough_samples, held_out_numbers
 from lowbit.refine.selection import Selection
+from lowbit.refine.targets import Draw, LayerTargets
 from lowbit.state import Quantized, extended
 
 # Activations of each model that wait in memory between two layers, in bytes: few samples may not
@@ -122,12 +125,14 @@ def refine(
     *,
     samples: int = 1,
     reference: ir.Model | None = None,
+    outputs: Sequence[OutputPart] = (),
     keep_partial: bool = False,
 ) -> Refined:
     """Return better stored weights for a quantized model, and biases that fit them.
 
     ``samples``: about how many feeds there are, if known, so that of many each is looked at less.
     ``reference``: the float model to follow, if it is not the one that was quantized.
+    ``outputs``: those that are read at few positions, by which layers are refined then.
     ``keep_partial``: an interruption (Ctrl-C) ends it early, with what is done so far.
     """
     algorithm = algorithm_of(config)
@@ -147,12 +152,11 @@ def refine(
             state = _with_dynamic_batch(state)
             limited = functools.partial(batched, limited, settings.batch_size)
         done, device, output = tuple(results), config.infer_device, settings.selected_output
-        selection = None
-        if output is not None:
-            selection = Selection.of(state, layers, output, limited, done, device)
-        listener = _Listener(selection, checkpoint, progress, len(layers))
-        stop = threading.Event()
-        with _loop(state, layers, settings, limited, done, device, used) as loop:
+        chosen = functools.partial(Selection.of, state, layers)
+        selection = None if output is None else chosen(output, limited, done, device)
+        stop, listener = threading.Event(), _Listener(selection, checkpoint, progress, len(layers))
+        draw = _draw(state, layers, outputs, limited)
+        with _loop(state, layers, settings, limited, done, device, used, draw) as loop:
             if algorithm.collector is not None:
                 large = loop.sharing.one_by_one
                 held_out = held_out_numbers(used, settings.held_out, large=large)
@@ -174,6 +178,15 @@ def refine(
     )
 
 
+def _draw(
+    state: Quantized, layers: Sequence[RefinedLayer], outputs: Sequence[OutputPart], feeds: Feeds
+) -> Draw | None:
+    """Return a function that draws positions by the sensitivity of ``outputs``, if there are any."""
+    if not outputs:
+        return None
+    return lambda wanted: draw_positions(state.adapted, layers, outputs, feeds(), wanted)
+
+
 def _with_dynamic_batch(state: Quantized) -> Quantized:
     emitted = dataclasses.replace(state.emitted, model=with_dynamic_batch(state.emitted.model))
     floats = with_dynamic_batch(state.calibrated_model)
@@ -189,6 +202,7 @@ def _loop(
     done: Sequence[LayerResult],
     device: str,
     samples: int,
+    draw: Draw | None,
 ) -> Iterator[LayerLoop]:
     """Yield the loop over the layers that are left."""
     rest = layers[len(done) :]
@@ -212,6 +226,7 @@ def _loop(
             samples=samples,
             device=device,
             sharing=sharing,
+            draw=draw,
         )
         run = LayerwiseRun(
             state.emitted.model,

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import MinMse
-from lowbit.ops.curves import Curve, Function, Gate, find_curves
+from lowbit.ops.curves import Curve, Function, Gate, find_curves, find_moved_curves
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.density import Density, DoubleArray, SensitiveDensity
 
@@ -74,20 +74,25 @@ def _points(density: Density) -> tuple[DoubleArray, DoubleArray]:
 class PricedDensities:
     """The densities of tensors whose errors are not measured on the tensor itself.
 
-    ``curves`` by the tensor that they are functions of; ``gates`` give that tensor by the gate.
+    ``curves`` by the tensor that they are functions of; ``gates`` give that tensor by the gate. ``moved`` are curves of
+    tensors that are only moved to a function: where the sensitivity is known, as errors count by themselves elsewhere.
     """
 
     stats: Stats
     curves: Mapping[str, Curve]
     gates: Mapping[str, str]
+    moved: Mapping[str, Curve]
 
     @classmethod
     def of(cls, model: ir.Model, plan: Plan, stats: Stats) -> PricedDensities:
         """Find the curves of a model whose tensors are planned and measured."""
         measured = {t.name for t in plan.activations() if _is_measured(t, stats)}
-        curves = {n: c for n, c in find_curves(model.graph).items() if n in measured}
+        curves, moved = (
+            {n: c for n, c in find(model.graph).items() if n in measured}
+            for find in (find_curves, find_moved_curves)
+        )
         gates = {c.gate.name: n for n, c in curves.items() if c.gate is not None}
-        return cls(stats, curves, gates)
+        return cls(stats, curves, gates, moved)
 
     def of_tensor(self, tensor: TensorPlan) -> Density | None:
         """Return the density to compute a tensor's errors on, or ``None`` for its own."""
@@ -96,6 +101,8 @@ class PricedDensities:
         source = self.gates.get(tensor.name, tensor.name)
         curve = self.curves.get(source)
         seen = self.stats[tensor.observe]
+        if seen.sensitivity is not None and curve is None:
+            curve = self.moved.get(source)
         # A function that saturates is no straight line, which gradients take it for.
         if seen.sensitivity is not None and (curve is None or source != tensor.name):
             return SensitiveDensity.of_sensitivity(seen, seen.sensitivity)
