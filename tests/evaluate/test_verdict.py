@@ -264,3 +264,14 @@ def test_channels_count_if_any_sample_shows_something_in_them() -> None:
 
     assert outputs(quiet, quiet) == [boxes.name]
     assert outputs(quiet, quiet, quiet, quiet, quiet, shown) == [boxes.name, scores.name]
+
+
+def test_a_sample_without_these_channels_says_nothing_of_them() -> None:
+    part = MeasuredOutput(OutputSlice("y", 1, 4, 8), "values", "y")
+    errors = OutputErrors([part], {})
+    long, short = _rows(1, 1, 8, 3)[0], _rows(1, 1, 4, 3)[0]
+
+    errors.add({"y": long}, {"y": long})
+    errors.add({"y": short}, {"y": short + 1})
+
+    assert errors.verdict(held_out=True).level == "good"

@@ -81,15 +81,37 @@ def measured_tensors(model: ir.Model) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def strongest(samples: Iterable[Mapping[str, Array]]) -> Mapping[str, Array]:
-    """Return of each tensor the sample with the largest value: one where something is seen."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenValues:
+    """What samples show of each tensor.
+
+    Attributes:
+        strongest: The value with the largest number: one where something is seen.
+        open_axes: The axes whose sizes differ between samples: these hold positions, never channels.
+    """
+
+    strongest: Mapping[str, Array]
+    open_axes: Mapping[str, frozenset[int]]
+
+
+def seen_in(samples: Iterable[Mapping[str, Array]]) -> SeenValues:
+    """Return what samples show of each tensor, in one pass over them."""
     found: dict[str, Array] = {}
+    open_axes: dict[str, frozenset[int]] = {}
     for outputs in samples:
         for name, array in outputs.items():
-            best = found.get(name)
-            if best is None or _largest(array) > _largest(best):
+            best = found.setdefault(name, array)
+            if isinstance(array, np.ndarray) and isinstance(best, np.ndarray):
+                open_axes[name] = open_axes.get(name, frozenset()) | _unlike_axes(array, best)
+            if _largest(array) > _largest(best):
                 found[name] = array
-    return found
+    return SeenValues(found, open_axes)
+
+
+def _unlike_axes(a: Array, b: Array) -> frozenset[int]:
+    return frozenset(
+        i for i, sizes in enumerate(zip(a.shape, b.shape, strict=False)) if len(set(sizes)) > 1
+    )
 
 
 def _largest(array: Array) -> float:
@@ -98,17 +120,18 @@ def _largest(array: Array) -> float:
 
 
 def find_measured(
-    model: ir.Model, values: Mapping[str, Array], known: Mapping[str, str]
+    model: ir.Model, seen: SeenValues, known: Mapping[str, str]
 ) -> tuple[MeasuredOutput, ...]:
-    """Return what to compare, from the float model's values on one sample.
+    """Return what to compare, from what samples show of the float model.
 
     ``known`` are the tensors that the quantized model has too.
     """
+    values = seen.strongest
     found: list[MeasuredOutput] = []
     for output in _telling_outputs(model):
         name = tensor_name(output)
         if isinstance(values.get(name), np.ndarray):
-            found += _measured(output, name, values, known)
+            found += _measured(output, name, seen, known)
         else:
             found += _of_sequence(name, values)
     return tuple(_where_read(list(dict.fromkeys(found)), values))
@@ -146,8 +169,9 @@ def _of_sequence(name: str, values: Mapping[str, Array]) -> list[MeasuredOutput]
 
 
 def _measured(
-    output: ir.Value, name: str, values: Mapping[str, Array], known: Mapping[str, str]
+    output: ir.Value, name: str, seen: SeenValues, known: Mapping[str, str]
 ) -> list[MeasuredOutput]:
+    values, open_axes = seen.strongest, seen.open_axes.get(name, frozenset())
     array = values[name]
     selected = [tensor_name(v) for v in _selected(output)]
     if selected and any(n in values and n in known for n in selected):
@@ -165,9 +189,13 @@ def _measured(
         found = _activated(activation, name, array, values, known)
         if found is not None:
             return [found]
-    if activation is None and (found := _bare(name, array)) is not None:
+    if activation is None and (found := _bare(name, array, open_axes)) is not None:
         return [found]
-    slices = [s for part in find_slices({name: array}) for s in split_scores(part, array)]
+    slices = [
+        s
+        for part in find_slices({name: array}, {name: open_axes})
+        for s in split_scores(part, array)
+    ]
     return [_as_values(part, part.of(array), name) for part in slices]
 
 
@@ -201,10 +229,11 @@ def _activated(
     return None
 
 
-def _bare(name: str, array: Array) -> MeasuredOutput | None:
+def _bare(name: str, array: Array, open_axes: frozenset[int]) -> MeasuredOutput | None:
     """Return the measure of rows that look like logits, probabilities or an embedding."""
-    rows = array.ndim == 2 or (array.ndim == 3 and find_slices({name: array})[0].axis is None)
-    if not rows or array.shape[-1] < 2:
+    whole = find_slices({name: array}, {name: open_axes})[0].axis is None
+    rows = array.ndim == 2 or (array.ndim == 3 and whole)
+    if not rows or array.shape[-1] < 2 or array.ndim - 1 in open_axes:
         return None
     part = OutputSlice(name)
     if _EMBEDDING.search(name):

@@ -182,7 +182,9 @@ class OutputErrors:
             a, b = want.get(row.tensor), got.get(self._paired.get(row.tensor, row.tensor))
             if a is None or b is None or a.shape != b.shape or not a.size:
                 continue
-            self._add(index, row, row.of(a, want), row.of(b, want))
+            part = row.of(a, want)
+            if part.size:  # channels that this sample has
+                self._add(index, row, part, row.of(b, want))
             if feed is not None and row.kind == "classes" and row.logits:
                 self._perplexity[index].add(feed, a, b)
 
