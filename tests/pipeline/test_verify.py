@@ -13,14 +13,14 @@ import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.config.presets import find_preset
+from lowbit.config.presets import MORE_PRECISE, PURPOSES, find_preset
 from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.errors import VerificationError
 from lowbit.evaluate.runner import Run
 from lowbit.graph import io, parts
 from lowbit.graph.tensors import tensors_size
 from lowbit.pipeline import verify as verifying
-from lowbit.pipeline.verify import check_sqnr, verify
+from lowbit.pipeline.verify import check_sqnr, next_step, verify
 from lowbit.report.values import Report, Score, Step
 
 _MODEL = """<ir_version: 8, opset_import: ["" : 17]>
@@ -345,3 +345,32 @@ def test_a_large_model_is_verified_in_one_pass_of_each_kind(
     for rows in (lambda report: report.layers, lambda report: report.outputs):
         got, want = ([score.sqnr_db for score in rows(r)] for r in (large, small))
         assert got == pytest.approx(want, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("preset", "target", "expected"),
+    [
+        ("A8W8", "ryzen-ai", "Try --preset A16W8 or BF16, or look"),
+        ("A16W8", "ryzen-ai", "Try --preset BF16, or look"),
+        ("U8S8", "onnxruntime", "Try --preset U16S8_PERCHANNEL or W8, or look"),
+        ("DYNAMIC8", "onnxruntime-weights", "Try --preset W8, or look"),
+        ("BF16", "ryzen-ai-float", "Look for the cause with"),
+        ("VINT8", "vint8", "Look for the cause with"),
+    ],
+)
+def test_more_precise_presets_for_the_same_devices_are_next(
+    preset: str, target: str, expected: str
+) -> None:
+    report = msgspec.structs.replace(_report(50.0, 3.0), preset=preset, target=target)
+
+    assert next_step(report).startswith(expected)
+
+
+def test_presets_that_are_more_precise_are_for_devices_of_the_same_purpose() -> None:
+    for target, presets in MORE_PRECISE.items():
+        (purpose,) = [p for p in PURPOSES if target in p.targets]
+        floats = [p for p in PURPOSES if "ryzen-ai-float" in p.targets]
+        targets = {find_preset(name).target for name in presets}
+
+        allowed = {*purpose.targets, *(t for p in floats if "ryzen" in target for t in p.targets)}
+        assert targets <= allowed

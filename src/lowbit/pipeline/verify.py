@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.config.presets import MORE_PRECISE
 from lowbit.data.split import Split
 from lowbit.errors import ModelError, RuinedError, VerificationError
 from lowbit.evaluate.compare_models import (
@@ -286,16 +287,15 @@ def check_verdict(report: Report, *, allow_ruined: bool) -> None:
 
 def next_step(report: Report) -> str:
     """Return what to try next with a model that is not good."""
-    wider = {"int8": "A16W8", "uint8": "U16S8", "int4": "W8", "uint4": "W8"}
-    narrow = [word for kind in report.quantized for word in kind.split()]
-    found = next((preset for word, preset in wider.items() if word in narrow), None)
     if report.calibration_samples and report.calibration_samples < _FEW_SAMPLES:
         return f"Try more calibration data: {report.calibration_samples} samples are few"
-    if found is None or found == report.preset:
-        return "Try --preset BF16, or look for the cause with `lowbit compare --budget full`"
-    return (
-        f"Try --preset {found} or BF16, or look for the cause with `lowbit compare --budget full`"
-    )
+    presets = MORE_PRECISE.get(report.target, ())
+    if report.preset in presets:
+        presets = presets[presets.index(report.preset) + 1 :]
+    if not presets:
+        return "Look for the cause with `lowbit compare --budget full`"
+    words = " or ".join(presets)
+    return f"Try --preset {words}, or look for the cause with `lowbit compare --budget full`"
 
 
 def check_sqnr(report: Report, lowest: float | None) -> None:
