@@ -185,3 +185,24 @@ def test_caches_are_not_measured_beside_what_is_made_of_them() -> None:
     found = _found(graph, logits=_normal(1, 9, scale=9), present_key=_normal(1, 2, 3, 4))
 
     assert [name for name, _, _ in found] == ["logits"]
+
+
+def test_an_image_of_integers_is_measured_before_it_is_rounded() -> None:
+    graph = """g (float[1,3,8,8] x) => (uint8[1,8,8,3] y) {
+        r = Round(x)
+        u = Cast<to=2>(r)
+        y = Transpose<perm=[0,2,3,1]>(u) }"""
+    pixels = np.full((1, 3, 8, 8), 200, np.float32)
+
+    assert _found(graph, r=pixels, y=pixels.astype(np.uint8)) == [
+        ("y (before its rounding)", "values", "r")
+    ]
+
+
+def test_integers_of_a_decision_are_labels() -> None:
+    graph = """g (float[1,8] x) => (int64[1,8] y) <float k = {0.5}> {
+        b = Greater(x, k)
+        y = Cast<to=7>(b) }"""
+    names = np.ones((1, 8), bool), np.ones((1, 8), np.int64)
+
+    assert _found(graph, b=names[0], y=names[1]) == [("y", "labels", "y")]

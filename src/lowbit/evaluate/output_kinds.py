@@ -26,6 +26,7 @@ from lowbit.ops.families import LAYOUT, PROBABILITIES, SELECT, SOFTMAXES
 Kind: TypeAlias = Literal["classes", "labels", "embedding", "scores", "values"]
 
 _EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECASE)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _FEW_LABELS = 16
 _LEAST_EMBEDDING = 32
 _PEAKED = 0.1
@@ -43,6 +44,7 @@ class MeasuredOutput:
         axis: Where the classes lie.
         logits: Whether the values are before their softmax or sigmoid.
         scores: What says where the values are read, if they are those of detections.
+        rounded: Whether the output is these values as integers.
     """
 
     part: OutputSlice
@@ -51,6 +53,7 @@ class MeasuredOutput:
     axis: int = -1
     logits: bool = False
     scores: OutputSlice | None = None
+    rounded: bool = False
 
     def of(self, array: Array, float_outputs: Mapping[str, Array]) -> Array:
         """Return what is compared of its tensor's value in either model."""
@@ -70,7 +73,8 @@ class MeasuredOutput:
         if self.tensor == self.output:
             where = "" if self.scores is None else f" (weighted by {self.scores.name})"
             return f"{self.part.name}{where}"
-        return f"{self.output} (before its {'activation' if self.logits else 'selection'})"
+        step = "activation" if self.logits else "rounding" if self.rounded else "selection"
+        return f"{self.output} (before its {step})"
 
 
 def measured_tensors(model: ir.Model) -> list[str]:
@@ -181,6 +185,16 @@ def _measured(
             if n in values and n in known and values[n].dtype.kind == "f"
         ]
     if array.dtype.kind in "iub":
+        plain = _rounded(output)
+        inner = values.get(tensor_name(plain)) if plain is not None else None
+        if (
+            plain is not None
+            and inner is not None
+            and tensor_name(plain) in known
+            and inner.dtype.kind == "f"
+        ):
+            row = _as_values(OutputSlice(tensor_name(plain)), inner, name)
+            return [dataclasses.replace(row, rounded=True)]
         return [MeasuredOutput(OutputSlice(name), "labels", name)] if array.size else []
     if array.dtype.kind != "f" or not array.size:
         return []
@@ -274,6 +288,21 @@ def _activation(output: ir.Value) -> ir.Node | None:
     return None
 
 
+def _rounded(output: ir.Value) -> ir.Value | None:
+    """Return the floats of which an output is the integers, such as those of an image of 8 bits.
+
+    One off is little there, and as wrong as any other number by the agreement of labels.
+    """
+    value: ir.Value | None = output
+    while value is not None and (node := value.producer()) is not None and node.domain == "":
+        value = node.inputs[0]
+        if value is None or node.op_type not in LAYOUT:
+            return None
+        if node.op_type == "Cast" and (value.dtype is None or value.dtype in _FLOATS):
+            return value
+    return None
+
+
 def _selected(output: ir.Value) -> list[ir.Value]:
     """Return the float values among which an output is a selection, if it is one."""
     seen: set[ir.Node] = set()
@@ -288,10 +317,11 @@ def _selected(output: ir.Value) -> list[ir.Value]:
             found |= dict.fromkeys(v for v in node.inputs[:2] if v is not None and v.producer())
             continue
         stack += [v for v in node.inputs if v is not None]
-    return [v for v in found if v.dtype in (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)]
+    return [v for v in found if v.dtype is None or v.dtype in _FLOATS]
 
 
 def _before(output: ir.Value) -> list[ir.Value]:
     node = _activation(output)
     inner = [] if node is None or node.inputs[0] is None else [node.inputs[0]]
-    return [*inner, *_selected(output)]
+    rounded = _rounded(output)
+    return [*inner, *_selected(output), *([] if rounded is None else [rounded])]
