@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from lowbit.evaluate.detections import find_scores, split_scores, weighted
 from lowbit.evaluate.outputs import OutputSlice, find_slices
+from lowbit.evaluate.random_outputs import before_noise, is_drawn
 from lowbit.graph.naming import is_cache_name, tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.metrics import softmax
@@ -44,7 +45,7 @@ class MeasuredOutput:
         axis: Where the classes lie.
         logits: Whether the values are before their softmax or sigmoid.
         scores: What says where the values are read, if they are those of detections.
-        rounded: Whether the output is these values as integers.
+        step: What is not computed yet where the values are before their output.
     """
 
     part: OutputSlice
@@ -53,7 +54,7 @@ class MeasuredOutput:
     axis: int = -1
     logits: bool = False
     scores: OutputSlice | None = None
-    rounded: bool = False
+    step: Literal["selection", "rounding", "noise"] = "selection"
 
     def of(self, array: Array, float_outputs: Mapping[str, Array]) -> Array:
         """Return what is compared of its tensor's value in either model."""
@@ -73,8 +74,7 @@ class MeasuredOutput:
         if self.tensor == self.output:
             where = "" if self.scores is None else f" (weighted by {self.scores.name})"
             return f"{self.part.name}{where}"
-        step = "activation" if self.logits else "rounding" if self.rounded else "selection"
-        return f"{self.output} (before its {step})"
+        return f"{self.output} (before its {'activation' if self.logits else self.step})"
 
 
 def measured_tensors(model: ir.Model) -> list[str]:
@@ -177,6 +177,13 @@ def _measured(
 ) -> list[MeasuredOutput]:
     values, open_axes = seen.strongest, seen.open_axes.get(name, frozenset())
     array = values[name]
+    if is_drawn(output):
+        rows = [
+            _as_values(OutputSlice(n), values[n], name)
+            for n in map(tensor_name, before_noise(output))
+            if n in known and n in values and values[n].dtype.kind == "f" and values[n].size
+        ]
+        return [dataclasses.replace(row, step="noise") for row in rows]
     selected = [tensor_name(v) for v in _selected(output)]
     if selected and any(n in values and n in known for n in selected):
         return [
@@ -194,7 +201,7 @@ def _measured(
             and inner.dtype.kind == "f"
         ):
             row = _as_values(OutputSlice(tensor_name(plain)), inner, name)
-            return [dataclasses.replace(row, rounded=True)]
+            return [dataclasses.replace(row, step="rounding")]
         return [MeasuredOutput(OutputSlice(name), "labels", name)] if array.size else []
     if array.dtype.kind != "f" or not array.size:
         return []
@@ -321,6 +328,8 @@ def _selected(output: ir.Value) -> list[ir.Value]:
 
 
 def _before(output: ir.Value) -> list[ir.Value]:
+    if is_drawn(output):
+        return before_noise(output)
     node = _activation(output)
     inner = [] if node is None or node.inputs[0] is None else [node.inputs[0]]
     rounded = _rounded(output)

@@ -24,6 +24,7 @@ from lowbit.evaluate.output_evaluation import (
     evaluate_outputs,
 )
 from lowbit.evaluate.output_kinds import measured_tensors
+from lowbit.evaluate.random_outputs import drawn_outputs
 from lowbit.evaluate.runner import run_together
 from lowbit.evaluate.upstream import ratios_upstream, wiring
 from lowbit.evaluate.verdict import Verdict
@@ -261,6 +262,12 @@ def _doubts(
     # What statistics of an earlier run were made of is not known.
     if not samples.is_verified_on_held_out and calibrated and not reused:
         doubts.append("verified on calibration samples: the data has no others")
+    drawn = drawn_outputs(state.loaded)
+    if drawn:
+        doubts.append(
+            f"{', '.join(drawn)}: the model draws random numbers, so two runs of the float model differ too. Judged is "
+            "what comes before them; to judge all, give data in which their strength is zero"
+        )
     if verdict is not None and not samples.data.is_random:
         doubts += verdict.doubts_of_inputs()
     return tuple(doubts)
