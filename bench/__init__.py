@@ -1,1 +1,1 @@
-"""lowbit beside what a user would pick instead: time, memory and accuracy of the same jobs."""
+"""lowbit compared with its alternatives: time, memory and accuracy of the same jobs."""

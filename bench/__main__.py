@@ -1,4 +1,4 @@
-"""lowbit beside its rivals: one command.
+"""Compare lowbit with its rivals: one command.
 
     python -m bench                                      # everything, environments made as needed
     python -m bench --models example --jobs xint8 --rivals quark --python quark=/opt/quark/bin/python

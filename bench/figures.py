@@ -38,7 +38,9 @@ def median_ratio(above: Sequence[Record], below: Sequence[Record], key: str) -> 
     return statistics.median(ratios) if ratios else None
 
 
-def beside(records: Sequence[Record], model: str, job: Job, tool: str, key: str) -> float | None:
+def relative_to(
+    records: Sequence[Record], model: str, job: Job, tool: str, key: str
+) -> float | None:
     """Return how many times more a rival takes than lowbit, at this job or the one it is like."""
     name = job.like or job.name
     return median_ratio(of(records, model, name, tool), of(records, model, job.name, LOWBIT), key)
@@ -50,7 +52,7 @@ def least(records: Sequence[Record], key: str) -> float | None:
 
 
 def pass_seconds(records: Iterable[Record], model: str, job: str) -> dict[int, float]:
-    """Return the seconds of the float pass beside a job, by round."""
+    """Return the seconds of the float pass measured with a job, by round."""
     floors = of(records, model, FLOAT, FLOAT)
     return {r["round"]: r["pass_seconds"] for r in floors if r["beside"] == job}
 

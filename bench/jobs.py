@@ -1,4 +1,4 @@
-"""What is measured: each job, and how each tool is asked for it.
+"""The benchmark jobs, and how each tool runs them.
 
 Settings are plain values; the scripts in ``bench/tools`` read them in the tool's own environment.
 A tool that has no such job is skipped in it.
@@ -25,7 +25,7 @@ TITLES = {
 class Job:
     """One thing to do to a model.
 
-    ``like``: the job whose rivals this one stands beside, when they have nothing closer to it.
+    ``like``: the job whose rivals this one is compared with, when they have nothing closer to it.
     ``slow``: it takes a rival half an hour on a model of any size, so that only the bundled example
     is given unless the job is asked for by name.
     """

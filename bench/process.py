@@ -15,7 +15,7 @@ _PERIOD = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one process took; ``error`` is the end of what it said if it failed."""
+    """The time and memory of one process; ``error`` is the end of its output if it failed."""
 
     wall: float
     cpu: float

@@ -72,8 +72,8 @@ def main() -> int:
     stored = json.loads(STORED.read_text())
     for name, ratio in ratios.items():
         known = stored.get(name)
-        beside = f"stored {known:7.1f}, {ratio / known:.2f} of it" if known else "not stored"
-        print(f"{name:28} {ratio:7.1f} float passes of CPU; {beside}")
+        against = f"stored {known:7.1f}, {ratio / known:.2f} of it" if known else "not stored"
+        print(f"{name:28} {ratio:7.1f} float passes of CPU; {against}")
     slower = steps_back(ratios, stored)
     for name in slower:
         print(f"slower than {ALLOWED} times what is stored: {name}")

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.figures import (
-    beside,
     calibration_ratio,
     failure,
     least,
     memory_above_float,
     of,
+    relative_to,
     whole_ratio,
 )
 from bench.growth import images
@@ -22,7 +22,7 @@ from bench.targets import target_rows
 
 Results = Mapping[str, Any]
 _PHASES = tuple(
-    "import load normalize validate transform prepare plan calibrate weigh solve search refine emit verify save".split()
+    "import load normalize validate transform prepare plan calibrate sensitivity solve search refine emit verify save".split()
 )
 
 
@@ -60,7 +60,7 @@ Written by `python -m bench` from `bench/results.json`; do not edit. How to run 
 Every run is a fresh process, import included, on the same files and threads; tools take turns. A ratio is taken within a
 round and its median over rounds is shown; raw figures are the least over rounds. A float pass is one plain
 onnxruntime pass over the same samples, files read, session already made. Jobs by AMD Quark's presets give Quark's numbers in
-lowbit; "lowbit's own" presets stand beside the job nearest to them that rivals have.
+lowbit; "lowbit's own" presets are compared with the nearest job that rivals have.
 """
 
 
@@ -108,7 +108,7 @@ def _ratios(runs: Sequence[Mapping[str, Any]], model: str, jobs: Iterable[Job], 
                 times(whole_ratio(runs, model, job.name, LOWBIT)),
                 times(calibration_ratio(runs, model, job.name)),
             ]
-        rows.append(row + [times(beside(runs, model, job, rival, key)) for rival in RIVALS])
+        rows.append(row + [times(relative_to(runs, model, job, rival, key)) for rival in RIVALS])
     return table([*head, *(TITLES[r] for r in RIVALS)], rows)
 
 

@@ -41,7 +41,7 @@ class Bench:
         return run, json.loads(answer.read_text())
 
     def floor(self, subject: Subject, job: Job, turn: int) -> dict[str, Any]:
-        """Measure the plain float pass, beside a job."""
+        """Measure the plain float pass, together with a job."""
         asked = {**_data(subject), "settings": {"passes": _PASSES}}
         record = _record(subject, FLOAT, FLOAT, turn, *self.run("float_pass.py", LOWBIT, asked))
         return {**record, "beside": job.name}
@@ -63,7 +63,7 @@ class Bench:
         """Measure how good a model is, in the environment of the tool that made it."""
         if subject.metric != TOP1:
             asked = {**_judged(subject, model, self.work), "assets": os.environ["LOWBIT_ASSETS"]}
-            # What the assets need besides onnxruntime is in lowbit's own environment.
+            # What the assets need other than onnxruntime is in lowbit's own environment.
             run, answer = self.run("score_assets_job.py", LOWBIT, asked)
         else:
             asked = _judged(subject, model, self.work)

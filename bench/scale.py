@@ -1,8 +1,8 @@
-"""What calibration costs in shards, and what a large cluster would make of it.
+"""The cost of calibration in shards, and its estimate for a large cluster.
 
     python -m bench.scale MODEL DATA [--samples 512] [--preprocess imagenet]
 
-Measures this machine in CPU seconds, which other programs on it do not change much; reckons many workers
+Measures this machine in CPU seconds, which other programs on it do not change much; estimates many workers
 on paper; checks that against a simulated cluster with latency and deaths; and draws docs/scale.svg.
 """
 
@@ -45,7 +45,7 @@ class Timed:
 
 @dataclasses.dataclass
 class Measured:
-    """What one calibration took, in CPU seconds: the driver, and each worker."""
+    """The CPU seconds of one calibration: the driver's, and each worker's."""
 
     driver: float = 0.0
     wall: float = 0.0
@@ -102,7 +102,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """What a cluster is like; ``lifetime`` is how long a worker lives on average, in seconds."""
+    """A cluster; ``lifetime`` is how long a worker lives on average, in seconds."""
 
     workers: int
     bandwidth: float = 1.25e9
@@ -156,7 +156,7 @@ def simulated(costs: Costs, cluster: Cluster, samples: int, groups: int, seed: i
 
 
 def main() -> None:
-    """Measure, reckon, simulate, print and draw."""
+    """Measure, estimate, simulate, print and draw."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("data")
@@ -188,10 +188,10 @@ def main() -> None:
         model_bytes=base.model_bytes,
     )
     print(costs)
-    reckon(costs, rows, one)
+    estimate(costs, rows, one)
 
 
-def reckon(costs: Costs, rows: dict[int, Measured], one: float) -> None:
+def estimate(costs: Costs, rows: dict[int, Measured], one: float) -> None:
     """Print many workers on paper and simulated, and draw them."""
     samples, points = 1_000_000, []
     alone = costs.serial + samples * costs.sample

@@ -1,7 +1,7 @@
 """A network of large feature maps: nested U-shapes that find what stands out in an image of 320 x 320.
 
 Built like U2-Net's small version (Qin et al. 2020): 119 convolutions, 1.1 million parameters. Weights are
-drawn at random, small enough for the network to bear 8 bits; time and memory do not depend on them.
+drawn at random, small enough for the network to tolerate 8 bits; time and memory do not depend on them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Builder:
         return self._node("Concat", inputs, axis=1)
 
     def u_shape(self, x: str, channels: int, depth: int, size: int) -> str:
-        """Go down in resolution and up again, beside a residual connection."""
+        """Go down in resolution and up again, parallel to a residual connection."""
         start = self.layer(x, (channels, _OUTER))
         down, sizes = [self.layer(start, (_OUTER, _INNER))], [size]
         for _ in range(depth - 2):
@@ -91,7 +91,7 @@ class _Builder:
         return self._node("Add", (self._last(self.joined(up, down[0])), start))
 
     def _last(self, x: str) -> str:
-        # What is added to the residual connection is small beside it, as in networks that were trained.
+        # What is added to the residual connection is small, as in networks that were trained.
         return self.layer(x, (2 * _INNER, _OUTER), gain=0.3)
 
     def model(self, output: str) -> bytes:

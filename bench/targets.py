@@ -1,11 +1,11 @@
-"""What lowbit wants to reach, and whether these results do."""
+"""The performance targets of lowbit, and whether the results meet them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.figures import beside, calibration_ratio, least, memory_above_float, of
+from bench.figures import calibration_ratio, least, memory_above_float, of, relative_to
 from bench.jobs import JOBS, LOWBIT
 from bench.markdown import times
 from bench.subjects import EXAMPLE
@@ -94,7 +94,7 @@ def _of_model(runs: Sequence[Mapping[str, Any]], model: str) -> Iterable[list[st
         ("native-xint8", 1.0),
     )
     for job, wanted in faster:
-        ratio = beside(runs, model, JOBS[job], "quark", "wall")
+        ratio = relative_to(runs, model, JOBS[job], "quark", "wall")
         if ratio is not None:
             title = f"{model}: {JOBS[job].title}, faster than Quark's {JOBS[JOBS[job].like].title}"
             yield [title, f">= {wanted:g}x", times(ratio), _met(ratio >= wanted)]
@@ -117,7 +117,7 @@ def _flat(results: Results) -> Iterable[list[str]]:
     if len(own) > 1:
         few, many = (pick(own, key=lambda r: r["value"]) for pick in (min, max))
         more = many["peak_mb"] - few["peak_mb"]
-        title = f"memory flat in samples: {many['value']} beside {few['value']}"
+        title = f"memory flat in samples: {many['value']} against {few['value']}"
         yield [title, "< 20 MB more", f"{more:+.0f} MB", _met(more < 20)]
 
 

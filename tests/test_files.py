@@ -15,10 +15,10 @@ from lowbit import files
 from lowbit.errors import OutputError
 from lowbit.files import (
     TemporaryFolder,
-    beside,
     check_outputs,
     check_writable,
     remove_abandoned,
+    sibling,
     temporary_folder,
     writing,
 )
@@ -234,10 +234,10 @@ def test_other_outputs_pass(tmp_path) -> None:
 
 
 def test_what_goes_with_a_file_has_its_name_if_there_is_room() -> None:
-    assert beside("folder/m.onnx", ".data") == pathlib.Path("folder", "m.onnx.data")
+    assert sibling("folder/m.onnx", ".data") == pathlib.Path("folder", "m.onnx.data")
     long, other = "ä" * 126, "ä" * 125 + "o"
-    assert len(os.fsencode(beside(long, ".data").name)) < 255
-    assert beside(long, ".data") == beside(long, ".data") != beside(other, ".data")
+    assert len(os.fsencode(sibling(long, ".data").name)) < 255
+    assert sibling(long, ".data") == sibling(long, ".data") != sibling(other, ".data")
 
 
 def test_a_source_that_is_a_link_to_itself_is_no_crash(tmp_path) -> None:

@@ -101,7 +101,9 @@ def test_functions_stay_short() -> None:
 _PRIVATE = frozenset(
     "sight sights taker takers mend mends mended handover handovers mover movers walk judge judged "
     "closeness twin twins sixteen tally tallies snr meeting meetings aim aims behind "
-    "stretch stretches unlike pictures picture".split()
+    "stretch stretches unlike pictures picture felt feel feels loud louder loudest reckon reckons "
+    "reckoned reckoning weigh weighs weighed wish wishes wished besides foretell foretells foretold "
+    "bears spares spared".split()
 )
 _OF_OTHERS = frozenset({"walk"})  # os.walk
 
@@ -121,6 +123,18 @@ def test_the_words_are_the_fields() -> None:
                     continue
                 private = words(token.string) & _PRIVATE - _OF_OTHERS
                 found += [f"{path.relative_to(ROOT)}:{token.start[0]}: {w}" for w in private]
+
+    assert found == []
+
+
+def test_no_docstring_begins_with_what_or_let() -> None:
+    """The first line says in the imperative what is returned or done, or names the thing."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "src" / "lowbit").rglob("*.py"))
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if line.lstrip().startswith(('"""What ', '"""Let '))
+    ]
 
     assert found == []
 

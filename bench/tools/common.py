@@ -1,4 +1,4 @@
-"""What the script of every tool does alike: read the request, time the phases, write the answer.
+"""Shared by the scripts of all tools: read the request, time the phases, write the answer.
 
 These scripts run in the tools' own environments: standard library, numpy, and the tool itself.
 """

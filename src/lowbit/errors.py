@@ -1,4 +1,4 @@
-"""What can go wrong, one class a kind.
+"""The errors that lowbit raises, one class for each kind.
 
 Every message names the thing, the value, what was expected and the way out. The command line
 prints the message once, without a traceback, and exits with 2.
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 _LONG = 6
-"""Words of so many letters are long."""
+"""The length from which on a word counts as long."""
 
 
 class LowbitError(Exception):
@@ -78,7 +78,7 @@ def did_you_mean(word: str, known: Iterable[str], count: int = 3) -> str:
     cutoff = 0.5 if len(word) < _LONG else 0.7
     near = difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=cutoff)
     if not near:
-        # A long name that merely contains the word is a likelier wish than a near spelling.
+        # A long name that merely contains the word is a likelier intention than a near spelling.
         near = [name for name in by_lower if word.lower() in name][:count]
     if not near:
         return ""

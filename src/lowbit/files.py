@@ -37,7 +37,7 @@ DAMAGED: tuple[type[Exception], ...] = (
     *(SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
     tokenize.TokenError,
 )
-"""What reading a damaged, encrypted or foreign ``.npy`` or ``.npz`` raises."""
+"""The errors of reading a damaged, encrypted or foreign ``.npy`` or ``.npz``."""
 
 _LONGEST_NAME = 255
 
@@ -194,7 +194,7 @@ def _is_same(path: pathlib.Path, other: pathlib.Path) -> bool:
     return False
 
 
-def beside(path: Path, ending: str) -> pathlib.Path:
+def sibling(path: Path, ending: str) -> pathlib.Path:
     """Return the path of a file that goes with another: its name and an ending, if names may be so long."""
     path = pathlib.Path(path)
     name = path.name + ending

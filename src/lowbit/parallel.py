@@ -128,7 +128,7 @@ _ATTEMPTS = 3
 
 @dataclasses.dataclass(frozen=True)
 class _Failure:
-    """What a task raised, as a value: to raise it would end the tasks of others as well."""
+    """The error of a task, as a value: raising it would end the tasks of others as well."""
 
     error: BaseException | None
     reason: str
@@ -144,7 +144,7 @@ class _Call:
 
     @property
     def __name__(self) -> str:
-        """What dashboards show."""
+        """The name that dashboards show."""
         return self.name
 
     def __call__(self, index: int, item: object, *arrays: Any) -> tuple[int, Any]:
@@ -273,7 +273,7 @@ _Start = Callable[[contextlib.ExitStack, str, str, int | None], dict[str, Any]]
 
 @contextlib.contextmanager
 def engine(cluster: str | None = None, workers: int | None = None) -> Iterator[None]:
-    """Let ``distributed_map`` use an engine inside this context.
+    """Run ``distributed_map`` on an engine inside this context.
 
     Args:
         cluster: ``dask=ADDRESS`` or ``ray=ADDRESS`` (``local`` starts one on this machine), or the

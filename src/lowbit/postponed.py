@@ -27,7 +27,7 @@ class _Postponed(types.ModuleType):
 
 
 def postpone(name: str) -> None:
-    """Let the module ``name`` load when it is used. Does nothing if it is loaded, or missing.
+    """Load the module ``name`` when it is first used. Does nothing if it is loaded, or missing.
 
     Whoever imports it gets the same module as ever.
     """

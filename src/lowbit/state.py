@@ -55,7 +55,7 @@ class Transformed(Normalized):
 class Prepared(Transformed):
     """In the target's operators.
 
-    ``calibrated_model`` is what calibration runs: with the target's arithmetic beside the float one, if
+    ``calibrated_model`` is what calibration runs: with the target's arithmetic next to the float one, if
     the target has any of its own. ``float_names`` are the float counterparts of tensors that differ.
     """
 
@@ -74,7 +74,7 @@ class Planned(Prepared):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibrated(Planned):
-    """What the samples show of every tensor that the plan observes."""
+    """Statistics of every tensor that the plan observes."""
 
     stats: Stats
 

@@ -194,8 +194,12 @@ def test_an_output_of_boxes_and_scores_is_told_in_slices() -> None:
     ("gap", "saturates", "words"),
     [
         (5.0, True, "5.0 dB worse; this processor's int8 kernels saturate in 16 bits"),
-        (5.0, False, "5.0 dB worse; onnxruntime's fused kernels compute something else"),
-        (0.2, True, "on this model and data it does not show"),
+        (
+            5.0,
+            False,
+            "5.0 dB worse; onnxruntime's fused kernels do not compute what the model says",
+        ),
+        (0.2, True, "this model and data are not affected"),
         (0.2, False, None),
     ],
 )

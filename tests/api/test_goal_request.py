@@ -13,14 +13,14 @@ from lowbit.errors import ConfigError, DataError
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"goal": "drop<=1"}, "is of accuracy: give labels"),
+        ({"goal": "drop<=1"}, "needs labels: give them"),
         ({"budget": "5m"}, "budget is given, but no goal"),
         ({"labels": "l.csv"}, "labels is given, but no goal"),
         ({"strategies": ["promotion"]}, "strategies is given, but no goal"),
         ({"goal": "sqnr>=20", "strategies": ["prayer"]}, "unknown strategy 'prayer'"),
-        ({"goal": "sqnr>=20", "budget": "soon"}, "budget 'soon' is no time"),
+        ({"goal": "sqnr>=20", "budget": "soon"}, "budget 'soon' is not a time"),
         ({"goal": "sqnr>=20", "limit": 8}, "which leaves 0"),
-        ({"goal": "sqnr>=20", "data": "random"}, "says nothing about random data"),
+        ({"goal": "sqnr>=20", "data": "random"}, "cannot be measured on random data"),
         ({"goal": "drop<=1", "labels": [1, 2]}, "2 labels are given for 8 samples"),
         ({"goal": "sqnr>=20", "data": None, "preset": "W8"}, "sqnr>=20 is measured: give samples"),
     ],

@@ -1,4 +1,4 @@
-"""What a model is, and what each target would do with it."""
+"""A description of a model, and what each target would do with it."""
 
 from __future__ import annotations
 

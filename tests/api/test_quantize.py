@@ -221,7 +221,7 @@ def test_stages_are_told_and_timed_in_their_order(tmp_path: pathlib.Path) -> Non
     )
 
     stages = ["load", "normalize", "transform", "prepare", "plan", "calibrate", "solve", "emit"]
-    stages += ["validate", "weigh", "refine", "verify", "save"]
+    stages += ["validate", "sensitivity", "refine", "verify", "save"]
     assert list(dict.fromkeys(told)) == stages
     assert list(result.report.seconds) == stages
     assert all(seconds >= 0 for seconds in result.report.seconds.values())
@@ -338,7 +338,7 @@ def test_statistics_kept_from_another_run_are_told() -> None:
 
     report = lowbit.quantize(small_cnn(), data=small_feeds(2), preset="A16W8", stats=stats).report
 
-    assert report.notes[0].startswith(f"calibrated from saved statistics of {stats.samples}")
+    assert report.notes[0].startswith(f"calibrated with saved statistics of {stats.samples}")
     assert report.calibration_samples == stats.samples
 
 

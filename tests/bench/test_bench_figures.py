@@ -15,7 +15,7 @@ def test_a_ratio_is_taken_within_its_round_before_the_median() -> None:
         *(record("xint8", "quark", turn, wall) for turn, wall in enumerate((10.0, 40.0, 24.0))),
     ]
 
-    assert figures.beside(runs, "m", JOBS["xint8"], "quark", "wall") == 10.0
+    assert figures.relative_to(runs, "m", JOBS["xint8"], "quark", "wall") == 10.0
 
 
 def test_rounds_that_one_side_lacks_do_not_count() -> None:
@@ -29,7 +29,7 @@ def test_rounds_that_one_side_lacks_do_not_count() -> None:
 def test_a_native_preset_stands_beside_the_job_it_is_like() -> None:
     runs = [record("native-xint8", "lowbit", wall=2.0), record("xint8", "quark", wall=30.0)]
 
-    assert figures.beside(runs, "m", JOBS["native-xint8"], "quark", "wall") == 15.0
+    assert figures.relative_to(runs, "m", JOBS["native-xint8"], "quark", "wall") == 15.0
 
 
 def test_runs_that_failed_give_no_figures_but_a_reason() -> None:

@@ -98,7 +98,7 @@ def test_targets_are_judged() -> None:
     assert rows["m: calibration, XINT8, MinMSE, in float passes"] == ["<= 3x", "2.00x", "yes"]
     faster = "m: lowbit's own XINT8, reconstructed, faster than Quark's XINT8, MinMSE"
     assert rows[faster] == [">= 1x", "31.0x", "yes"]
-    assert rows["memory flat in samples: 512 beside 16"] == ["< 20 MB more", "+496 MB", "**no**"]
+    assert rows["memory flat in samples: 512 against 16"] == ["< 20 MB more", "+496 MB", "**no**"]
     assert any(title.startswith("20,000 nodes planned and emitted") for title in rows)
 
 

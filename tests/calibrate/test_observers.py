@@ -89,7 +89,7 @@ def test_every_method_says_what_it_observes(method: Method, spec: ObserverSpec) 
 
 
 def test_a_method_for_weights_observes_nothing() -> None:
-    with pytest.raises(ConfigError, match=r"output is a method for weights.*take mse"):
+    with pytest.raises(ConfigError, match=r"method output is for weights.*take mse"):
         observer_of(OutputMse())
 
 
@@ -242,7 +242,7 @@ def test_empty_samples_of_ordered_methods_change_nothing() -> None:
     assert observer.result()["t"].custom == Trail((2.0,))
 
 
-def test_large_samples_are_thinned_alike_in_any_batch() -> None:
+def test_large_samples_are_subsampled_alike_in_any_batch() -> None:
     x = np.random.default_rng(0).normal(size=(3, 4, 512, 512)).astype(np.float32)
 
     some = subsampled(x)

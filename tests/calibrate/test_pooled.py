@@ -9,7 +9,7 @@ from helpers.map_models import map_model
 
 from lowbit.calibrate import log_histogram
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.pooled import Pools, add_rows, rows_of, thinnable
+from lowbit.calibrate.pooled import Pools, add_rows, map_row_steps, rows_of
 from lowbit.calibrate.subsampling import row_step, subsampled
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
@@ -144,9 +144,9 @@ agraph (float[N,3,SIZE,SIZE] x) => (float[N,4,SIZE,SIZE] y)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_the_histogram_of_a_large_map_is_that_of_its_thinned_rows(batch: int) -> None:
+def test_the_histogram_of_a_large_map_is_that_of_its_subsampled_rows(batch: int) -> None:
     model = normalize(ir.from_onnx_text(_LARGE.replace("SIZE", "70")))
-    assert thinnable(model.graph)["r"] == row_step((1, 4, 70, 70)) == 2
+    assert map_row_steps(model.graph)["r"] == row_step((1, 4, 70, 70)) == 2
     rng = np.random.default_rng(1)
     feeds = [{"x": rng.normal(size=(batch, 3, 70, 70)).astype(np.float32)} for _ in range(2)]
 

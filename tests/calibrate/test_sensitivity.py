@@ -1,4 +1,4 @@
-"""What outputs feel of errors: against sums made by hand, and against noise that is really added."""
+"""Sensitivity: against sums made by hand, and against noise that is really added."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def test_numbers_that_are_not_finite_leave_a_tensor_out() -> None:
 
 
 def test_it_is_kept_with_the_statistics_and_merged() -> None:
-    felt = [Sensitivity.of(*_drawn(1, 12, seed=seed), rows=1) for seed in (0, 1)]
+    found = [Sensitivity.of(*_drawn(1, 12, seed=seed), rows=1) for seed in (0, 1)]
     one, two = (
-        Stats({"t": TensorStats(-3.0, 3.0, 12, sensitivity=each)}, samples=1) for each in felt
+        Stats({"t": TensorStats(-3.0, 3.0, 12, sensitivity=each)}, samples=1) for each in found
     )
 
     both = unpack_stats(pack_stats(one | two)).tensors["t"].sensitivity
 
     assert both is not None
-    np.testing.assert_array_equal(both.squares, felt[0].squares + felt[1].squares)
-    np.testing.assert_array_equal(both.clipping, felt[0].clipping + felt[1].clipping)
+    np.testing.assert_array_equal(both.squares, found[0].squares + found[1].squares)
+    np.testing.assert_array_equal(both.clipping, found[0].clipping + found[1].clipping)
     without = Stats({"t": TensorStats(-3.0, 3.0, 12)}, samples=1)
-    assert (one | without).tensors["t"].sensitivity is felt[0]
-    assert (without | one).tensors["t"].sensitivity is felt[0]
+    assert (one | without).tensors["t"].sensitivity is found[0]
+    assert (without | one).tensors["t"].sensitivity is found[0]
 
 
 def test_what_no_run_can_have_written_is_refused(monkeypatch) -> None:

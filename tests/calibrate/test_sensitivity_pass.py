@@ -23,18 +23,18 @@ def test_it_tells_the_noise_that_errors_make_at_the_outputs() -> None:
     infer_types(loaded)
     x = np.abs(rng.normal(0, 1, (1, 12))).astype(np.float32)
 
-    felt = collect_sensitivity(loaded, ["t"], [OutputPart("y")], [{"x": x}] * 4000)["t"]
+    sensitivity = collect_sensitivity(loaded, ["t"], [OutputPart("y")], [{"x": x}] * 4000)["t"]
 
     signal = np.square(x @ weight, dtype=np.float64).sum()
     np.testing.assert_allclose(
-        felt.squares.sum() / 4000, np.square(weight).sum() / signal, rtol=0.05
+        sensitivity.squares.sum() / 4000, np.square(weight).sum() / signal, rtol=0.05
     )
     at = 250
     cut = np.maximum(x - bin_edges()[at], 0) @ weight
     np.testing.assert_allclose(
-        felt.clipping[0, at] / 4000, np.square(cut).sum() / signal, rtol=0.05
+        sensitivity.clipping[0, at] / 4000, np.square(cut).sum() / signal, rtol=0.05
     )
-    assert not felt.clipping[1].any()
+    assert not sensitivity.clipping[1].any()
 
 
 def test_images_of_any_size_are_measured_at_that_of_the_first() -> None:

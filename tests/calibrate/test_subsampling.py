@@ -25,7 +25,7 @@ def test_enough_values_of_large_ones_are_kept(shape: tuple[int, ...]) -> None:
     assert sum(a != b for a, b in zip(kept.shape, shape, strict=True)) == 1
 
 
-def test_samples_of_a_batch_are_thinned_as_each_alone() -> None:
+def test_samples_of_a_batch_are_subsampled_as_each_alone() -> None:
     batch = np.random.default_rng(0).normal(size=(3, 16, 64, 64)).astype(np.float32)
 
     alone = np.concatenate([subsampled(sample[None]) for sample in batch])

@@ -161,7 +161,7 @@ def test_a_new_run_with_promoted_tensors_is_told(run, model, quantized, data) ->
     ran = run("compare", model, quantized, "--data", data, "--retry", data)
 
     assert (ran.code, ran.err) == (0, "")
-    assert re.search(r"quantized again so: \d+\.\d\d dB", ran.out)
+    assert re.search(r"quantized again with it: \d+\.\d\d dB", ran.out)
 
 
 def test_no_input_of_a_comparison_is_overwritten(run, model, quantized, data) -> None:

@@ -115,7 +115,7 @@ def test_accurate_summaries_say_what_takes_the_time() -> None:
 
     assert isinstance(more, LayerReconstruction)
     assert (more.positions, more.sweeps) == (4 * usual.positions, 2 * usual.sweeps)
-    assert "four times the positions, twice as often" in PRESETS["A8W8_ACCURATE"].summary
+    assert "four times the positions, with twice the sweeps" in PRESETS["A8W8_ACCURATE"].summary
     assert find_preset("BF16_ACCURATE").refinement == AdaQuant()
     assert "AdaQuant" in PRESETS["BF16_ACCURATE"].summary
 

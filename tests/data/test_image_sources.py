@@ -17,8 +17,10 @@ from lowbit.data.images import ImagePlan, plan_images
 from lowbit.errors import DataError
 
 
-def float_plan(*shape: int | None, wish: Preprocessing | None = None) -> ImagePlan:
-    return plan_images([InputInfo("x", np.dtype(np.float32), shape)], wish or Preprocessing())
+def float_plan(*shape: int | None, preprocessing: Preprocessing | None = None) -> ImagePlan:
+    return plan_images(
+        [InputInfo("x", np.dtype(np.float32), shape)], preprocessing or Preprocessing()
+    )
 
 
 @dataclasses.dataclass

@@ -68,7 +68,7 @@ def test_unknown_rank_needs_a_layout_and_a_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "wish", "message"),
+    ("inputs", "preprocessing", "message"),
     [
         (image_input_of((1, 3, 8, 8)) * 2, Preprocessing(), r"one input, this one has 2.*\.npz"),
         (
@@ -107,10 +107,10 @@ def test_unknown_rank_needs_a_layout_and_a_size() -> None:
     ],
 )
 def test_model_that_takes_no_images_is_refused(
-    inputs: list[InputInfo], wish: Preprocessing, message: str
+    inputs: list[InputInfo], preprocessing: Preprocessing, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        plan_images(inputs, wish)
+        plan_images(inputs, preprocessing)
 
 
 def test_plan_can_be_read() -> None:
@@ -127,8 +127,10 @@ def test_plan_can_be_read() -> None:
 PIXELS = np.random.default_rng(3).integers(0, 256, (6, 10, 3), dtype=np.uint8)
 
 
-def render_plan(wish: Preprocessing, *shape: int | None, dtype: type = np.float32) -> ImagePlan:
-    return plan_images([InputInfo("x", np.dtype(dtype), shape)], wish)
+def render_plan(
+    preprocessing: Preprocessing, *shape: int | None, dtype: type = np.float32
+) -> ImagePlan:
+    return plan_images([InputInfo("x", np.dtype(dtype), shape)], preprocessing)
 
 
 def test_default_only_divides_by_255_when_the_size_fits() -> None:
@@ -139,9 +141,9 @@ def test_default_only_divides_by_255_when_the_size_fits() -> None:
 
 
 def test_mean_and_std_are_in_rgb_order_whatever_the_channel_order() -> None:
-    wish = Preprocessing(mean=(1, 2, 3), std=(2, 4, 8), scale=1.0, channel_order="BGR")
+    preprocessing = Preprocessing(mean=(1, 2, 3), std=(2, 4, 8), scale=1.0, channel_order="BGR")
 
-    got = render_pixels(PIXELS, render_plan(wish, 1, 6, 10, 3), "p")
+    got = render_pixels(PIXELS, render_plan(preprocessing, 1, 6, 10, 3), "p")
 
     red, green, blue = np.moveaxis(PIXELS.astype(np.float64), -1, 0)
     expected = np.stack([(blue - 3) / 8, (green - 2) / 4, (red - 1) / 2], axis=-1)
@@ -149,17 +151,17 @@ def test_mean_and_std_are_in_rgb_order_whatever_the_channel_order() -> None:
 
 
 def test_crop_is_from_the_centre() -> None:
-    wish = Preprocessing(crop=(2, 4), scale=1.0, layout="NHWC")
+    preprocessing = Preprocessing(crop=(2, 4), scale=1.0, layout="NHWC")
 
-    got = render_pixels(PIXELS, render_plan(wish, None, None, None, 3), "p")
+    got = render_pixels(PIXELS, render_plan(preprocessing, None, None, None, 3), "p")
 
     np.testing.assert_array_equal(got, PIXELS[2:4, 3:7])
 
 
 def test_letterbox_pads_with_114_around_the_whole_image() -> None:
-    wish = Preprocessing(letterbox=True, resize=10, scale=1.0, layout="NHWC")
+    preprocessing = Preprocessing(letterbox=True, resize=10, scale=1.0, layout="NHWC")
 
-    got = render_pixels(PIXELS, render_plan(wish, 1, 10, 10, 3), "p")
+    got = render_pixels(PIXELS, render_plan(preprocessing, 1, 10, 10, 3), "p")
 
     np.testing.assert_array_equal(got[2:8], PIXELS)
     assert (got[:2] == 114).all()
@@ -167,9 +169,9 @@ def test_letterbox_pads_with_114_around_the_whole_image() -> None:
 
 
 def test_gray_letterbox_pads_too() -> None:
-    wish = Preprocessing(letterbox=True, scale=1.0)
+    preprocessing = Preprocessing(letterbox=True, scale=1.0)
 
-    got = render_pixels(PIXELS, render_plan(wish, 1, 1, 10, 10), "p")
+    got = render_pixels(PIXELS, render_plan(preprocessing, 1, 1, 10, 10), "p")
 
     assert got.shape == (1, 10, 10)
     assert (got[:, :2] == 114).all()
@@ -198,28 +200,28 @@ def test_uint8_input_gets_the_pixels_themselves() -> None:
 
 @pytest.mark.parametrize("name", ["bicubic", "bilinear"])
 def test_resize_uses_the_interpolation(name: str) -> None:
-    wish = Preprocessing(scale=1.0, interpolation=name)  # type: ignore[arg-type]
+    preprocessing = Preprocessing(scale=1.0, interpolation=name)  # type: ignore[arg-type]
 
-    got = render_pixels(PIXELS, render_plan(wish, 1, 12, 20, 3), "p")
+    got = render_pixels(PIXELS, render_plan(preprocessing, 1, 12, 20, 3), "p")
 
     expected = Image.fromarray(PIXELS).resize((20, 12), Image.Resampling[name.upper()])
     np.testing.assert_array_equal(got, np.asarray(expected))
 
 
 def test_shorter_side_is_resized_then_cropped() -> None:
-    wish = Preprocessing(scale=1.0, resize=12, crop=8)
+    preprocessing = Preprocessing(scale=1.0, resize=12, crop=8)
 
-    got = render_pixels(PIXELS, render_plan(wish, 1, 8, 8, 3), "p")
+    got = render_pixels(PIXELS, render_plan(preprocessing, 1, 8, 8, 3), "p")
 
     whole = np.asarray(Image.fromarray(PIXELS).resize((20, 12), Image.Resampling.BICUBIC))
     np.testing.assert_array_equal(got, whole[2:10, 6:14])
 
 
 def test_image_smaller_than_the_crop_is_named() -> None:
-    wish = Preprocessing(crop=8, layout="NHWC")
+    preprocessing = Preprocessing(crop=8, layout="NHWC")
 
     with pytest.raises(DataError, match=r"row 5 has 6x10 pixels .* cropped to 8x8.*--resize"):
-        render_pixels(PIXELS, render_plan(wish, 1, None, None, 3), "row 5")
+        render_pixels(PIXELS, render_plan(preprocessing, 1, None, None, 3), "row 5")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".webp", ".jpg"])
@@ -287,13 +289,13 @@ def test_named_preprocessings_equal_the_reference_on_real_images(
         sorted(folder.glob("imagenet/calib/*.jpg"))[::50]
         + sorted(folder.glob("coco128/images/*"))[::16]
     )
-    wish = render_plan(PREPROCESSINGS[name], 1, 3, size, size)
+    preprocessing = render_plan(PREPROCESSINGS[name], 1, 3, size, size)
     assert len(paths) > 10
 
     for path in paths:
         with Image.open(path) as image:
             expected = reference(assets)(image)
-        np.testing.assert_array_equal(render_file(path, wish), expected, err_msg=str(path))
+        np.testing.assert_array_equal(render_file(path, preprocessing), expected, err_msg=str(path))
 
 
 def _png_of_16_bits(path: Path, pixels: np.ndarray) -> None:

@@ -20,7 +20,7 @@ def test_import_does_not_load_pillow() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_images_are_found_in_subfolders_sorted_beside_other_files(
+def test_images_are_found_in_subfolders_sorted_next_to_other_files(
     tmp_path: Path, image_input: InputInfo, save_image: SaveImage
 ) -> None:
     names = ["b/2.png", "a/1.PNG", "b/1.bmp", "c.png"]
@@ -37,7 +37,7 @@ def test_images_are_found_in_subfolders_sorted_beside_other_files(
     )
     assert len(data) == 4
     assert not data.is_random
-    told = f"4 images from folder {tmp_path} (1 .npy beside them not read), resized to 8x8"
+    told = f"4 images from folder {tmp_path} (1 .npy skipped), resized to 8x8"
     assert data.description.startswith(told)
 
 

@@ -61,7 +61,7 @@ sides = st.integers(1, 3000)
 
 
 @pytest.mark.parametrize(
-    ("wish", "fixed", "expected"),
+    ("preprocessing", "fixed", "expected"),
     [
         (Preprocessing(), (30, 40), Framing(resize=Resize((30, 40)))),
         (Preprocessing(resize=9), (None, None), Framing(resize=Cover((9, 9)))),
@@ -79,13 +79,13 @@ sides = st.integers(1, 3000)
     ],
 )
 def test_framing_follows_the_wish_and_the_model(
-    wish: Preprocessing, fixed: tuple[int | None, int | None], expected: Framing
+    preprocessing: Preprocessing, fixed: tuple[int | None, int | None], expected: Framing
 ) -> None:
-    assert resolve_framing(wish, fixed, "x") == expected
+    assert resolve_framing(preprocessing, fixed, "x") == expected
 
 
 @pytest.mark.parametrize(
-    ("wish", "fixed", "message"),
+    ("preprocessing", "fixed", "message"),
     [
         (
             Preprocessing(),
@@ -102,10 +102,10 @@ def test_framing_follows_the_wish_and_the_model(
     ],
 )
 def test_framing_that_cannot_work_is_refused(
-    wish: Preprocessing, fixed: tuple[int | None, int | None], message: str
+    preprocessing: Preprocessing, fixed: tuple[int | None, int | None], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        resolve_framing(wish, fixed, "x")
+        resolve_framing(preprocessing, fixed, "x")
 
 
 @given(height=sides, width=sides, target=st.tuples(sides, sides))

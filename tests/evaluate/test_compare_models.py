@@ -89,7 +89,7 @@ def test_of_no_tensors_there_is_nothing_to_run() -> None:
     assert compare_tensors([Reference(model, {})], model, untouchable()) == [{}]
 
 
-def test_the_largest_is_that_of_all_values_though_large_tensors_are_thinned() -> None:
+def test_the_largest_is_that_of_all_values_though_large_tensors_are_subsampled() -> None:
     text = "g (float[1,1,512,512] x) => (float[1,1,512,512] y) { z = Identity(x) y = Identity(z) }"
     header = '<ir_version: 8, opset_import: ["": 17]>'
     model = io.load(onnx.parser.parse_model(f"{header}\n{text}"))

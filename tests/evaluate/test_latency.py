@@ -81,7 +81,7 @@ def test_slower_is_said_plainly() -> None:
         (np.int16, "Conv", "16 bits"),
         (np.int8, "ConvTranspose", "no int8 kernel"),
         (np.int8, "Clip", "not folded into the quantizer after it"),
-        (np.int8, "Softmax", "none that onnxruntime fuses"),
+        (np.int8, "Softmax", "does not fuse the pattern"),
     ],
 )
 def test_why_an_operator_stays_in_float(dtype, op_type, words) -> None:

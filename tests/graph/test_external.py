@@ -178,46 +178,46 @@ def test_places_in_a_file_that_are_no_numbers_are_refused_by_name(key, value) ->
 def test_the_first_weights_have_the_plain_name(tmp_path) -> None:
     path = tmp_path / "m.onnx"
 
-    assert _saved(_model(), path, beside=True) == ["m.onnx", "m.onnx.data"]
+    assert _saved(_model(), path, external_data=True) == ["m.onnx", "m.onnx.data"]
     assert _weights(path)[0] == 1
 
 
 def test_new_weights_have_a_name_of_their_own_and_the_old_ones_go(tmp_path) -> None:
     path = tmp_path / "m.onnx"
-    _saved(_model(), path, beside=True)
+    _saved(_model(), path, external_data=True)
 
-    graph, data = _saved(_model(2.0), path, beside=True)
+    graph, data = _saved(_model(2.0), path, external_data=True)
 
     assert (graph, data[:7], data[-5:]) == ("m.onnx", "m.onnx.", ".data")
     assert _weights(path)[0] == 2
     # The same again is the same bytes, and the plain name is taken once it is free.
     before = path.read_bytes()
-    assert _saved(_model(3.0), path, beside=True) == ["m.onnx", "m.onnx.data"]
+    assert _saved(_model(3.0), path, external_data=True) == ["m.onnx", "m.onnx.data"]
     assert _weights(path)[0] == 3
-    assert _saved(_model(2.0), path, beside=True) == [graph, data]
+    assert _saved(_model(2.0), path, external_data=True) == [graph, data]
     assert path.read_bytes() == before
 
 
 def test_writing_the_same_twice_keeps_its_weights(tmp_path) -> None:
     path = tmp_path / "m.onnx"
     for _ in range(3):
-        _saved(_model(), path, beside=True)
+        _saved(_model(), path, external_data=True)
         assert _weights(path)[0] == 1
 
 
 def test_one_file_after_two_leaves_one(tmp_path) -> None:
     path = tmp_path / "m.onnx"
-    _saved(_model(), path, beside=True)
+    _saved(_model(), path, external_data=True)
 
     assert _saved(_model(2.0), path) == ["m.onnx"]
 
 
 def test_weights_that_another_model_reads_stay(tmp_path) -> None:
     path, copy = tmp_path / "m.onnx", tmp_path / "copy.onnx"
-    _saved(_model(), path, beside=True)
+    _saved(_model(), path, external_data=True)
     copy.write_bytes(path.read_bytes())
 
-    _saved(_model(2.0), path, beside=True)
+    _saved(_model(2.0), path, external_data=True)
 
     assert (_weights(path)[0], _weights(copy)[0]) == (2, 1)
 
@@ -229,7 +229,7 @@ def test_weights_that_are_not_ours_stay(tmp_path) -> None:
     onnx.save(theirs, path, save_as_external_data=True, location="m.onnx.data", size_threshold=0)
     (tmp_path / "m.onnx.notes.data").write_text("mine")
 
-    assert "m.onnx.data" in _saved(_model(2.0), path, beside=True)
+    assert "m.onnx.data" in _saved(_model(2.0), path, external_data=True)
     assert _weights(path)[0] == 2
     assert (tmp_path / "m.onnx.notes.data").read_text() == "mine"
 
@@ -238,14 +238,14 @@ def test_a_model_with_the_longest_name_has_its_weights_beside_it(tmp_path) -> No
     path = tmp_path / ("n" * 250 + ".onnx")
 
     for weights in (1.0, 2.0):
-        assert len(_saved(_model(weights), path, beside=True)) == 2
+        assert len(_saved(_model(weights), path, external_data=True)) == 2
         assert _weights(path)[0] == weights
 
 
 @pytest.mark.parametrize("stop", ["weights", "graph"])
 def test_a_stop_between_the_two_files_leaves_the_old_ones(stop, tmp_path, monkeypatch) -> None:
     path = tmp_path / "m.onnx"
-    _saved(_model(), path, beside=True)
+    _saved(_model(), path, external_data=True)
     whole = os.replace
 
     def replace(source, target) -> None:
@@ -256,16 +256,16 @@ def test_a_stop_between_the_two_files_leaves_the_old_ones(stop, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
         with pytest.raises(KeyboardInterrupt):
-            io.save(io.load(_model(2.0)), path, beside=True)
+            io.save(io.load(_model(2.0)), path, external_data=True)
 
     assert _weights(path)[0] == 1
-    _saved(_model(2.0), path, beside=True)
+    _saved(_model(2.0), path, external_data=True)
     assert _weights(path)[0] == 2
 
 
 def test_what_a_check_refuses_replaces_nothing(tmp_path) -> None:
     path = tmp_path / "m.onnx"
-    _saved(_model(), path, beside=True)
+    _saved(_model(), path, external_data=True)
     seen = []
 
     def refuse(file: pathlib.Path) -> None:
@@ -273,7 +273,7 @@ def test_what_a_check_refuses_replaces_nothing(tmp_path) -> None:
         raise ModelError("no")
 
     with pytest.raises(ModelError, match="no"):
-        io.save(io.load(_model(2.0)), path, beside=True, check=refuse)
+        io.save(io.load(_model(2.0)), path, external_data=True, check=refuse)
 
     assert seen == [2]
     assert _weights(path)[0] == 1
@@ -282,7 +282,7 @@ def test_what_a_check_refuses_replaces_nothing(tmp_path) -> None:
 
 def test_the_files_of_a_model_are_listed(tmp_path) -> None:
     path = tmp_path / "m.onnx"
-    _saved(_model(), path, beside=True)
+    _saved(_model(), path, external_data=True)
 
     assert io.weight_files(path) == [tmp_path / "m.onnx.data"]
     assert io.weight_files(tmp_path / "none.onnx") == []

@@ -207,7 +207,7 @@ def test_weights_that_are_a_link_out_of_the_folder_are_explained(external, tmp_p
     data.rename(tmp_path / "elsewhere.bin")
     data.symlink_to(tmp_path / "elsewhere.bin")
 
-    with pytest.raises(ModelError, match=r"m.bin cannot be read .* put a plain copy of it beside"):
+    with pytest.raises(ModelError, match=r"m.bin cannot be read .* put a plain copy of it next to"):
         io.load(external)
 
 
@@ -230,7 +230,7 @@ def test_a_small_model_with_external_data_is_saved_as_one_file(
 
 
 def test_weights_are_written_beside_the_model_when_asked_for(linear, tmp_path, floats, run) -> None:
-    io.save(io.load(linear), tmp_path / "out.onnx", beside=True)
+    io.save(io.load(linear), tmp_path / "out.onnx", external_data=True)
 
     assert (tmp_path / "out.onnx.data").stat().st_size >= 64 * 4
     feed = {"x": floats(2, 64)}

@@ -411,7 +411,7 @@ def test_a_scan_that_meant_something_else_is_refused(parse) -> None:
         y = Scan<num_scan_inputs=1, body = b (float[2] i) => (float[2] o) { o = Relu(i) }>("", x) }"""
     model = io.load(parse(graph, opset=8, ir_version=4))
 
-    with pytest.raises(ModelError, match="has a Scan, which meant something else before 9"):
+    with pytest.raises(ModelError, match="has a Scan, which had another meaning before 9"):
         require_opset(model, 13)
 
 

@@ -18,8 +18,8 @@ from lowbit.graph.pooling import (
     bytes_of_maps,
     highest_of,
     large_maps,
-    look_early,
     mean_square_of,
+    schedule_early,
     whole_blocks,
 )
 from lowbit.graph.session import session
@@ -103,7 +103,7 @@ def test_what_looks_at_a_map_runs_before_the_next_one_but_one(tmp_path: Path) ->
     add_pools(model.graph, layers)
     add_mean_squares(model.graph, layers)
 
-    look_early(model.graph, given=1)
+    schedule_early(model.graph, given=1)
     order = _order(model, feed, tmp_path)
 
     if not any("nchwc" in name for name in order):

@@ -310,7 +310,7 @@ def test_a_session_runs_the_part_alone(chain) -> None:
 
 
 def test_a_session_reads_weights_from_beside_the_model(chain, tmp_path: pathlib.Path) -> None:
-    io.save(chain, tmp_path / "m.onnx", beside=True)
+    io.save(chain, tmp_path / "m.onnx", external_data=True)
 
     running = Extractor(io.load(tmp_path / "m.onnx")).session({"a": None}, ["b"])
 

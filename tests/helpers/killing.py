@@ -21,7 +21,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def kill_at(count: int, folder: Path) -> None:
-    """Let the process kill itself at its ``count``-th change in ``folder``."""
+    """Kill the process at its ``count``-th change in ``folder``."""
     seen = 0
 
     def audit(event: str, arguments: tuple) -> None:

@@ -1,4 +1,4 @@
-"""A network of which one channel holds large numbers that its outputs hardly feel."""
+"""A network of which one channel holds large numbers that hardly change its outputs."""
 
 from __future__ import annotations
 

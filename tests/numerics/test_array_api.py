@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lowbit.numerics import array_api
-from lowbit.numerics.array_api import array_namespace, is_numpy, put_beside, zeros
+from lowbit.numerics.array_api import array_namespace, asarray_like, is_numpy, zeros
 
 
 class _Other:
@@ -59,7 +59,7 @@ def test_arrays_of_another_library_stay_with_it() -> None:
     assert isinstance(array_namespace(other), _Library)
     assert not is_numpy(other)
     assert zeros((2, 3), other) == ("zeros", (2, 3), "of its own", "somewhere")
-    assert put_beside([1], other) == ("array", [1], "somewhere")
+    assert asarray_like([1], other) == ("array", [1], "somewhere")
 
 
 def test_arrays_of_numpy_are_its_own() -> None:
@@ -69,7 +69,7 @@ def test_arrays_of_numpy_are_its_own() -> None:
     assert made.dtype == like.dtype
     assert made.shape == (2, 3)
     assert not made.any()
-    assert put_beside(like, like) is like
+    assert asarray_like(like, like) is like
 
 
 def test_quantizing_loads_no_compatibility_layer_for_numpy() -> None:

@@ -36,7 +36,7 @@ def _expected(row: LayerNorm, arrays: list[np.ndarray]) -> np.ndarray:
     total = sum(arrays[: row.sources])
     if row.bias is not None:
         total = total + arrays[row.bias]
-    if row.takes_off_mean:
+    if row.subtracts_mean:
         total = total - total.mean(-1, keepdims=True)
     result = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6) * arrays[row.factor]
     return result if row.offset is None else result + arrays[row.offset]

@@ -371,7 +371,7 @@ def test_the_domain_is_that_of_the_configuration(load, changes, domains) -> None
 def test_a_signature_says_how_the_model_was_made(load) -> None:
     state = quantized(load(preset="XINT8"))
 
-    stages.sign(state)
+    stages.record_origin(state)
 
     model = state.emitted.model
     assert (model.producer_name, model.producer_version) == ("lowbit", lowbit.__version__)
@@ -386,7 +386,7 @@ def test_a_signature_says_how_the_model_was_made(load) -> None:
 def test_without_data_none_is_named(load) -> None:
     state = quantized(load())
 
-    stages.sign(extended(state, Quantized, samples=None))
+    stages.record_origin(extended(state, Quantized, samples=None))
 
     assert "lowbit.data" not in state.emitted.model.metadata_props
 
@@ -408,7 +408,7 @@ def test_random_data_refines_nothing(load) -> None:
     refined, went = stages.refine(state, None, lambda *_: None, resume=False)
 
     assert refined is state
-    assert went.notes == ("not refined: random data says nothing about the inputs",)
+    assert went.notes == ("not refined: random data does not represent real inputs",)
 
 
 def test_refined_weights_lower_the_error_and_stay_in_the_checkpoint(load, tmp_path) -> None:

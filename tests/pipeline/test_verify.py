@@ -263,7 +263,7 @@ def test_saved_statistics_are_named_and_what_no_longer_holds_is_not() -> None:
     assert again.report.reused_statistics
     assert again.report.calibration_samples == 8
     assert again.report.doubts == ()
-    assert again.report.notes[0] == "calibrated from saved statistics of 8 samples"
+    assert again.report.notes[0] == "calibrated with saved statistics of 8 samples"
 
 
 def test_saved_statistics_fit_only_if_transforms_saw_the_same_data() -> None:
@@ -272,7 +272,7 @@ def test_saved_statistics_fit_only_if_transforms_saw_the_same_data() -> None:
 
     again = lowbit.quantize(small_cnn(), data=small_feeds(4), config=config, stats=first.stats)
 
-    assert "fit only if transforms saw the same data" in again.report.notes[0]
+    assert "valid only if transforms used the same data" in again.report.notes[0]
 
 
 def test_samples_that_only_round_weights_are_counted_as_calibration() -> None:

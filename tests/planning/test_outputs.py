@@ -93,7 +93,7 @@ def test_the_plan_says_why() -> None:
     plan = lowbit.plan(_model([_SOFTMAX]), preset="U8S8")
 
     assert {row.node: row.why for row in plan.float_nodes}["softmax"].startswith(
-        "nothing but outputs"
+        "it only leads to outputs"
     )
 
 

@@ -94,7 +94,7 @@ def test_nodes_with_infinite_constants_stay_float(graph_of: Callable, plan_of: C
 
     assert "m" not in plan.by_name()
     assert {n.why for n in plan.float_nodes} == {
-        "one of its constants is infinite, or as large as masks are"
+        "one of its constants is infinite, or as large as a mask"
     }
 
 
@@ -419,4 +419,4 @@ def test_a_constant_as_low_as_masks_are_leaves_its_node_in_float(graph_of, plan_
     )
 
     (row,) = (n for n in plan_of(model, head="int8").float_nodes if n.op_type == "Max")
-    assert "as large as masks are" in row.why
+    assert "as large as a mask" in row.why

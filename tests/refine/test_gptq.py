@@ -17,7 +17,7 @@ from lowbit.config.specs import FloatSpec, IntegerSpec
 from lowbit.errors import ConfigError
 from lowbit.graph.session import session
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
-from lowbit.refine.gptq import factor_moments, round_in_turn
+from lowbit.refine.gptq import factor_moments, round_sequentially
 from lowbit.refine.reconstruct import Grid
 
 
@@ -41,7 +41,7 @@ def _problem(seed=0, depth=24, outputs=9, samples=200, groups=1):
 
 
 def _rounded(moments, grid, config):
-    return round_in_turn(factor_moments(moments, config), grid, config)
+    return round_sequentially(factor_moments(moments, config), grid, config)
 
 
 def _by_the_book(weight, inputs, scale, damp, order):

@@ -204,7 +204,7 @@ def test_a_comparison_tells_accuracy_slices_and_times(console) -> None:
     text = screen.file.getvalue()
     lines = [line.split() for line in text.splitlines()]
     assert ["top1", "%", "72.00", "70.50", "70.25", "1.50", "-0.10", "to", "3.10"] in lines
-    assert "to know the gap better than on 4: top1 923 samples for 0.5 %" in text
+    assert "for a narrower interval than on 4 samples: top1 923 samples for 0.5 %" in text
     assert "slices of outputs" in text
     assert "y[:, 0:4]" in text
     assert "outputs through fused kernels" in text
@@ -260,7 +260,7 @@ def test_the_budget_tells_tensors_causes_and_suggested_fixes(console) -> None:
     assert ["r3", "(int8)", "31.50", "~0.1%"] in lines
     assert "  clipped range: 5 % of the values" in text
     assert ["1", "r1", "the", "whole", "range", "+2.50"] in lines
-    assert "tried, and no help: r1: in float (-1.00 dB)" in text
+    assert "tried without gain: r1: in float (-1.00 dB)" in text
     # How to ask for it is printed where it helps.
     assert '  {"tensors":[]}' in text.splitlines()
     assert "--preset A8W8" not in text
@@ -341,7 +341,7 @@ def test_a_new_run_with_promoted_tensors_is_told(console) -> None:
 
     show_budget(screen, budget(promotion=promotion(requantized_sqnr_db=14.0)))
 
-    assert "quantized again so: 14.00 dB" in screen.file.getvalue()
+    assert "quantized again with it: 14.00 dB" in screen.file.getvalue()
 
 
 @pytest.mark.parametrize(("page", "said"), [("", "--report page.html"), ("both.html", "both.html")])

@@ -174,8 +174,8 @@ def test_errors_at_the_outputs_are_those_of_rounding_and_of_clipping(
     """Squares of rounding errors add up, what is clipped adds up before it is squared."""
     rng = np.random.default_rng(0)
     x, g = (rng.normal(size=(1, 200_000)).astype(np.float32) for _ in range(2))
-    felt = Sensitivity.of(x, g + 1, rows=1)
-    density = SensitiveDensity.of_felt(TensorStats.of(x, histogram=False), felt)
+    sensitivity = Sensitivity.of(x, g + 1, rows=1)
+    density = SensitiveDensity.of_sensitivity(TensorStats.of(x, histogram=False), sensitivity)
 
     (found,) = density.squared_error(np.array([scale]), np.array([low]), np.array([high]))
 
@@ -188,6 +188,6 @@ def test_errors_at_the_outputs_are_those_of_rounding_and_of_clipping(
 
 
 def test_numbers_that_are_zero_cost_nothing() -> None:
-    felt = Sensitivity.of(np.zeros((1, 9), np.float32), np.ones((1, 9), np.float32), rows=1)
+    sensitivity = Sensitivity.of(np.zeros((1, 9), np.float32), np.ones((1, 9), np.float32), rows=1)
 
-    assert not len(SensitiveDensity.of_felt(TensorStats(0.0, 0.0, 9), felt).weight)
+    assert not len(SensitiveDensity.of_sensitivity(TensorStats(0.0, 0.0, 9), sensitivity).weight)

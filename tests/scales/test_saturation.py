@@ -115,7 +115,7 @@ def test_what_does_not_saturate_stays() -> None:
     assert np.clip(codes, low, high).tolist() == codes.tolist()
 
 
-def test_two_that_exceed_the_sum_give_way_alike() -> None:
+def test_two_that_exceed_the_sum_are_reduced_alike() -> None:
     layer = MatrixLayer(groups=1, outputs=1, inputs=2, transposed=True)
 
     low, high = SummedPairs((layer,), _BOTH).limits(np.array([[100, 100]], np.float32), 127)

@@ -51,7 +51,7 @@ def test_aligned_tensors_agree_and_the_cost_is_told(solve_text: Callable) -> Non
     moved = {a.tensor: a for a in state.params.adjustments}
     assert moved["a"].cost_db is not None
     assert moved["a"].cost_db > 0
-    assert "kept equal" in moved["a"].why
+    assert "aligned with" in moved["a"].why
 
 
 def test_accumulator_biases_follow_the_aligned_input(solve_text: Callable) -> None:

@@ -411,7 +411,7 @@ def test_the_scale_of_a_normalization_has_no_importance() -> None:
 def test_it_is_no_method_for_activations() -> None:
     config = _config().with_method(OutputMse())
 
-    with pytest.raises(ConfigError, match="output is a method for weights"):
+    with pytest.raises(ConfigError, match="method output is for weights"):
         lowbit.quantize(_model("conv"), data="random", config=config)
 
 

@@ -32,8 +32,8 @@ class _Report(msgspec.Struct, frozen=True):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch) -> None:
-    """Let anything stand in for a model with few constants."""
-    monkeypatch.setattr(finishing, "bears_switches", lambda _: True)
+    """Accept anything as a model with few constants."""
+    monkeypatch.setattr(finishing, "can_be_switched", lambda _: True)
 
 
 def _finisher() -> Finisher:
@@ -92,7 +92,7 @@ class _Promotions:
 
 
 def _let_stand_in(monkeypatch, promotions: _Promotions, margins: Iterator[float]) -> None:
-    """Let the search be one that is made up, and models have these margins when they are verified."""
+    """Replace the search by a made-up one, and give models these margins when they are verified."""
 
     def finished(_, state):
         return state, _Report(verdict=_verdict(next(margins))), Refinement()
@@ -175,7 +175,7 @@ def test_a_model_with_gigabytes_of_constants_is_not_promoted_and_says_so(
 ) -> None:
     promotions = _Promotions()
     monkeypatch.setattr(finishing, "Promoter", promotions)
-    monkeypatch.setattr(finishing, "bears_switches", lambda _: False)
+    monkeypatch.setattr(finishing, "can_be_switched", lambda _: False)
     monkeypatch.setattr(
         Finisher,
         "finished",

@@ -370,7 +370,7 @@ def test_the_note_of_a_step_is_the_gain_of_the_validation_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rise", "better", "reckoned"),
+    ("rise", "better", "unless_worse"),
     [
         ([0.9, 1.1], True, True),
         ([-3.0, 4.0], False, True),  # +0.5, standard error 3.5
@@ -379,11 +379,13 @@ def test_the_note_of_a_step_is_the_gain_of_the_validation_samples() -> None:
         ([0.0, 0.0], False, False),
     ],
 )
-def test_a_step_that_was_reckoned_is_dropped_only_if_it_is_worse(rise, better, reckoned) -> None:
+def test_a_step_chosen_by_sensitivity_is_dropped_only_if_it_is_worse(
+    rise, better, unless_worse
+) -> None:
     before = np.full(2, 20.0)
 
-    for given, kept in ((False, better), (True, reckoned)):
-        step = step_of("a step", before, before + np.array(rise), reckoned=given)
+    for given, kept in ((False, better), (True, unless_worse)):
+        step = step_of("a step", before, before + np.array(rise), unless_worse=given)
         assert step.kept is kept
 
 

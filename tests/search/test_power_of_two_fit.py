@@ -22,7 +22,7 @@ from lowbit.search import power_of_two_fit
 from lowbit.search.power_of_two_fit import find_rescaling
 from lowbit.search.scale_search import tuned_groups
 
-NAME = "tensors fitted to powers of two"
+NAME = "power-of-two fit"
 
 
 def _network(activation: str = "Clip", reach: float = 5.0) -> onnx.ModelProto:

@@ -93,7 +93,7 @@ def test_it_stays_between_what_was_too_little_and_what_was_enough() -> None:
 def test_margin_counts_as_far_as_it_is_cheap(models, best: int) -> None:
     built = [Built(margin, cost, None, ()) for margin, cost in models]  # type: ignore[arg-type]
 
-    assert max(built, key=lambda model: model.worth(0.0)) is built[best]
+    assert max(built, key=lambda model: model.sort_key(0.0)) is built[best]
 
 
 def test_graphs_of_many_nodes_are_tried_less_with(monkeypatch) -> None:

@@ -29,8 +29,8 @@ def _each(margin):
     return lambda choices: [margin(choice) for choice in choices]
 
 
-def _found(costs, margin, wanted_db, *, bears_wide=None, effort=400):
-    search = RegionSearch(costs, _each(margin), margin, bears_wide=bears_wide)
+def _found(costs, margin, wanted_db, *, wide_is_enough=None, effort=400):
+    search = RegionSearch(costs, _each(margin), margin, wide_is_enough=wide_is_enough)
     search.divide(wanted_db, effort)
     return search.cheapest(wanted_db)
 
@@ -75,14 +75,14 @@ def test_no_other_choice_is_cheaper() -> None:
 def test_wider_integers_are_taken_where_they_are_enough() -> None:
     narrow, wide = [1.0, 1.0, 1e-4, 1e-4], [1e-4, 0.9, 1e-4, 1e-4]
 
-    found = _found([0.25] * 4, _model(narrow, wide), 10.0, bears_wide=lambda: True)
+    found = _found([0.25] * 4, _model(narrow, wide), 10.0, wide_is_enough=lambda: True)
 
     assert found.choice == Choice(wide=frozenset({0}), in_float=frozenset({1}))
 
 
 def test_wider_integers_can_be_ruled_out() -> None:
     margin = _model([1.0, 1e-4], [1e-4, 1e-4])
-    search = RegionSearch([0.5, 0.5], _each(margin), margin, bears_wide=lambda: True)
+    search = RegionSearch([0.5, 0.5], _each(margin), margin, wide_is_enough=lambda: True)
 
     assert search.cheapest(10.0).choice == Choice(wide=frozenset({0}))
     assert search.without_wide().cheapest(10.0).choice == Choice(in_float=frozenset({0}))
@@ -95,11 +95,11 @@ def test_whether_integers_are_wide_enough_is_asked_once_and_only_where_it_matter
     margin = _model([1.0, 1.0, 1e-4, 1e-4], [1e-4] * 4)
     asked = []
 
-    def bears_wide() -> bool:
+    def wide_is_enough() -> bool:
         asked.append(bears)
         return bears
 
-    search = RegionSearch([0.25] * 4, _each(margin), margin, bears_wide=bears_wide)
+    search = RegionSearch([0.25] * 4, _each(margin), margin, wide_is_enough=wide_is_enough)
     search.divide(-10.0, 8)
     assert not asked
     search.divide(10.0, 8)

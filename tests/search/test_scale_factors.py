@@ -1,4 +1,4 @@
-"""Scales that outputs feel are found among many, and only better ones are taken."""
+"""Scales that the outputs are sensitive to are found among many, and only better ones are taken."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_scales_that_are_too_coarse_or_too_fine_are_found(count: int) -> None:
     assert model.measured <= 48
 
 
-def test_loud_tensors_whose_scale_is_the_best_keep_it() -> None:
+def test_noisy_tensors_whose_scale_is_the_best_keep_it() -> None:
     assert find_factors(_names(20), _Model({}, {"t3": 9.0, "t7": 5.0}), POWERS_OF_TWO) == {}
 
 

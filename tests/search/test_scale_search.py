@@ -19,7 +19,7 @@ from lowbit.config.presets import find_preset
 from lowbit.config.scale_search import ScaleSearch
 from lowbit.numerics.formats import DoubleArray
 from lowbit.search import scale_search
-from lowbit.search.scale_search import Group, loud_groups, noise_of, tuned_groups
+from lowbit.search.scale_search import Group, noise_of, noisy_groups, tuned_groups
 
 
 def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
@@ -168,7 +168,7 @@ def test_a_gain_within_its_scatter_is_none() -> None:
     assert _best(_Noisy(0.5, scatter=3.0), is_power_of_two=True) == 1.0
 
 
-def test_the_loudest_come_first_and_trifles_not_at_all() -> None:
+def test_the_noisiest_come_first_and_negligible_ones_not_at_all() -> None:
     noise = {"a": 1e-3, "b": 1e-1, "c": 1e-7, "d": 1e-2}
     asked: list[Sequence[int]] = []
 
@@ -178,20 +178,20 @@ def test_the_loudest_come_first_and_trifles_not_at_all() -> None:
 
     groups: list[Group] = [("a",), ("b", "c"), ("c",), ("d",)]
 
-    assert loud_groups(groups, decibels, 16) == [("b", "c"), ("d",), ("a",)]
+    assert noisy_groups(groups, decibels, 16) == [("b", "c"), ("d",), ("a",)]
     assert asked == [[0, 4, 8, 12]] * 4
-    assert loud_groups(groups, decibels, 2) == [("b", "c"), ("d",), ("a",)]
+    assert noisy_groups(groups, decibels, 2) == [("b", "c"), ("d",), ("a",)]
     assert asked[-1] == [0, 1]
 
 
-def test_of_many_groups_the_loudest_are_tried() -> None:
+def test_of_many_groups_the_noisiest_are_tried() -> None:
     groups: list[Group] = [(str(number),) for number in range(100)]
 
     def decibels(factors: Mapping[str, float], samples: Sequence[int]) -> DoubleArray:
         (name,) = factors
         return np.full(len(samples), -10 * np.log10(1 + int(name)))
 
-    found = loud_groups(groups, decibels, 16)
+    found = noisy_groups(groups, decibels, 16)
 
     assert found == [(str(number),) for number in range(99, 51, -1)]
 

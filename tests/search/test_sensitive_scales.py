@@ -19,7 +19,7 @@ NAME = "scales by sensitivity"
 
 
 def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
-    """Return nothing but scales of least error, weighed or not."""
+    """Return nothing but scales of least error, weighted or not."""
     given = {
         "equalization": None,
         "smooth_quant": None,
@@ -84,7 +84,7 @@ def test_the_same_samples_give_the_same_model() -> None:
     assert one.model.SerializeToString() == other.model.SerializeToString()
 
 
-def test_random_data_weigh_nothing() -> None:
+def test_random_data_have_no_sensitivity() -> None:
     found = _quantized(_config("A8W8"), data="random", limit=8)
 
     assert not [step for step in found.report.steps if step.name == NAME]
@@ -113,14 +113,14 @@ def test_a_graph_with_gradients_that_does_not_run_is_no_fault_of_the_model(monke
     def refused(*_: object) -> None:
         raise ModelError("onnxruntime cannot load the model with gradients")
 
-    monkeypatch.setattr(sensitive_scales, "weigh", refused)
+    monkeypatch.setattr(sensitive_scales, "measure_sensitivity", refused)
 
     found = _quantized(_config("A8W8"))
 
     assert not [step for step in found.report.steps if step.name == NAME]
 
 
-def test_formats_of_16_bits_have_nothing_to_weigh() -> None:
+def test_formats_of_16_bits_need_no_sensitivity() -> None:
     found = _quantized(find_preset("A16W8"))
 
     assert not [step for step in found.report.steps if step.name == NAME]

@@ -17,7 +17,7 @@ from lowbit.evaluate.runner import ReferenceSample, Run, reference_samples, run_
 from lowbit.graph.tensors import tensors_size
 from lowbit.scales.ranges import scaled_range
 from lowbit.search import switched_model
-from lowbit.search.switched_model import bears_switches, open_switched
+from lowbit.search.switched_model import can_be_switched, open_switched
 from lowbit.search.switched_parts import Switching
 from lowbit.state import Quantized
 
@@ -175,8 +175,8 @@ def test_another_scale_is_what_a_model_with_its_range_computes(preset: str, fact
 def test_a_model_with_gigabytes_of_constants_does_not_bear_switches(state, monkeypatch) -> None:
     size = tensors_size(state.loaded)
 
-    assert bears_switches(state)
+    assert can_be_switched(state)
     monkeypatch.setattr(switched_model, "_MOST_BYTES", size)
-    assert bears_switches(state)
+    assert can_be_switched(state)
     monkeypatch.setattr(switched_model, "_MOST_BYTES", size - 1)
-    assert not bears_switches(state)
+    assert not can_be_switched(state)

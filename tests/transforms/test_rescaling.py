@@ -25,7 +25,7 @@ def test_the_model_computes_the_same_and_the_note_says_what_was_done() -> None:
 
     found = _applied(model, Rescaling(factors={"r1": 1.5}))
 
-    assert found.notes == ("rescaled 1 of 1 groups of tensors so that powers of two fit them",)
+    assert found.notes == ("rescaled 1 of 1 groups of tensors to fit power-of-two scales",)
     outputs = [
         ort.InferenceSession(ir.to_proto(m).SerializeToString()).run(None, small_feeds(1)[0])[0]
         for m in (model, found.model)

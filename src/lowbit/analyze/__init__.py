@@ -1,3 +1,3 @@
-"""Where the error of a quantized model comes from: sensitivity, error budget, suggested fixes."""
+"""Analyze the error of a quantized model: sensitivity, error budget, suggested fixes."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the error of the outputs divides among the quantized tensors, within a bounded effort.
+"""The error budget: each tensor's share of the outputs' error, within a bounded effort.
 
 The sensitivity of a few tensors, spread over the graph, is measured on one sample. They tell how much
 of a tensor's own error reaches the outputs from where it is, and so what every other one should add.
@@ -26,7 +26,7 @@ from lowbit.targets import Target
 
 _ON, _OFF = np.array(True), np.array(False)
 _PASS = 0.8
-"""A run of the switched model costs about so much of a float and a quantized pass together."""
+"""The cost of a run of the switched model, relative to a float and a quantized pass together."""
 
 _PROBES, _FEWEST = 7, 12
 """Tensors of each kind to gauge estimates by; further ones to measure, whatever it costs."""
@@ -163,7 +163,7 @@ def _expected(subjects: Sequence[Subject], measured: Mapping[str, float]) -> dic
 
 
 def find_causes(subject: Subject) -> tuple[Cause, ...]:
-    """Return why a tensor loses what it loses."""
+    """Return the causes of a tensor's error."""
     quantizer = subject.quantizer
     if subject.weight is not None:
         return causes.weight_causes(quantizer, subject.weight, subject.bias, quantizer.channel_axis)
@@ -196,8 +196,8 @@ def _measure(
         )
         for subject in subjects
     ]
-    # What is left with everything in float is nobody's: weights that cannot be told apart,
-    # and arithmetic of the target.
+    # The error left with everything in float belongs to no tensor: it comes from rescaled weights and
+    # from arithmetic of the target.
     rest = runner.noise_of("float", samples) if alone else 0.0
     found = runner.noise(variants, samples)
     return {

@@ -1,4 +1,4 @@
-"""Why a tensor loses what it loses: what its numbers say, in words."""
+"""Explain the error of a tensor in words, from its statistics."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def find_shared_scales(model: ir.Model, quantizers: Sequence[Quantizer]) -> dict
 def activation_causes(
     quantizer: Quantizer, seen: Observation, shared: SharedScale | None
 ) -> tuple[Cause, ...]:
-    """Return why an activation loses, the likeliest first."""
+    """Return the causes of an activation's error, the likeliest first."""
     scale = quantizer.scale
     if scale is None or not seen.count:
         return ()
@@ -84,7 +84,7 @@ def activation_causes(
 def weight_causes(
     quantizer: Quantizer, weight: Constant, bias: Constant | None, axis: int
 ) -> tuple[Cause, ...]:
-    """Return why a weight, or the bias that goes with it, loses."""
+    """Return the causes of the error of a weight or of its bias."""
     scale, plain = quantizer.scale, weight.float_value
     found: list[Cause] = []
     if bias is not None:

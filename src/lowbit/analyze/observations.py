@@ -1,4 +1,4 @@
-"""What the quantizers of activations see: range, clipping, rounding, channels, distribution."""
+"""Observe the inputs of activation quantizers: range, clipping, rounding, channels, distribution."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Observation:
         return weighted_histogram(values, self._codes, self.low, self.high)
 
     def _add_codes(self, codes: Array) -> None:
-        """Count the integers, unless they are so many that nobody could tell them from floats."""
+        """Count the integers, unless there are too many to plot."""
         scale = self._scale
         if scale is None or scale.high - scale.low > _MOST_CODES:
             return

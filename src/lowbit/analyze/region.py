@@ -23,6 +23,7 @@ from lowbit.analyze.sensitivity import Switch, Variant, VariantRunner
 from lowbit.config.specs import Rule
 from lowbit.evaluate.cost import NodeCost
 from lowbit.numerics.metrics import decibels
+from lowbit.numerics.spacing import even_bounds
 from lowbit.ops.quantizing import CONVERTERS
 from lowbit.report.values import PromotedRegion, Promotion
 
@@ -33,29 +34,29 @@ _SAMPLES = 2
 """Samples that parts are measured on; the region is measured on all."""
 
 _CONCENTRATED = 0.4
-"""A region's share of the noise is by so much larger than its share of the cost, or it is none."""
+"""The least excess of a region's share of the noise over its share of the cost."""
 
 _WORTH_DB, _COST_OF_DB = 3.0, 0.01
-"""The gain from which on a region is told, and the share of the cost that a decibel is worth."""
+"""The least gain of a region to be reported, and the share of the cost that a decibel may take."""
 
 MUCH_NOISE = 0.01
 """A model with less noise, as a share of its signal, needs no region in float."""
 
 _FEW = 5
-"""So few tensors are seen one by one."""
+"""A region of at most this many tensors is not reported: the error budget shows each of them."""
 
 _SHARE_OF_NODES = 0.1
-"""What all nodes count in the cost, beside the multiply-adds."""
+"""The share of the number of nodes in the cost, in addition to the multiply-adds."""
 
 _LITTLE = 0.1
 """A region is also tried from the start or to the end of the graph where that costs less."""
 
 _MOST_ENDS = 12
-"""A region with more first and last nodes is told by the names of all its nodes."""
+"""A region with more first and last nodes is described by the names of all its nodes."""
 
 _ON = np.array(True)
 _Run: TypeAlias = tuple[int, int]
-"""Numbers of nodes: the first, and the one after the last."""
+"""A run of nodes: the number of the first, and of the one after the last."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def find_region(finder: RegionFinder, samples: int) -> Promotion | None:
         why="most of the error arises there",
     )
     return Promotion(
-        words=f"the region with most of the error, {region.describe()}",
+        words=f"the region with most of the error,  {region.describe()}",
         tensors=tuple(finder.order.inside(run)),
         sqnr_db=decibels(1.0, noise),
         gain_db=gain_db,
@@ -212,8 +213,8 @@ def _line(nodes: Sequence[ir.Node]) -> str:
     Whatever lies on a path between two nodes of a run lies in it.
     """
     own = set(nodes)
-    first = [str(n.name) for n in nodes if own.isdisjoint(_beside(n, after=False))]
-    last = [str(n.name) for n in nodes if own.isdisjoint(_beside(n, after=True))]
+    first = [str(n.name) for n in nodes if own.isdisjoint(_neighbours(n, after=False))]
+    last = [str(n.name) for n in nodes if own.isdisjoint(_neighbours(n, after=True))]
     rule = Rule(nodes=tuple(str(n.name) for n in nodes), exclude=True)
     if len(first) + len(last) <= min(_MOST_ENDS, len(nodes)):
         rule = Rule(start=tuple(first), end=tuple(last), exclude=True)
@@ -221,18 +222,16 @@ def _line(nodes: Sequence[ir.Node]) -> str:
     return msgspec.json.encode({"rules": [given]}).decode()
 
 
-def _beside(node: ir.Node, *, after: bool) -> Iterator[ir.Node]:
+def _neighbours(node: ir.Node, *, after: bool) -> Iterator[ir.Node]:
     """Yield the nodes that one reads, or those ``after`` it that read it, through Q/DQ nodes."""
     for found in node.successors() if after else node.predecessors():
         if found.op_type in CONVERTERS:
-            yield from _beside(found, after=after)
+            yield from _neighbours(found, after=after)
         else:
             yield found
 
 
 def _split(run: _Run, parts: int) -> list[_Run]:
     """Return runs of nearly equal length."""
-    length = run[1] - run[0]
-    parts = min(parts, length)
-    bounds = [run[0] + round(i * length / parts) for i in range(parts + 1)] if parts else []
-    return list(itertools.pairwise(bounds))
+    bounds = even_bounds(run[1] - run[0], parts)
+    return [(run[0] + a, run[0] + b) for a, b in itertools.pairwise(bounds)]

@@ -35,7 +35,7 @@ from lowbit.parallel import ordered_map
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Switch:
-    """What the inputs are called that change one quantizer.
+    """The names of the inputs that change one quantizer.
 
     ``name`` is false to compute in float, ``scale`` replaces an activation's scale, and
     ``float_value`` what a weight is in float; ``result`` is what the rest of the graph reads, and
@@ -87,7 +87,7 @@ class _SwitchEditor:
         self._first: dict[str, ir.Node] = {}
 
     def activation(self, quantizer: Quantizer, prefix: str) -> None:
-        """Let consumers read the pair, or what it quantizes."""
+        """Switch an activation: its consumers read the Q/DQ pair, or the pair's input."""
         switch = self._input(f"{prefix}/switch", np.array(True))
         chain = [self._nodes[name] for name in quantizer.nodes[:2]]
         swaps: dict[ir.Value, ir.Value] = {}
@@ -105,7 +105,7 @@ class _SwitchEditor:
         self._remember(quantizer.tensor, found, choice)
 
     def weight(self, quantizer: Quantizer, prefix: str) -> None:
-        """Let consumers read the integers, or the float weight; the same for its bias."""
+        """Switch a weight and its bias: consumers read the dequantized integers, or the float values."""
         switch = self._input(f"{prefix}/switch", np.array(True))
         parts = [quantizer.results[0], *(quantizer.bias or ())[:1]]
         for number, part in enumerate(name for name in parts if name in self._floats):
@@ -119,7 +119,7 @@ class _SwitchEditor:
             plain.outputs[0].name = f"{name}/plain/out"
             quantized = _copies([producer], {}, name)
             choice = self._choose(switch, quantized, [plain], [value], name)
-            # Beside its consumer, not among the constants at the start: a cut in between is cheap.
+            # Next to its consumer, not among the constants at the start: a cut in between is cheap.
             self._graph.insert_before(consumers[0], choice)
             if number == 0:
                 result = tensor_name(choice.outputs[0])
@@ -186,7 +186,7 @@ def _copies(
 
 Base = Literal["float", "quantized"]
 Listener = Callable[[Outputs, Outputs], None]
-"""Told the values of a sample, all in float and all quantized."""
+"""A callback with the values of a sample, all in float and all quantized."""
 
 _BASES: tuple[Base, ...] = ("float", "quantized")
 _TAILS = 4
@@ -196,7 +196,7 @@ _LARGE_PASSES = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variant:
-    """What differs from a base: the inputs to set, and the number of the first node concerned."""
+    """The difference from a base: the inputs to set, and the number of the first node concerned."""
 
     base: Base
     changes: Mapping[str, Array]
@@ -205,7 +205,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the tails read and what comes out, by base, and what should come out."""
+    """Values that the tails read, their outputs by base, and the float outputs."""
 
     values: Mapping[Base, Outputs]
     want: Outputs
@@ -225,7 +225,7 @@ class VariantRunner:
         self._at_once = 1
 
     def load(self, samples: Sequence[ReferenceSample], listener: Listener) -> None:
-        """Run both bases on the samples, tell all values, and keep what the tails read."""
+        """Run both bases on the samples, report all values, and keep the inputs of the tails."""
         whole = self._tails[0]
         kept = {name for tail in self._tails for name in tail.inputs} | set(self._outputs)
         self._at_once = sharing_of(samples[0].feed if samples else None).samples

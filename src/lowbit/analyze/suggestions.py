@@ -26,7 +26,7 @@ from lowbit.targets import Target
 
 _OFF = np.array(False)
 _FOUR_BITS, _EIGHT = 16, IntegerFormat.INT8
-"""What has so few integers needs no 16 bits."""
+"""Weights with so few bits are suggested 8 bits, not 16."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def promote(
 
 
 def _widen(graph: ir.Graph, node: ir.Node) -> None:
-    """Let a Q or DQ node work on 16 bits. Changes ``node``."""
+    """Widen a Q or DQ node to 16 bits. Changes ``node``."""
     scale, zero = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if scale is None or scale.const_value is None:
         return

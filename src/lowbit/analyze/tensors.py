@@ -46,7 +46,7 @@ _NEAR_FLOAT_DB = 3.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorAnalysis:
-    """What was found out."""
+    """The result of the analysis."""
 
     layers: Mapping[str, SignalNoise]
     budget: Budget | None
@@ -56,7 +56,7 @@ class TensorAnalysis:
 
 @dataclasses.dataclass(slots=True)
 class _Observed:
-    """What the samples show: the quantizers' inputs, and layers quantized against float."""
+    """Observations on the samples: the quantizers' inputs, and layers quantized against float."""
 
     quantizers: Sequence[Quantizer]
     layer_values: Mapping[str, str]
@@ -167,17 +167,17 @@ def _notes(
     rounded = sum(map(rounds_floats, unknown))
     if rounded:
         yield (
-            f"{rounded} weights are rounded by nodes of the graph, so what they lose cannot be told apart"
+            f"{rounded} weights are rounded by nodes of the graph, so the error budget does not cover them"
         )
     if len(unknown) > rounded:
         yield (
-            f"{len(unknown) - rounded} weights are not those of the float model (equalization rescales "
-            "them), so what they lose cannot be told apart"
+            f"{len(unknown) - rounded} weights differ from the float model (equalization rescales them), "
+            "so the error budget does not cover them"
         )
     if budget is not None and budget.float_sqnr_db < budget.sqnr_db + _NEAR_FLOAT_DB:
         yield (
             f"with nothing quantized the model would be at {budget.float_sqnr_db:.1f} dB: most of "
-            "the error comes from graph rewrites or from weights that cannot be told apart"
+            "the error comes from graph rewrites or from rescaled weights"
         )
 
 
@@ -188,7 +188,7 @@ def _region(
     subjects: Sequence[Subject],
     runner: VariantRunner,
 ) -> Promotion | None:
-    """Return the region with most of the error, if the model has much of it."""
+    """Return the region with most of the error,  if the model has much of it."""
     if runner.noise_of("quantized", len(samples)) < MUCH_NOISE:
         return None
     quantizers = [subject.quantizer for subject in subjects]

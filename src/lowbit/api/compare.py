@@ -1,4 +1,4 @@
-"""``lowbit.compare``: everything there is to say about a quantized model beside its float model."""
+"""``lowbit.compare``: compare a quantized model with its float model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _MOST, _ONE_IN = 8, 10
 """Samples to analyze tensors on: one in ten, at most eight."""
 
 _FUSED = 16
-# Samples whose outputs are shown beside each other.
+# Samples whose outputs are shown side by side.
 _SHOWN = 4
 _PER_SAMPLE, _LEAST_EFFORT = 0.4, 3.0
 """Pairs of plain passes that measuring the sensitivity of every tensor may take."""
@@ -93,9 +93,9 @@ def compare(
         labels: A label for each sample, where they are (``lowbit.evaluate.labels``), or ``batches`` for
             the last part of each batch of a DataLoader: top-1 and top-5 are measured as well.
         metric: ``metric(outputs, label)`` or its ``module:function``, instead of top-1.
-        tolerance: For how wide a gap of accuracy the number of samples needed is told.
+        tolerance: The accuracy gap for which the number of samples needed is estimated.
         timed: Measure how long both models take here.
-        runtime: Whose kernels run as well, beside exact arithmetic: ``onnxruntime`` or ``openvino``.
+        runtime: Whose kernels run as well, in addition to exact arithmetic: ``onnxruntime`` or ``openvino``.
         calibration: Data to quantize again on, with the suggestion that gained most.
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
@@ -247,7 +247,7 @@ def _labels(labels: str | Sequence[Label] | None, samples: Data) -> Sequence[Lab
 def _scorer(labels: Sequence[Label], metric: str | Metric | None) -> Scorer | None:
     if not labels:
         if metric is not None:
-            raise ConfigError("a metric is given, but no labels for it to read (--labels)")
+            raise ConfigError("a metric is given, but no labels (--labels)")
         return None
     if metric is None:
         return TopScorer()
@@ -347,14 +347,14 @@ def _changed(model: ir.Model, line: str) -> QuantConfig:
     stored = model.metadata_props.get("lowbit.config")
     if stored is None:
         raise ConfigError(
-            "the quantized model does not say how it was made, so it cannot be made again; "
+            "the quantized model does not say how it was made, so it cannot be quantized again; "
             "skip --retry"
         )
     try:
         config = decode_json(stored, QuantConfig)
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"the quantized model's lowbit.config, how it was made, cannot be read ({error}); skip "
+            f"the quantized model's lowbit.config, which says how it was made, cannot be read ({error}); skip "
             "--retry"
         ) from error
     fields = {**msgspec.to_builtins(config), "tensors": [], "rules": [], "exclude": []}

@@ -103,16 +103,15 @@ def _notes(found: Comparison, runtime: Runtime) -> tuple[str, ...]:
     gap = max((found.exact[n].sqnr_db - f.sqnr_db for n, f in found.fused.items()), default=0.0)
     if found.fused and math.isfinite(gap) and gap > _GAP_DB:
         why = (
-            "this processor's int8 kernels saturate in 16 bits: figures taken through them "
-            "understate the model, and so would a deployment on it"
+            "this processor's int8 kernels saturate in 16 bits: the model is better than their "
+            "results, also than those of a deployment on this processor"
             if saturates_int8()
-            else f"{runtime}'s fused kernels compute something else than the model says"
+            else f"{runtime}'s fused kernels do not compute what the model says"
         )
         notes.append(f"through fused kernels the outputs are {gap:.1f} dB worse; {why}")
     elif found.fused and saturates_int8():
         notes.append(
-            "this processor's int8 kernels saturate in 16 bits; on this model and data it does "
-            "not show"
+            "this processor's int8 kernels saturate in 16 bits; this model and data are not affected"
         )
     return tuple(notes)
 
@@ -122,7 +121,7 @@ def _refined(model: ir.Model, analysis: TensorAnalysis | None) -> tuple[str, ...
     if analysis is None or analysis.budget is None or not is_refined(model):
         return ()
     note = (
-        "the weights of this model were refined for its quantizers, so one in float gains less "
-        "than it would in a new run (--retry CALIBRATION_DATA)"
+        "the weights of this model were refined for its quantizers, so a tensor in float gains less "
+        "here than in a new run (--retry CALIBRATION_DATA)"
     )
     return (note,)

@@ -78,7 +78,7 @@ def convert(
     if output is not None:
         _check_loads(result)
         # Weights that were outside the file stay so: written one by one, they need no memory.
-        io.save(result, output, beside=outside, check=check_valid)
+        io.save(result, output, external_data=outside, check=check_valid)
     return result
 
 
@@ -98,5 +98,5 @@ def _converted(loaded: ir.Model, to: str, *, casts: bool, half_weights: bool) ->
     # Nothing is calibrated: these formats have no scales that follow from data.
     calibrated = stages.with_stats(planned, Stats({}, 0))
     state = stages.emit(stages.solve(calibrated))
-    stages.sign(state)
+    stages.record_origin(state)
     return state.emitted.model

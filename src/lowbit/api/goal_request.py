@@ -1,4 +1,4 @@
-"""What is asked for with a goal, checked before any work."""
+"""The request of a goal search, checked before any work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def goal_request(
         )
     if wanted.needs_labels and labels is None:
         raise ConfigError(
-            f"goal {wanted.text!r} is of accuracy: give labels (--labels), or a goal that needs none, "
+            f"goal {wanted.text!r} needs labels: give them (--labels), or a goal without labels, "
             "such as sqnr>=25"
         )
     check_strategies(tuple(strategies))

@@ -29,7 +29,7 @@ from lowbit.data.opening import RANDOM
 from lowbit.data.split import Split
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.labels import Label
-from lowbit.files import beside, check_outputs
+from lowbit.files import check_outputs, sibling
 from lowbit.graph import io
 from lowbit.graph.onnx_passes import malformed_refused
 from lowbit.normalize.inputs import free_sizes, settle_inputs
@@ -74,7 +74,7 @@ _IN_PYTHON = "lowbit.quantize(...)"
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """What a run gives: everything it found out, and how good the quantized model is.
+    """The result of a run: the quantized model, how good it is, and everything known about it.
 
     ``state`` holds the model at every stage, ``mixed_precision`` which layers have other formats than
     all, and what was measured to find them. There are no ``samples`` if no data was given.
@@ -107,7 +107,7 @@ class Result:
 
     @property
     def plan(self) -> Plan:
-        """What every tensor became, and why."""
+        """The format of every tensor, and why."""
         return self.state.plan
 
     @property
@@ -117,7 +117,7 @@ class Result:
 
     @property
     def stats(self) -> Stats:
-        """What the samples showed."""
+        """The statistics of calibration."""
         return self.state.stats
 
     @property
@@ -329,8 +329,8 @@ def planned_state(
 
 
 def checkpoint_of(output: str | os.PathLike[str]) -> pathlib.Path:
-    """Return the folder beside an output in which finished layers wait."""
-    return beside(output, ".refining")
+    """Return the folder next to an output in which finished layers are kept."""
+    return sibling(output, ".refining")
 
 
 def source_files(model: ModelSource, data: Any = None) -> list[str | os.PathLike[str]]:
@@ -354,7 +354,7 @@ def _check_request(
     check_refinement(config)
     if plan is not None and config.mixed_precision is not None:
         raise ConfigError(
-            "a plan says already which formats layers have: skip config.mixed_precision"
+            "the plan already decides the formats of layers: skip config.mixed_precision"
         )
 
 

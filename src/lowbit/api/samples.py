@@ -22,17 +22,17 @@ def open_samples(
     data: Any,
     preprocessing: Preprocessing | Tokenization | str | None,
     limit: int | None,
-    beside: tuple[int, int],
+    held_out: tuple[int, int],
     request: Request | None,
 ) -> Split | None:
-    """Open the data; ``beside`` those that calibrate so many samples verify and so many validate.
+    """Open the data; ``held_out`` is how many samples verify and how many validate.
 
     Where none is given and layers could be refined on some, a language model writes its own.
     """
     if data is None:
         own = None if state.config.refinement is None else generate_texts(state.loaded)
-        return None if own is None else split(own, None, beside[0])
-    kept = None if limit is None or request is not None else limit + sum(beside)
+        return None if own is None else split(own, None, held_out[0])
+    kept = None if limit is None or request is not None else limit + sum(held_out)
     inputs = model_inputs(state.loaded)
     opened = open_data(
         data,
@@ -42,12 +42,12 @@ def open_samples(
         padding=state.target.calibrate_padding,
     )
     if request is None:
-        return split(opened, limit, *beside)
+        return split(opened, limit, *held_out)
     if opened.is_random:
         raise DataError(
-            f"goal {request.goal.text!r} says nothing about random data: give real samples (--data)"
+            f"goal {request.goal.text!r} cannot be measured on random data: give real samples (--data)"
         )
-    return split_for_goal(opened, limit, beside[0])
+    return split_for_goal(opened, limit, held_out[0])
 
 
 def check_needs_no_data(

@@ -36,7 +36,7 @@ from lowbit.version import __version__
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """One model and one preset, as a worker is told of it."""
+    """One model and one preset, as a task for a worker."""
 
     model: str
     preset: str
@@ -48,7 +48,7 @@ class _Task:
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """What is the same for all tasks."""
+    """The settings that all tasks share."""
 
     data: Any
     limit: int | None
@@ -162,7 +162,7 @@ T = TypeVar("T")
 
 
 class _Last(Generic[T]):
-    """What was made last in this process: presets of one model come one after another."""
+    """A cache of the last value made in this process: presets of one model come one after another."""
 
     def __init__(self) -> None:
         self._key: object = None

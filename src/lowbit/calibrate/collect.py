@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
-from lowbit.calibrate.pooled import add_rows, thinnable
+from lowbit.calibrate.pooled import add_rows, map_row_steps
 from lowbit.calibrate.sample_runner import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
@@ -28,8 +28,8 @@ from lowbit.graph.pooling import (
     add_pools,
     bytes_of_maps,
     large_maps,
-    look_early,
     poolable,
+    schedule_early,
     whole_blocks,
 )
 from lowbit.graph.session import Feed, Optimize, model_inputs, session, with_outputs
@@ -114,13 +114,13 @@ def _peeked(data: Iterable[Feed]) -> tuple[Feed | None, Iterator[Feed]]:
 def _pooled(graph: ir.Graph, specs: Mapping[str, ObserverSpec]) -> dict[str, int]:
     """Return the maps that the graph measures itself, with how many positions their channels have."""
     positions, large = poolable(graph), large_maps(graph)
-    thinned = thinnable(graph).keys()
+    subsampled = map_row_steps(graph).keys()
     return {
         n: positions[n]
         for n, s in specs.items()
         if n in positions
         and (s.floor is not None or n in large)
-        and (s.pools or (s.pools_but_rows and n in thinned))
+        and (s.pools or (s.pools_but_rows and n in subsampled))
     }
 
 
@@ -141,12 +141,12 @@ def _probe(
 ) -> ir.Model:
     """Return a model that gives what is observed."""
     probe = with_outputs(model, [n for n in specs if n not in pooled])
-    steps = thinnable(model.graph)
+    steps = map_row_steps(model.graph)
     given = len(probe.graph.outputs)
     add_pools(probe.graph, pooled, [n for n in pooled if specs[n].floor is None])
     add_rows(probe.graph, {n: steps[n] for n in pooled if specs[n].histogram}, in_blocks=in_blocks)
     if in_blocks:
-        look_early(probe.graph, given)
+        schedule_early(probe.graph, given)
     return probe
 
 

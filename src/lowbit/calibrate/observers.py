@@ -1,4 +1,4 @@
-"""Observers: what the methods of calibration must know of a tensor, gathered sample by sample."""
+"""Observers: collect, sample by sample, the statistics that calibration methods need."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CustomObserver(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ObserverSpec:
-    """What is observed of a tensor; its ``floor`` is known.
+    """Which statistics of a tensor are collected.
 
     Attributes:
         histogram: The log histogram.
@@ -64,12 +64,12 @@ class ObserverSpec:
 
     @property
     def pools(self) -> bool:
-        """Whether the range and the mean of each channel tell all."""
+        """Whether the range and the mean of each channel are all that is needed."""
         return self.pools_but_rows and not self.histogram
 
     @property
     def pools_but_rows(self) -> bool:
-        """Whether they tell all but the histogram, for which some rows will do."""
+        """Whether they are all that is needed but the histogram, which some rows are enough for."""
         more = self.ordered or self.variances
         return not more and self.channel_axis in (None, 1)
 
@@ -90,7 +90,7 @@ class ObserverSpec:
 
 
 def observer_of(method: Method) -> ObserverSpec:
-    """Return what a method must know of a tensor."""
+    """Return the statistics that a method needs of a tensor."""
     match method:
         case MinMax(moving_average=constant):
             return ObserverSpec(average=constant)
@@ -99,7 +99,7 @@ def observer_of(method: Method) -> ObserverSpec:
         case Percentile() | LayerwisePercentile() | Entropy() | Distribution() | MinMse():
             return ObserverSpec(histogram=True)
         case OutputMse():
-            raise ConfigError("output is a method for weights, not for activations; take mse")
+            raise ConfigError("method output is for weights, not for activations; take mse")
     spec: ObserverSpec = method.observer()
     return spec
 
@@ -132,7 +132,7 @@ class Observer:
             self._stats[name] = new if old is None else old | new
 
     def add_pools(self, name: str, pools: Pools) -> None:
-        """Take over what the graph measured of a tensor."""
+        """Add what the graph measured of a tensor."""
         self._merge(name, pools.stats(self._specs[name].floor or 0.0))
 
     def add_rows(self, name: str, rows: FloatArray) -> None:

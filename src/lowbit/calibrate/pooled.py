@@ -1,4 +1,4 @@
-"""Ranges and channel means that the graph itself takes.
+"""Ranges and channel means that are computed inside the graph.
 
 Of a feature map that a Relu bounds from below, its range and its channel means are all that some
 methods need. Two pooling nodes give both while the map is still in the cache; to hand the whole
@@ -73,7 +73,7 @@ class Pools:
         return means * self.positions, None, batch * self.positions
 
 
-def thinnable(graph: ir.Graph) -> dict[str, int]:
+def map_row_steps(graph: ir.Graph) -> dict[str, int]:
     """Return how far apart the rows are that stand for a map, of those for which some will do."""
     names = poolable(graph)
     values = (value for node in graph for value in node.outputs if value.name in names)

@@ -1,4 +1,4 @@
-"""Running one sample and observing its tensors."""
+"""Run one sample and observe its tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lowbit.numerics.formats import FloatArray
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sample:
-    """What one run gave, in arrays that the next run of the same ``source`` overwrites."""
+    """The values of one run, in arrays that the next run of the same ``source`` overwrites."""
 
     arrays: Mapping[str, FloatArray]
     kept: Kept | None

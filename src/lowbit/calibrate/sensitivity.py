@@ -1,11 +1,11 @@
-"""What the outputs feel of errors in a tensor, by the values that the errors are at.
+"""The sensitivity of the outputs to errors in a tensor, in bins of the tensor's values.
 
-The gradients of random sums of the outputs tell it of every tensor at once: with signs drawn at random, the
-square of a gradient times an error is on average what that error adds to the squares of all outputs
-(Hutchinson's estimator). Rounding errors of different values have nothing to do with each other, so their
-squares add up. What clipping cuts off has one sign: it adds up first and is squared then.
+One backward pass measures it for all tensors: with random signs on the outputs, the squared gradient of their
+sum times a squared error is on average the squared error of all outputs (Hutchinson's estimator). Rounding
+errors of different values are independent, so their squares are summed. Clipping errors all have the same
+sign, so they are summed first and then squared.
 
-Only some rows of large maps are looked at. The sum over all rows is reckoned from two halves of them.
+Large feature maps are sampled by rows. The sum over all rows is estimated from two halves of these rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lowbit.numerics.formats import DoubleArray, FloatArray
 
 _LOWEST, _HIGHEST = (127 - 32) << 3, (127 + 32) << 3
 BINS = _HIGHEST - _LOWEST + 2
-"""Bins for each sign, eight to a power of two: the first is of what counts as zero, the last of all beyond 2**32."""
+"""Bins for each sign, eight per power of two: the first holds zeros, the last everything beyond 2**32."""
 
 SPATIAL, ROWS = 4, 2
 """The axes of feature maps, and the one of their rows."""
@@ -48,15 +48,18 @@ def _bin_of_leading_bits() -> NDArray[np.intp]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Sums over samples of what the outputs feel, relative to their own squares.
+    """The squared error of the outputs that errors in a tensor cause, relative to the outputs' power.
+
+    Summed over samples.
 
     Attributes:
-        squares: Of rounding errors: the squared gradients of the values of each bin, of the positive bins from
-            zero outwards in the first row, of the negative ones in the second.
-        clipped: Of clipping at the inner edge of each bin: what is beyond it times its gradient, added up
-            and squared; above it in the first row, below its negative in the second. An estimate, which
-            may be negative for a while.
-        scattered: What of the same does not add up over rows, where only some rows were seen.
+        squares: For rounding: the squared gradients of the values of each bin, positive bins from zero
+            outwards in the first row, negative bins in the second.
+        clipped: For clipping at the inner edge of each bin: what is cut off times its gradient, summed
+            and squared; at positive edges in the first row, at negative ones in the second. An unbiased
+            estimate, which may be negative until enough samples are added.
+        scattered: The part of the clipping error that is independent between rows, where only some rows
+            were measured.
     """
 
     squares: DoubleArray
@@ -65,7 +68,7 @@ class Sensitivity:
 
     @property
     def clipping(self) -> DoubleArray:
-        """What outputs feel of clipping at the inner edge of each bin, above it and below its negative."""
+        """The error of clipping at the inner edge of each bin: positive edges, then negative ones."""
         return np.maximum(self.clipped, 0.0) + self.scattered
 
     def __or__(self, other: Sensitivity) -> Sensitivity:
@@ -78,23 +81,23 @@ class Sensitivity:
 
     @property
     def is_usable(self) -> bool:
-        """Whether anything was felt, and all of it is finite."""
+        """Whether it is finite, and not zero everywhere."""
         return bool(np.isfinite(self.packed()).all() and self.squares.any())
 
     def packed(self) -> DoubleArray:
-        """Return it as one array."""
+        """Return all numbers as one array."""
         return np.array([self.squares, self.clipped, self.scattered])
 
     @classmethod
     def unpacked(cls, array: NDArray[Any], name: str) -> Sensitivity:
-        """Return what ``packed`` was called of; what it cannot have given is refused."""
+        """Return the sensitivity that ``packed`` gave; raise ``ValueError`` for any other array."""
         if array.shape != (3, 2, BINS) or array.dtype != np.float64 or not (array[::2] >= 0).all():
             raise ValueError(f"the sensitivity of tensor {name!r} is none")
         return cls(*array)
 
     @classmethod
     def of(cls, values: FloatArray, gradients: FloatArray, rows: int) -> Sensitivity:
-        """Measure the rows of one sample's tensor that are given of ``rows``."""
+        """Return the sensitivity of one sample's tensor, of which some of its ``rows`` rows are given."""
         seen = values.shape[ROWS] if values.ndim == SPATIAL else 1
         if seen < 2 or seen == rows:
             counted = _Counted.of(values, gradients, halves=1)
@@ -103,7 +106,7 @@ class Sensitivity:
         counted = _Counted.of(values, gradients, halves=2)
         sizes = (seen + 1) // 2, seen // 2
         first, second = (each / size for each, size in zip(counted.beyond, sizes, strict=True))
-        # Rows have a mean, which adds up, and scatter about it, whose squares do.
+        # The mean of the rows is summed, then squared; the squares of what varies between rows are summed.
         scatter = np.square(first - second) / (1 / sizes[0] + 1 / sizes[1])
         squares = counted.squares.sum(axis=0) * (rows / seen)
         return cls(squares, rows * rows * first * second, rows * scatter)
@@ -111,10 +114,9 @@ class Sensitivity:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Counted:
-    """Sums for every other row, each sign and each bin.
+    """Sums for each half of the rows (even, odd), each sign and each bin.
 
-    ``squares`` are those of squared gradients, ``beyond`` of gradients times what is beyond the inner edge of
-    the bin.
+    ``squares`` sums squared gradients, ``beyond`` gradients times how far values are beyond the bin's inner edge.
     """
 
     squares: DoubleArray
@@ -122,7 +124,7 @@ class _Counted:
 
     @classmethod
     def of(cls, values: FloatArray, gradients: FloatArray, *, halves: int) -> _Counted:
-        """Sum up the values of a tensor, of every other row by itself if in halves."""
+        """Return the sums over a tensor; with two ``halves`` even and odd rows apart."""
         x = np.ascontiguousarray(values, np.float32)
         leading = x.view(np.uint16)[..., 1::2] >> 4  # the high half on little-endian machines
         bins = _bin_of_leading_bits().take(leading)

@@ -1,4 +1,4 @@
-"""The pass over some samples that tells the sensitivity of every tensor, by gradients."""
+"""One pass over some samples that measures the sensitivity of every tensor, by gradients."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ def collect_sensitivity(
 ) -> dict[str, Sensitivity]:
     """Return the sensitivity of those ``tensors`` whose gradients are known, over all samples.
 
-    Of networks with very large feature maps none is.
+    Networks with very large feature maps have none: gradients would need too much memory.
 
-    ``outputs`` are where errors are felt. ``mask``: the input that says at which tokens
-    tensors count.
+    ``outputs`` are the tensors whose error counts. ``mask``: the input that says which tokens count.
     """
     samples = iter(feeds)
     first = next(samples, None)
@@ -59,12 +58,12 @@ def collect_sensitivity(
         found.model, threads=sharing.threads, optimize="all", name="the model with gradients"
     ) as running:
 
-        def felt(item: tuple[int, Feed]) -> dict[str, Sensitivity]:
+        def measured(item: tuple[int, Feed]) -> dict[str, Sensitivity]:
             number, feed = item
             arrays = running.run(probe.outputs, {**feed, **_signs(found, number)})
-            return probe.felt(arrays, kept_tokens(feed, mask))
+            return probe.sensitivities(arrays, kept_tokens(feed, mask))
 
-        for of_sample in ordered_map(felt, enumerate(alike), min(sharing.samples, _AT_ONCE)):
+        for of_sample in ordered_map(measured, enumerate(alike), min(sharing.samples, _AT_ONCE)):
             total = {name: total[name] | s for name, s in of_sample.items()} if total else of_sample
     return {name: s for name, s in total.items() if s.is_usable}
 
@@ -81,9 +80,9 @@ def _activations(model: ir.Model) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Probe:
-    """What is read of a model with gradients: for each tensor some rows of it and of its gradient.
+    """The outputs of a model with gradients: for each tensor some rows of it and of its gradient.
 
-    ``rows`` says how many there are of each tensor, ``outputs`` have two names for each.
+    ``rows`` is how many rows each tensor has, ``outputs`` holds two names for each tensor.
     """
 
     rows: Mapping[str, int]
@@ -91,7 +90,7 @@ class _Probe:
 
     @classmethod
     def of(cls, found: WithGradients) -> _Probe:
-        """Make what is read outputs of the model, which is changed."""
+        """Make these tensors outputs of the model. Changes the model."""
         graph = found.model.graph
         values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
         rows: dict[str, int] = {}
@@ -104,22 +103,22 @@ class _Probe:
                 whole = [size or 1 for size in sizes]
                 step, rows[name] = row_step([1, *whole[1:]]), whole[ROWS]
             for value in (values[name], gradient):
-                shown = _thinned(found.backward, value, step)
+                shown = _subsampled(found.backward, value, step)
                 shown.dtype = ir.DataType.FLOAT
                 graph.outputs.append(shown)
                 outputs.append(str(shown.name))
         return cls(rows, outputs)
 
-    def felt(self, arrays: Sequence[Array], kept: Kept | None) -> dict[str, Sensitivity]:
-        """Return the sensitivity of each tensor, from what one sample gave."""
+    def sensitivities(self, arrays: Sequence[Array], kept: Kept | None) -> dict[str, Sensitivity]:
+        """Return the sensitivity of each tensor on one sample."""
         shown = iter([without_padding(array, kept) for array in arrays])
         return {
             name: Sensitivity.of(next(shown), next(shown), rows) for name, rows in self.rows.items()
         }
 
 
-def _thinned(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:
-    """Return every so many of a map's rows."""
+def _subsampled(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:
+    """Return every ``step``-th row of a feature map."""
     if step == 1:
         return to.node("Identity", value)
     first, last, axis, steps = (
@@ -129,7 +128,7 @@ def _thinned(to: BackwardGraph, value: ir.Value, step: int) -> ir.Value:
 
 
 def _signs(found: WithGradients, number: int) -> dict[str, Array]:
-    """Return signs at random, for every output of every sample others and always the same."""
+    """Return random signs: different for each output and sample, the same in every run."""
     return {
         str(seed.name): np.random.default_rng((number, index)).choice(
             np.array([-1, 1], np.float32), SEEDS
@@ -139,9 +138,9 @@ def _signs(found: WithGradients, number: int) -> dict[str, Array]:
 
 
 def _of_shape(model: ir.Model, feed: Feed) -> tuple[ir.Model, dict[str, tuple[int, ...]]]:
-    """Return a model of images of any size for those of one size, which convolutions' gradients need.
+    """Return the model with image inputs fixed to the sizes of ``feed``: gradients of convolutions need them.
 
-    Returns the shapes that feeds have to have then; those of other inputs may be any.
+    The second value is the shapes that other feeds must have; inputs not in it may have any shape.
     """
     shapes = {
         str(value.name): np.shape(feed[str(value.name)])

@@ -36,12 +36,12 @@ SHARD_SIZE = 64
 """Samples of one result that is kept; more data leaves the results of full shards as they are."""
 
 _GROUPS_PER_WORKER = 4
-"""So many results come from each worker: few, because they are merged here, and enough to even out."""
+"""Results per worker: few, because they are merged here, but enough to balance the load."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observed:
-    """What is observed of which tensors, and how the model is run.
+    """Which tensors are observed and how, and how the model is run.
 
     ``pooled`` are the positions of each channel of the tensors that the graph itself measures; ``mask`` is the
     input that says at which tokens the others are observed.
@@ -66,7 +66,7 @@ class _Group:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Result:
-    """What a worker found out: merged statistics, and what it noted of the samples."""
+    """The result of a worker: merged statistics, and notes on the samples."""
 
     stats: Stats
     notes: tuple[Notes, ...]

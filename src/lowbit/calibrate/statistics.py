@@ -1,4 +1,4 @@
-"""Statistics of tensors: what was seen, in a size that does not depend on how much was seen.
+"""Statistics of tensors, in a size that does not depend on the number of samples.
 
 ``a | b`` is the statistics of both sets of samples, so that shards and machines add up. They can
 be saved and reused: another method, percentile or bit width then costs no inference.
@@ -40,7 +40,7 @@ class CustomStatistics(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorStats:
-    """What one tensor held.
+    """The statistics of one tensor.
 
     Attributes:
         low: The smallest value, or a bound not above zero that the graph sets it; ``high`` the largest.
@@ -49,7 +49,7 @@ class TensorStats:
         custom: Statistics of a method's own, for the methods that read them.
         average: Range by moving average, for the methods that read one.
         totals: Sums of the channels, whose means bias correction reads.
-        sensitivity: What the outputs feel of errors, where errors are to be weighed by it.
+        sensitivity: The sensitivity of the outputs to errors in the tensor, where it was measured.
     """
 
     low: float
@@ -131,7 +131,7 @@ class TensorStats:
 
 
 def _both(mine: Sensitivity | None, theirs: Sensitivity | None) -> Sensitivity | None:
-    """Return what both felt, or the one that felt anything: it is measured on some of the samples only."""
+    """Return the sum of both, or the one there is: sensitivity is measured on some of the samples only."""
     return mine | theirs if mine is not None and theirs is not None else mine or theirs
 
 
@@ -188,7 +188,7 @@ class Stats:
         made = (self.equalized, self.smoothed, self.rescaling)
         if made != (other.equalized, other.smoothed, other.rescaling):
             raise CalibrationError(
-                "two statistics are of models that were equalized, smoothed or rescaled otherwise: "
+                "two statistics are of models with different equalization, smoothing or rescaling: "
                 "not mergeable"
             )
         names = dict.fromkeys((*self.tensors, *other.tensors))
@@ -218,9 +218,7 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
     arrays: dict[str, NDArray[np.generic]] = {}
     for index, (name, s) in enumerate(stats.tensors.items()):
         if s.custom is not None or s.average is not None:
-            raise CalibrationError(
-                "only statistics of the default kind can be saved, not those of a method of its own"
-            )
+            raise CalibrationError("only statistics of the built-in methods can be saved")
         row: dict[str, object] = {"name": name, "low": s.low, "high": s.high, "count": s.count}
         row |= {"not_finite": s.not_finite, "histogram": s.counts is not None}
         table.append({**row, "positions": 0 if s.totals is None else s.totals.positions})
@@ -231,7 +229,7 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
             if s.totals.squares is not None:
                 arrays[f"{index}_squares"] = s.totals.squares
         if s.sensitivity is not None:
-            arrays[f"{index}_felt"] = s.sensitivity.packed()
+            arrays[f"{index}_sensitivity"] = s.sensitivity.packed()
     made = {"equalized": stats.equalized, "smoothed": stats.smoothed}
     rescaling = None if stats.rescaling is None else msgspec.to_builtins(stats.rescaling)
     about = {"samples": stats.samples, **made, "rescaling": rescaling}
@@ -240,7 +238,7 @@ def _arrays(stats: Stats) -> dict[str, NDArray[np.generic]]:
 
 
 class _Row(msgspec.Struct):
-    """What the header says of a tensor."""
+    """The header's row of a tensor."""
 
     name: str
     low: float
@@ -258,7 +256,7 @@ class _Format(msgspec.Struct):
 
 
 class _Header(_Format):
-    """What the file says of itself."""
+    """The header of a statistics file."""
 
     samples: Annotated[int, msgspec.Meta(ge=0)]
     equalized: bool
@@ -325,9 +323,11 @@ def _read_row(file: Mapping[str, NDArray[Any]], index: int, row: _Row) -> Tensor
         if {at_bins.dtype.kind, n.dtype.kind} - {"i", "u"} or (at_bins < 0).any() or (n < 0).any():
             raise ValueError(f"the histogram of tensor {row.name!r} holds no counts")
         counts = _counts((at_bins, n))
-    felt = Sensitivity.unpacked(file[at], row.name) if (at := f"{index}_felt") in file else None
+    sensitivity = (
+        Sensitivity.unpacked(file[at], row.name) if (at := f"{index}_sensitivity") in file else None
+    )
     return TensorStats(
-        row.low, row.high, row.count, row.not_finite, counts, totals=totals, sensitivity=felt
+        row.low, row.high, row.count, row.not_finite, counts, totals=totals, sensitivity=sensitivity
     )
 
 

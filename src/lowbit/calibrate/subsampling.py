@@ -1,4 +1,4 @@
-"""Subsampling: evenly spaced rows that stand for a whole tensor.
+"""Subsample tensors: evenly spaced rows represent a whole tensor.
 
 Histograms and means of some ten thousand values a sample serve as well as those of a million and
 much faster. What is taken depends on the shape of a single sample only, so the result does not

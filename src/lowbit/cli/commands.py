@@ -1,4 +1,4 @@
-"""What each command does; the larger ones have a module of their own."""
+"""The commands; the larger ones have a module of their own."""
 
 from __future__ import annotations
 

@@ -16,9 +16,7 @@ def add_inspect(parser: Parser) -> None:
 
 def add_bench(parser: Parser) -> None:
     """Add the options of ``lowbit bench``."""
-    parser.add_argument(
-        "models", metavar="MODEL", nargs="+", help="models with the same inputs, run in turn"
-    )
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="models with the same inputs")
     parser.add_argument(
         "--data",
         default="random",
@@ -34,7 +32,7 @@ def add_bench(parser: Parser) -> None:
         type=types.count,
         default=0,
         metavar="N",
-        help="threads (default what onnxruntime takes)",
+        help="number of threads (default: chosen by onnxruntime)",
     )
     parser.add_argument(
         "--provider",
@@ -56,12 +54,14 @@ def add_sweep(parser: Parser) -> None:
     parser.add_argument(
         "--labels",
         metavar="FILE",
-        help="labels of all samples, as for compare: the accuracy is measured as well",
+        help="labels of all samples, as for compare; accuracy is then measured as well",
     )
     add_images(parser)
     add_engine(parser)
     parser.add_argument(
-        "--out", metavar="FOLDER", help="write the models, sweep.csv and the page sweep.html there"
+        "--out",
+        metavar="FOLDER",
+        help="write the models, sweep.csv and sweep.html into this folder",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, nothing else")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")

@@ -67,7 +67,9 @@ def add_scheme(parser: Parser) -> None:
         "--preset", metavar="NAME", help=f"see `lowbit presets` (default {DEFAULT_PRESET})"
     )
     group.add_argument(
-        "--config", metavar="FILE", help="a .json or .toml, whole or what differs from the preset"
+        "--config",
+        metavar="FILE",
+        help="a .json or .toml file: a whole configuration, or the differences from a preset",
     )
     group.add_argument(
         "--target", metavar="NAME|FILE", help="see `lowbit targets` (default the preset's)"
@@ -94,7 +96,7 @@ def add_scheme(parser: Parser) -> None:
         "--group-size",
         type=types.count,
         metavar="N",
-        help="so many weights of an output share a scale (W4: 32); less is nearer to float, and larger",
+        help="how many weights of an output share a scale (W4: 32); fewer are more accurate and take more space",
     )
     for option, kind, what in (
         ("--fix-input", types.fixed_input, "sr=16000: make an input a constant (repeatable)"),
@@ -131,7 +133,7 @@ def _add_exceptions(group: argparse._ArgumentGroup) -> None:
         "--cache",
         type=one_of(CACHES),
         metavar="FORMAT",
-        help="store caches of keys and values in int8 (past_key_values, present)",
+        help="store key/value caches (past_key_values, present) in int8",
     )
     group.add_argument(
         "--head",
@@ -153,7 +155,7 @@ def add_goal(parser: Parser) -> None:
     """Add the options of a search for a model that is good enough."""
     group = parser.add_argument_group(
         "goal",
-        "Try more and more until the goal holds with 95 % confidence on samples not used for the search. "
+        "Try strategies until the goal holds with 95 % confidence on samples not used for the search. "
         "If it never does, the best model is written, and the exit code is 5.",
     )
     group.add_argument(
@@ -191,7 +193,7 @@ def add_engine(parser: Parser) -> None:
         "workers", "Without these, threads of one process. The result has the same bytes."
     )
     group.add_argument(
-        "--workers", type=types.count, metavar="N", help="so many processes on this machine"
+        "--workers", type=types.count, metavar="N", help="number of processes on this machine"
     )
     group.add_argument(
         "--cluster",
@@ -201,7 +203,7 @@ def add_engine(parser: Parser) -> None:
     group.add_argument(
         "--state",
         metavar="DIR",
-        help="keep finished shards, layers and trials in this folder or fsspec URL, and find those of earlier runs",
+        help="keep finished shards, layers and trials in this folder or fsspec URL, and reuse those of earlier runs",
     )
 
 

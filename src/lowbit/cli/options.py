@@ -1,4 +1,4 @@
-"""Which commands and options there are. Imports nothing heavy.
+"""The commands and their options. Imports nothing heavy.
 
 The words of choices are repeated here, because the modules that define them import NumPy; a test
 holds them together.
@@ -83,12 +83,14 @@ def _quantize(parser: Parser) -> None:
     _add_stages(parser)
     add_goal(parser)
     add_engine(parser)
-    files = parser.add_argument_group("decisions and statistics, kept and reused")
-    files.add_argument("--plan", metavar="FILE", help="use this plan, perhaps edited, as it is")
-    files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, to be edited")
+    files = parser.add_argument_group("saved plans and statistics")
+    files.add_argument("--plan", metavar="FILE", help="use this plan, which may be edited")
+    files.add_argument("--save-plan", metavar="FILE", help="write the plan as JSON, for editing")
     files.add_argument("--stats", metavar="FILE", help="use saved statistics: no calibration run")
     files.add_argument(
-        "--save-stats", metavar="FILE", help="write statistics (.npz) that serve every method"
+        "--save-stats",
+        metavar="FILE",
+        help="write statistics (.npz) that work with every calibration method",
     )
     _add_result(parser)
 
@@ -107,12 +109,12 @@ def _add_stages(parser: Parser) -> None:
     more.add_argument(
         "--no-sensitivity",
         action="store_true",
-        help="choose scales of activations by their own error, not by what the outputs feel of it",
+        help="choose scales of activations by the error of each tensor, not by that of the outputs",
     )
     more.add_argument(
         "--no-power-of-two-fit",
         action="store_true",
-        help="do not multiply tensors by factors with which power-of-two scales fit them",
+        help="do not rescale tensors so that power-of-two scales fit them",
     )
     more.add_argument(
         "--keep-all-steps",
@@ -128,12 +130,12 @@ def _add_stages(parser: Parser) -> None:
     more.add_argument(
         "--resume",
         action="store_true",
-        help="go on with the layers that an earlier run had refined",
+        help="continue with the layers that an earlier run refined",
     )
     more.add_argument(
         "--keep-partial",
         action="store_true",
-        help="on Ctrl-C while layers are refined, write the model with those that are done",
+        help="on Ctrl-C during refinement, write the model with the layers done so far",
     )
     more.add_argument(
         "--domain",
@@ -151,7 +153,7 @@ def _add_result(parser: Parser) -> None:
         type=types.count,
         default=32,
         metavar="N",
-        help="how many samples to verify on, beyond those calibrated on if there are more (default 32)",
+        help="how many samples to verify on, held out of calibration where the data has enough (default 32)",
     )
     out.add_argument(
         "--no-promote",
@@ -159,7 +161,7 @@ def _add_result(parser: Parser) -> None:
         help="keep the first plan even if the model is not usable with it",
     )
     out.add_argument(
-        "--allow-ruined", action="store_true", help="write the model even if it is of no use"
+        "--allow-ruined", action="store_true", help="write the model even if it is ruined"
     )
     out.add_argument(
         "--min-sqnr",
@@ -198,7 +200,7 @@ def _compare(parser: Parser) -> None:
         type=one_of(EFFORTS),
         default="quick",
         metavar="EFFORT",
-        help="what single tensors add to the error: quick (a few passes), full (all), none",
+        help="how many tensors to measure for the error budget: quick (a few passes), full (all), none",
     )
     parser.add_argument(
         "--retry",
@@ -221,10 +223,10 @@ def _compare(parser: Parser) -> None:
         type=types.positive,
         default=1.0,
         metavar="X",
-        help="how well the gap should be known, for the number of samples needed (default 1)",
+        help="how precisely the accuracy gap should be known, in points; decides the number of samples needed (default 1)",
     )
     parser.add_argument("--time", action="store_true", help="measure how long both models take")
-    add_runtime(parser, "whose kernels the quantized model runs through, beside exact arithmetic")
+    add_runtime(parser, "the runtime whose kernels are measured in addition to exact arithmetic")
     gates = parser.add_argument_group("gates", "A gate that fails gives exit code 3.")
     gates.add_argument(
         "--fail-if",
@@ -302,20 +304,20 @@ def _targets(parser: Parser) -> None:
         "name",
         metavar="NAME",
         nargs="?",
-        help="print this target as JSON, a start for a file of your own (quantize --target FILE)",
+        help="print this target as JSON, to be edited into your own (quantize --target FILE)",
     )
     parser.add_argument("--json", action="store_true", help="print all of them as JSON")
 
 
 _COMMANDS: tuple[tuple[str, str, Callable[[Parser], None]], ...] = (
     ("quantize", "quantize a model, verify it and write it", _quantize),
-    ("plan", "show what would be quantized to what, without any data", _plan),
+    ("plan", "show what would be quantized, in which formats, without any data", _plan),
     ("compare", "measure how far a quantized model is from its float model", _compare),
-    ("inspect", "show what a model is, and what each target would do with it", add_inspect),
-    ("bench", "measure how long models take here", add_bench),
+    ("inspect", "describe a model, and what each target would do with it", add_inspect),
+    ("bench", "measure the latency of models on this machine", add_bench),
     ("sweep", "quantize models with several presets, and compare them in one table", add_sweep),
-    ("infer", "run a model and write its outputs, a file for each sample", _infer),
-    ("evaluate", "measure how alike two folders of results are", _evaluate),
+    ("infer", "run a model and write its outputs, one file per sample", _infer),
+    ("evaluate", "compare two folders of results", _evaluate),
     ("convert", "convert between float formats, without data", _convert),
     ("presets", "list the presets", _presets),
     ("targets", "list the targets, or print one as JSON", _targets),

@@ -100,7 +100,7 @@ def _named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def checked_output() -> Iterator[None]:
-    """Let a stdout that cannot be written to be an error, and a character it lacks its code."""
+    """Raise an error if stdout cannot be written to; print characters it lacks as their codes."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

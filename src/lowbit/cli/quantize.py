@@ -136,7 +136,7 @@ def _stages(config: QuantConfig, args: argparse.Namespace) -> set[str]:
         "search": any((config.mixed_precision, config.scale_search, args.goal)),
         "promote": False,  # only where a model turns out not to be usable
         "validate": has_optional_steps(config) and not args.stats,
-        "weigh": config.sensitivity is not None and not args.stats,
+        "sensitivity": config.sensitivity is not None and not args.stats,
         "calibrate": not args.stats,
         "compare": _wants_page(args),
         "analyze": _wants_page(args),

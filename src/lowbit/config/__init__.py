@@ -1,1 +1,1 @@
-"""What the user asks for: immutable values, checked when they are read."""
+"""The configuration: immutable values, checked when they are read."""

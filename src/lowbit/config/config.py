@@ -30,7 +30,7 @@ SizeOrName: TypeAlias = int | str | None
 
 
 class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to quantize to what, and for which target.
+    """The configuration of a run: what is quantized to which format, and for which target.
 
     Attributes:
         name: The preset it started from, for the report.
@@ -58,16 +58,15 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         equalization: How factors move between layers before anything is quantized; ``None``: not.
         smooth_quant: How factors move from activations into the weights of MatMul and Gemm; ``None``: not.
         bias_correction: Whether biases make up for what rounding weights shifts (bias correction).
-        sensitivity: How errors of activations are weighed by what the outputs feel of them; ``None``: all alike.
-        power_of_two_fit: How tensors are multiplied by factors with which power-of-two scales fit them;
-            ``None``: not.
-        rescaling: The factors that were found so, or are given; ``None``: none.
+        sensitivity: How errors of activations are weighted by their effect on the outputs; ``None``: all alike.
+        power_of_two_fit: How tensors are rescaled so that power-of-two scales fit them; ``None``: not.
+        rescaling: The factors that ``power_of_two_fit`` found, or given ones; ``None``: none.
         scale_search: How scales of activations are chosen by the error of the outputs; ``None``: by the method
             of their spec alone.
         refinement: How weights are rounded better than to the nearest integer; ``None``: not.
         mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
-        keep_only_if_better: Whether equalization, smoothing and bias correction are kept only if they lower the
-            error on samples held out of calibration, and sensitivity and the fit to powers of two unless they
+        keep_only_if_better: Whether equalization, SmoothQuant and bias correction are kept only if they lower the
+            error on samples held out of calibration, and ``sensitivity`` and ``power_of_two_fit`` unless they
             raise it.
         fix_inputs: Inputs that become constants, with their values; the quantized model has them no more.
         input_shapes: Shapes of inputs, instead of those in the file.
@@ -122,7 +121,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def needs_data(self) -> str | None:
-        """What cannot be done without samples, or ``None`` if all can."""
+        """The step that cannot be done without samples, or ``None`` if all can."""
         specs = (self.activation, *(rule.activation for rule in self.rules))
         if any(spec is not None and spec.calibration is not None for spec in specs):
             return "the scales of activations are calibrated"
@@ -138,7 +137,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return "what helps is measured"
         transforms = (self.rotation, self.equalization, self.smooth_quant)
         if any(each is not None and each.reads_data for each in transforms):
-            return "what is smoothed or equalized is measured"
+            return "equalization and smoothing measure activations"
         if self.refinement is not None and not self.refinement.is_optional:
             return f"weights are refined ({type(self.refinement).__name__})"
         return None
@@ -157,7 +156,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.structs.replace(self, bias_correction=False, weight=weight)
 
     def with_group_size(self, group_size: int) -> QuantConfig:
-        """Return the same configuration with so many weights of an output to a scale."""
+        """Return the same configuration with another number of weights per scale."""
         weight = self.weight
         is_dynamic = self.activation is not None and self.activation.is_dynamic
         if not isinstance(weight, IntegerSpec) or is_dynamic:

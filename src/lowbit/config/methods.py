@@ -1,4 +1,4 @@
-"""How a range is chosen from statistics, as values; ``lowbit.scales`` knows the mathematics.
+"""Calibration methods as values; ``lowbit.scales`` implements them.
 
 What was seen of a tensor is counted by the leading bits of the float: that needs no range first, merges
 exactly and does not depend on the order or the batching of samples.
@@ -104,7 +104,7 @@ class OutputMse(_Method, frozen=True, kw_only=True, tag="output"):
     """For weights: the scale with the least squared error of the layer's output.
 
     Both what errors add to the output's variance and how far together they shift its mean is
-    reckoned from the means and variances of the input's channels, which calibration measures. A
+    computed from the means and variances of the input's channels, which calibration measures. A
     weight without a layer that has a bias is taken by its own error (``MinMse``).
     """
 

@@ -16,7 +16,7 @@ Sharing: TypeAlias = Literal["propagate", "unshare"]
 
 
 class LayerOption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a layer may have instead of what all others have; what is not given stays.
+    """An alternative scheme for a layer; fields that are not given stay as they are.
 
     ``layers``: if given, the option is for these alone, and they have no other.
     """

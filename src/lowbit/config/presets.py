@@ -78,6 +78,25 @@ def _pair(name: str, summary: str, activation: IntegerSpec) -> tuple[Preset, Pre
     )
 
 
+def _fixed_point(name: str, summary: str, target: str) -> Preset:
+    """Return a preset of int8 with power-of-two scales for activations, weights and biases."""
+    config = QuantConfig(
+        name=name,
+        activation=_POWER_OF_TWO,
+        weight=_POWER_OF_TWO,
+        final_headroom=_HEADROOM,
+        bias=_POWER_OF_TWO,
+        target=target,
+        equalization=CrossLayerEqualization(),
+        bias_correction=True,
+        keep_only_if_better=True,
+        sensitivity=SensitivityWeighting(),
+        power_of_two_fit=PowerOfTwoFit(),
+        refinement=LayerReconstruction(),
+    )
+    return Preset(config=config, summary=summary)
+
+
 def _without_integers(
     name: str, summary: str, activation: Spec, weight: Spec, *, casts: bool = False
 ) -> Preset:
@@ -134,22 +153,10 @@ _ALL = (
         _WEIGHT,
         "ryzen-ai",
     ),
-    Preset(
-        config=QuantConfig(
-            name="XINT8",
-            activation=_POWER_OF_TWO,
-            weight=_POWER_OF_TWO,
-            final_headroom=_HEADROOM,
-            bias=_POWER_OF_TWO,
-            target="ryzen-ai-cnn",
-            equalization=CrossLayerEqualization(),
-            bias_correction=True,
-            keep_only_if_better=True,
-            sensitivity=SensitivityWeighting(),
-            power_of_two_fit=PowerOfTwoFit(),
-            refinement=LayerReconstruction(),
-        ),
-        summary="Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
+    _fixed_point(
+        "XINT8",
+        "Ryzen AI CNN datapath: int8 throughout, power-of-two scales, the NPU's limits",
+        "ryzen-ai-cnn",
     ),
     *_pair(
         "U8S8",
@@ -166,26 +173,14 @@ _ALL = (
         "any runtime: asymmetric uint16 activations, symmetric int8 weights",
         IntegerSpec(format=IntegerFormat.UINT16, symmetric=False, method=MinMax()),
     ),
-    Preset(
-        config=QuantConfig(
-            name="VINT8",
-            activation=_POWER_OF_TWO,
-            weight=_POWER_OF_TWO,
-            final_headroom=_HEADROOM,
-            bias=_POWER_OF_TWO,
-            target="vint8",
-            equalization=CrossLayerEqualization(),
-            bias_correction=True,
-            keep_only_if_better=True,
-            sensitivity=SensitivityWeighting(),
-            power_of_two_fit=PowerOfTwoFit(),
-            refinement=LayerReconstruction(),
-        ),
-        summary="power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
+    _fixed_point(
+        "VINT8",
+        "power-of-two int8 with a Q/DQ pair on every tensor, no NPU arithmetic",
+        "vint8",
     ),
     _weights(
         "DYNAMIC8",
-        "onnxruntime, no data: int8 weights per channel, scales of uint8 activations found at run time",
+        "onnxruntime, no data: int8 weights per channel, uint8 activations with scales found at run time",
         _PER_CHANNEL,
         DynamicSpec(),
     ),
@@ -194,7 +189,7 @@ _ALL = (
     ),
     _weights(
         "W4",
-        "no data, better with some: uint4 weights in groups of 32, embeddings included, the rest in float",
+        "no data needed, better with data: uint4 weights in groups of 32, embeddings included, the rest in float",
         _W4,
         refinement=LayerReconstruction(),
         final_weight=_W8,
@@ -215,7 +210,7 @@ _ALL = (
     *(
         _without_integers(
             f"{name}_SCALED",
-            f"Ryzen AI: {spec.format.value}, every tensor scaled so that none overflows",
+            f"Ryzen AI: {spec.format.value}, every tensor scaled to avoid overflow",
             msgspec.structs.replace(spec, scaled=True),
             msgspec.structs.replace(spec, scaled=True),
         )
@@ -250,7 +245,7 @@ _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
 )
 
 
-_FELT_BY_MORE = SensitivityWeighting(samples=32)
+_MORE_SAMPLES = SensitivityWeighting(samples=32)
 
 
 def _accurate(preset: Preset) -> Preset:
@@ -258,19 +253,19 @@ def _accurate(preset: Preset) -> Preset:
     refine, activation = _ACCURATE[preset.name], preset.config.activation
     how = "weights tuned by AdaQuant"
     if isinstance(refine, LayerReconstruction):
-        how = "reconstruction looks at four times the positions, twice as often"
+        how = "reconstruction on four times the positions, with twice the sweeps"
     # What 16 bits round away is too little to be worth a search.
     is_coarse = isinstance(activation, IntegerSpec) and activation.format.bits <= 8
     if is_coarse:
-        how = f"scales of activations chosen by the error of the outputs; {how}"
+        how = f"activation scales chosen by the error of the outputs; {how}"
     config = msgspec.structs.replace(
         preset.config,
         name=f"{preset.name}_ACCURATE",
         refinement=refine,
         scale_search=ScaleSearch() if is_coarse else None,
-        sensitivity=None if preset.config.sensitivity is None else _FELT_BY_MORE,
+        sensitivity=None if preset.config.sensitivity is None else _MORE_SAMPLES,
     )
-    return Preset(config=config, summary=f"{preset.name}, more slowly: {how}")
+    return Preset(config=config, summary=f"{preset.name}, slower and more accurate: {how}")
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -279,7 +274,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):
-    """What presets are for, by their targets, and which one to start with.
+    """A group of presets by their targets, and which one to start with.
 
     ``first`` are the presets to start with, at most one of each target; ``advice`` says it in words.
     """
@@ -309,7 +304,7 @@ PURPOSES = (
         title="AMD Ryzen AI NPU, 16-bit floats and block formats",
         targets=("ryzen-ai-float",),
         first=("BF16",),
-        advice="Start with BF16, which is nearly exact; block formats take fewer bits.",
+        advice="Start with BF16, which is nearly exact; block formats have fewer bits.",
     ),
     Purpose(
         title="Other devices",

@@ -87,13 +87,13 @@ class Gptq(
     forbid_unknown_fields=True,
     tag="gptq",
 ):
-    """Round weights input by input, those to come making up for the error so far (arXiv:2210.17323).
+    """Round weights input by input; the remaining ones compensate for the error so far (arXiv:2210.17323).
 
     The weights' spec says how many bits they have, whether scales are per channel or per group,
     whether they are symmetric, and how they are found.
 
     Attributes:
-        block_size: How many inputs are rounded before the others are told; it changes the time
+        block_size: How many inputs are rounded before the others are updated; it changes the time
             taken, not the result.
         perc_damp: What is added to the second moment of each input, as a share of their mean.
         act_order: Whether inputs with the largest second moments go first.

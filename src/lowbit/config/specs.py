@@ -1,4 +1,4 @@
-"""How a tensor is quantized, and which nodes that holds for."""
+"""How tensors are quantized, and rules for which nodes that holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked of every kind of spec; a new number format answers it in its own class."""
+    """The interface of every kind of spec; a new number format implements it in its own class."""
 
     is_integer: ClassVar[bool] = False
     is_block: ClassVar[bool] = False
@@ -341,7 +341,7 @@ BiasSpec: TypeAlias = AccumulatorBias | Spec
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What holds for the nodes it matches; of several matching rules the last one wins.
+    """A scheme for the nodes it matches; of several matching rules the last one wins.
 
     A node matches when all given fields do. ``name`` is a glob (``*``, ``?``, ``[...]``) on node
     names or output tensor names, or a regular expression after ``re:``. ``start`` and ``end`` name
@@ -364,7 +364,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TensorOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one tensor gets instead of what its operators ask for.
+    """An exception for one tensor, instead of what its operators ask for.
 
     ``range`` fixes the range whatever the data says; ``observe`` names another tensor whose range it
     has; ``keep`` as float leaves the tensor alone.

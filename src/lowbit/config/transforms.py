@@ -166,7 +166,7 @@ class Rescaling(
     forbid_unknown_fields=True,
     tag="rescaling",
 ):
-    """Whole tensors multiplied by factors, which the layers that compute and read them take up.
+    """Multiply whole tensors by factors, which the layers that produce and consume them absorb.
 
     One factor for all channels of a tensor changes nothing where scales are floats. Powers of two it can
     make fit: a tensor that reaches to 5 wastes three eighths of a scale that holds 8. Factors are

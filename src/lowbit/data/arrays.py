@@ -76,7 +76,7 @@ def read_npz(
 ) -> Table:
     """Return the arrays of a ``.npz`` that the inputs are named after; others are skipped.
 
-    Without such names the order of the arrays tells, or the only one that could be fed. No more than ``limit`` feeds are unpacked, and nothing that does not fit the inputs, unless rows
+    Without such names their order decides, or the only array that could be fed. No more than ``limit`` feeds are unpacked, and nothing that does not fit the inputs, unless rows
     are ``images`` that will be made to fit.
     """
     folder = TemporaryFolder()

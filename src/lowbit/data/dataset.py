@@ -23,7 +23,7 @@ class Source(ABC):
     """Where feeds come from, before they are checked."""
 
     names: tuple[str, ...] = ()
-    """What the samples are called, such as their files; nothing where they have no names."""
+    """The names of the samples, such as their files; nothing where they have none."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[str, object]]:
@@ -31,7 +31,7 @@ class Source(ABC):
 
     @abstractmethod
     def count(self) -> int | None:
-        """Return the number of feeds, or ``None`` when only reading them can tell."""
+        """Return the number of feeds, or ``None`` when it is known only after reading them."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -110,12 +110,12 @@ class Renumbered(IndexedSource):
 
 
 ZERO_FEEDS_TOLERATED = 16
-"""So many feeds may be all zero at the start before the data is refused."""
+"""The number of feeds at the start that may be all zero before the data is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What was noted of feeds when they were read: a hash of each, and whether all are zero."""
+    """Notes on feeds from when they were read: a hash of each, and whether all are zero."""
 
     digests: Mapping[int, bytes]
     is_all_zero: bool
@@ -164,7 +164,7 @@ class Data:
             yield self._checked(index, label, raw)
 
     def __len__(self) -> int:
-        """Return the number of feeds, reading all of them only when the source cannot tell."""
+        """Return the number of feeds, reading all of them only when the source does not know it."""
         count = self._count if self._count is not None else self._source.count()
         if count is None:
             deque(self, maxlen=0)
@@ -173,7 +173,7 @@ class Data:
 
     @property
     def inputs(self) -> tuple[InputInfo, ...]:
-        """What the feeds are checked against."""
+        """The model inputs that feeds are checked against."""
         return self._inputs
 
     def shard(self, indices: Sequence[int]) -> Source:
@@ -182,7 +182,7 @@ class Data:
 
     @property
     def notes(self) -> Notes:
-        """What was noted of the feeds read so far."""
+        """The notes on the feeds read so far."""
         return Notes(dict(self._digests), self._is_all_zero)
 
     def add(self, notes: Notes) -> None:
@@ -208,7 +208,7 @@ class Data:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the source calls its samples, if anything."""
+        """The names that the source gives its samples, if any."""
         return self._source.names
 
     def fingerprint(self) -> str:

@@ -22,6 +22,7 @@ from lowbit.data.images import ImagePlan, render_bytes, render_file, render_pixe
 from lowbit.data.kept_images import Images, KeptImages
 from lowbit.data.records import Record
 from lowbit.errors import DataError
+from lowbit.numerics.spacing import evenly_spaced
 from lowbit.parallel import cpu_count, ordered_map
 
 T = TypeVar("T")
@@ -132,7 +133,7 @@ def open_image_records(
 def _spaced(items: Sequence[T], wanted: int | None) -> Sequence[T]:
     if wanted is None or wanted >= len(items):
         return items
-    return [items[index * len(items) // wanted] for index in range(wanted)]
+    return [items[index] for index in evenly_spaced(len(items), wanted)]
 
 
 AHEAD = 4
@@ -228,14 +229,14 @@ def open_image_folder(
     """Return the images of a folder; a limit takes them evenly spaced.
 
     The names of class folders sort by class, so the first few would all be of one class. ``not_read`` is how
-    many arrays lie beside them.
+    many arrays lie in the same folder.
     """
     origin = f"images from folder {folder}"
     chosen = _spaced(paths, None if limit is None else limit * plan.batch)
     if len(chosen) < len(paths):
         origin += f" (evenly spaced over {len(paths)})"
     if not_read:
-        origin += f" ({not_read} .npy beside them not read)"
+        origin += f" ({not_read} .npy skipped)"
     return ImageSource(
         plan=plan,
         labels=[f"image {path.relative_to(folder)}" for path in chosen],

@@ -1,4 +1,4 @@
-"""How an image becomes the values of one model input: decided once, from the model and the preprocessing.
+"""Turn images into the values of a model input, by a plan made once from the model and the preprocessing.
 
 Imports Pillow, so that only those who have images wait for it.
 """
@@ -60,27 +60,27 @@ class ImagePlan:
         return self.info.dtype == np.uint8
 
     def __str__(self) -> str:
-        wish = self.preprocessing
-        order = wish.channel_order if self.channels == 3 else "gray"
+        preprocessing = self.preprocessing
+        order = preprocessing.channel_order if self.channels == 3 else "gray"
         layout = "NHWC" if self.is_channels_last else "NCHW"
-        steps = [f"{self.framing} ({wish.interpolation})", f"{order} {layout}"]
+        steps = [f"{self.framing} ({preprocessing.interpolation})", f"{order} {layout}"]
         if not self.takes_raw_pixels:
-            steps.append(f"scale {wish.scale:.6g}")
-            steps += [f"mean {_listed(wish.mean)}"] if wish.mean else []
-            steps += [f"std {_listed(wish.std)}"] if wish.std else []
+            steps.append(f"scale {preprocessing.scale:.6g}")
+            steps += [f"mean {_listed(preprocessing.mean)}"] if preprocessing.mean else []
+            steps += [f"std {_listed(preprocessing.std)}"] if preprocessing.std else []
         return ", ".join(steps)
 
 
-def plan_images(inputs: Sequence[InputInfo], wish: Preprocessing) -> ImagePlan:
+def plan_images(inputs: Sequence[InputInfo], preprocessing: Preprocessing) -> ImagePlan:
     """Return how images are fed to a model, or say why they cannot be."""
     info = _image_input(inputs)
     shape = (None,) * 4 if info.shape is None else info.shape
-    is_channels_last = _is_channels_last(info, shape[-3:], wish.layout)
+    is_channels_last = _is_channels_last(info, shape[-3:], preprocessing.layout)
     *_, height, width = (_move_last_first(shape[-3:]) if is_channels_last else shape)[-3:]
     plan = ImagePlan(
         info=info,
-        preprocessing=wish,
-        framing=resolve_framing(wish, (_fixed(height), _fixed(width)), info.name),
+        preprocessing=preprocessing,
+        framing=resolve_framing(preprocessing, (_fixed(height), _fixed(width)), info.name),
         channels=_channels(info, shape[-1 if is_channels_last else -3]),
         is_channels_last=is_channels_last,
         batch=_fixed(shape[0]) or 1 if len(shape) == 4 else 1,
@@ -259,12 +259,12 @@ def _crop(image: Image.Image, size: Size, label: str) -> Image.Image:
 
 
 def _normalize(pixels: NDArray[np.uint8], plan: ImagePlan) -> NDArray[np.float32]:
-    wish = plan.preprocessing
+    preprocessing = plan.preprocessing
     values = pixels.astype(np.float32)
     # Training code divides by 255; 1/255 has no exact float, and multiplying by it differs.
-    values /= np.float32(1 / wish.scale)
-    if wish.mean is not None:
-        values -= np.asarray(wish.mean, np.float32)
-    if wish.std is not None:
-        values /= np.asarray(wish.std, np.float32)
+    values /= np.float32(1 / preprocessing.scale)
+    if preprocessing.mean is not None:
+        values -= np.asarray(preprocessing.mean, np.float32)
+    if preprocessing.std is not None:
+        values /= np.asarray(preprocessing.std, np.float32)
     return values

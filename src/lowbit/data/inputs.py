@@ -1,4 +1,4 @@
-"""What an input wants, and one sample that is made to fit it or refused.
+"""Model inputs, and one sample that is made to fit them or refused.
 
 A sample that does not fit raises a ``DataError`` that names the sample and the input. Only two things
 are put right silently: a missing batch dimension, and float32 for another float type.
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.errors import DataError, did_you_mean
+from lowbit.numerics.formats import is_float_type
 
 Sample: TypeAlias = Mapping[str, NDArray[Any]]
 """One feed: input name to array, with the batch dimension the model wants."""
@@ -21,7 +22,7 @@ Sample: TypeAlias = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class InputInfo:
-    """What one model input wants.
+    """A model input: its name, type and shape.
 
     Attributes:
         name: Name of the input.
@@ -37,8 +38,7 @@ class InputInfo:
     @property
     def is_float(self) -> bool:
         """Whether the elements are floating-point numbers of any width."""
-        # ml_dtypes' narrow floats have kind "V", so the kind alone does not tell.
-        return "float" in self.dtype.name
+        return is_float_type(self.dtype)
 
     @property
     def is_text(self) -> bool:

@@ -38,7 +38,7 @@ class UnpaddedSource(Source):
                 yield (label if len(parts) == 1 else f"{label}, sequence {index}"), part
 
     def count(self) -> None:
-        """Return nothing: only reading tells how many sequences batches hold."""
+        """Return nothing: the number of sequences is known only after reading."""
 
     def describe(self) -> str:
         """Return where the batches come from."""

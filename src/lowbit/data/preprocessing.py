@@ -1,4 +1,4 @@
-"""What is done to an image before a model sees it: values, size and crop, without any pixel.
+"""Image preprocessing as values: scaling, size and crop, without any pixel.
 
 ``Preprocessing`` says what is wanted, the model says what is fixed; ``resolve_framing`` settles it once
 for all images, ``Framing`` then answers for an image of any size.
@@ -208,25 +208,30 @@ class Framing:
         return ", ".join(str(step) for step in (self.resize, crop) if step is not None)
 
 
-def resolve_framing(wish: Preprocessing, fixed: FreeSize, input_name: str) -> Framing:
-    """Return how images get the size that is wished for and that the model can take."""
+def resolve_framing(preprocessing: Preprocessing, fixed: FreeSize, input_name: str) -> Framing:
+    """Return the framing that gives images the requested size, as far as the model can take it."""
     height, width = fixed
     known = None if height is None or width is None else (height, width)
-    if wish.letterbox:
-        framing = _letterbox(wish, known, input_name)
-    elif wish.resize is None and wish.crop is None:
+    if preprocessing.letterbox:
+        framing = _letterbox(preprocessing, known, input_name)
+    elif preprocessing.resize is None and preprocessing.crop is None:
         framing = Framing(resize=Resize(_need(known, fixed, input_name)))
-    elif wish.proportional and known is not None and wish.resize and wish.crop:
-        framing = _in_proportion(as_size(wish.resize), as_size(wish.crop), known)
+    elif (
+        preprocessing.proportional
+        and known is not None
+        and preprocessing.resize
+        and preprocessing.crop
+    ):
+        framing = _in_proportion(as_size(preprocessing.resize), as_size(preprocessing.crop), known)
     else:
-        framing = _as_wished(wish, known)
+        framing = _as_requested(preprocessing, known)
     _check_fits(framing, fixed, input_name)
     return framing
 
 
-def _letterbox(wish: Preprocessing, known: Size | None, input_name: str) -> Framing:
-    given = None if wish.resize is None else as_size(wish.resize)
-    size = known or given if wish.proportional else given or known
+def _letterbox(preprocessing: Preprocessing, known: Size | None, input_name: str) -> Framing:
+    given = None if preprocessing.resize is None else as_size(preprocessing.resize)
+    size = known or given if preprocessing.proportional else given or known
     return Framing(resize=Letterbox(_need(size, (None, None), input_name)))
 
 
@@ -247,13 +252,13 @@ def _in_proportion(resize: Size, crop: Size, known: Size) -> Framing:
     return Framing(resize=Cover((height, width)), crop=known)
 
 
-def _as_wished(wish: Preprocessing, known: Size | None) -> Framing:
-    crop = known if wish.crop is None else as_size(wish.crop)
-    if wish.resize is None:
+def _as_requested(preprocessing: Preprocessing, known: Size | None) -> Framing:
+    crop = known if preprocessing.crop is None else as_size(preprocessing.crop)
+    if preprocessing.resize is None:
         return Framing(crop=crop)
-    if isinstance(wish.resize, int):
-        return Framing(resize=Cover(as_size(wish.resize)), crop=crop)
-    return Framing(resize=Resize(wish.resize), crop=crop)
+    if isinstance(preprocessing.resize, int):
+        return Framing(resize=Cover(as_size(preprocessing.resize)), crop=crop)
+    return Framing(resize=Resize(preprocessing.resize), crop=crop)
 
 
 def _check_fits(framing: Framing, fixed: FreeSize, input_name: str) -> None:

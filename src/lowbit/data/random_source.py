@@ -49,8 +49,8 @@ class RandomSource(IndexedSource):
 def _shape(info: InputInfo) -> tuple[int, ...]:
     if info.is_text:
         raise DataError(
-            f"input {info.name!r} takes strings, of which none can be made up: give real samples, "
-            "or cut the text processing off the model"
+            f"input {info.name!r} takes strings, which cannot be generated: give real samples, "
+            "or remove the text processing from the model"
         )
     if info.shape is None:
         raise DataError(

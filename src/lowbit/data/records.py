@@ -36,7 +36,7 @@ class Record(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in messages, and in files of labels."""
+        """The name in messages, and in files of labels."""
 
     @property
     def fields(self) -> Sequence[str]:

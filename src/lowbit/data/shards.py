@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from lowbit.data.dataset import Data, Notes, Source
 from lowbit.data.inputs import InputInfo, Sample
+from lowbit.numerics.spacing import evenly_spaced
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,11 +59,11 @@ class Selection:
         return len(self.indices)
 
     def spread(self, count: int) -> Selection:
-        """Return so many of the samples, evenly spaced; all if there are no more."""
+        """Return ``count`` evenly spaced samples; all if there are no more."""
         total = len(self)
         if count >= total:
             return self
-        return Selection(self.data, [self.indices[i * total // count] for i in range(count)])
+        return Selection(self.data, [self.indices[i] for i in evenly_spaced(total, count)])
 
     def without(self, other: Selection) -> Selection:
         """Return the samples that another selection of the same dataset does not have."""

@@ -69,7 +69,7 @@ class FeedSpool:
 
 @runtime_checkable
 class Reader(Protocol):
-    """What onnxruntime calls a CalibrationDataReader."""
+    """The interface of onnxruntime's CalibrationDataReader."""
 
     def get_next(self) -> object:
         """Return the next feed, or ``None`` after the last."""
@@ -132,7 +132,7 @@ class RewindingSource(Source):
             raise DataError(_empty_message(self._reader))
 
     def count(self) -> None:
-        """Return nothing: only reading tells."""
+        """Return nothing: the number is known only after reading."""
 
     def describe(self) -> str:
         """Return the kind of the reader."""

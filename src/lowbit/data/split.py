@@ -1,15 +1,14 @@
-"""Which samples calibrate, validate and verify: never the same ones where there are enough."""
+"""Split the data into samples that calibrate, validate and verify: disjoint where there are enough."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-import numpy as np
-
 from lowbit.data import Data, Sample
 from lowbit.data.shards import Selection
 from lowbit.errors import DataError
+from lowbit.numerics.spacing import evenly_inside
 
 _ENOUGH_TO_HOLD_OUT = 16
 _MOST_VALIDATION = 16
@@ -87,7 +86,7 @@ class Split:
 def split(data: Data, limit: int | None, held_out: int, validation: int = 0) -> Split:
     """Hold out what the data has beyond ``limit``, spread evenly over it.
 
-    ``validation`` samples are to validate besides; where the data has not enough for both, they are
+    ``validation`` more samples are to validate; where the data has not enough for both, they are
     among those that calibrate. Without a limit every sample calibrates, and ``held_out`` of them
     verify as well.
     """
@@ -125,15 +124,13 @@ def split_for_goal(data: Data, limit: int | None, verified: int) -> Split:
 
 
 def validation_count(limit: int) -> int:
-    """Return how many samples validate beside so many that calibrate; of few, none of their own."""
+    """Return how many samples validate in addition to so many that calibrate; with few, none of their own."""
     return min(limit // 8, _MOST_VALIDATION) if limit >= _ENOUGH_TO_HOLD_OUT else 0
 
 
 def _spread(total: int, count: int) -> list[int]:
-    if count <= 0:
-        return []
-    inside = {int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round()}
-    if len(inside) == count:
-        return sorted(inside)
+    inside = evenly_inside(total, count)
+    if len(inside) == count or count <= 0:
+        return inside
     # Nearly all of them: those between the ends would round to the same.
     return [(2 * i + 1) * total // (2 * count) for i in range(min(count, total))]

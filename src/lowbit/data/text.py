@@ -1,6 +1,6 @@
 """Text as samples: each line, or each object of a ``.jsonl``, becomes the inputs of a transformer.
 
-A sample is one text with no other beside it, so that where the model takes any length nothing is
+A sample is a single text, so that where the model takes any length nothing is
 padded and no padding decides a range. Inputs are known by their names: tokens, mask, kinds of tokens,
 positions, and caches of keys and values, which are empty.
 """

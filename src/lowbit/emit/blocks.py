@@ -33,14 +33,14 @@ class BlockNodes:
         self._functions = context.functions
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
-        """Let all consumers of an activation read it in blocks."""
+        """Make all consumers of an activation read it in blocks."""
         value = self._editor.values[tensor.name]
         node = self._rounding(tensor, value)
         self._editor.put_after(value, [node], tensor.consumers)
         return EmittedTensor(None, tensor_name(node.outputs[0]))
 
     def weight(self, tensor: TensorPlan, make: Callable[[], FloatArray]) -> EmittedTensor:
-        """Let all consumers of a constant read it in blocks."""
+        """Make all consumers of a constant read it in blocks."""
         value = self._editor.values[tensor.name]
         uses = tuple(value.uses())
         if not _stays(tensor, make):

@@ -27,7 +27,7 @@ class DynamicNodes:
         self._dynamic = context.dynamic
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
-        """Let the consumers that the plan names read an activation with a dynamic scale."""
+        """Make the consumers that the plan names read an activation with a dynamic scale."""
         editor, name = self._editor, tensor.name
         value = editor.values[name]
         quantizer = editor.node(

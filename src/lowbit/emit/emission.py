@@ -1,4 +1,4 @@
-"""What all kinds of nodes are written with, and the names under which tensors are then found."""
+"""Shared by all emitters: options, the model being written, and the names of emitted tensors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Emission:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EmittedTensor:
-    """What a tensor is called in the quantized graph: as stored or quantized, and as it is read."""
+    """The names of a tensor in the quantized graph: as stored or quantized, and as it is read."""
 
     stored: str | None
     read: str

@@ -1,4 +1,4 @@
-"""Write plan, parameters and stored numbers into the graph: emission decides nothing.
+"""Write plan, parameters and stored values into the graph; emission decides nothing.
 
 One row for each kind of spec says what writes it. A graph output keeps its name.
 """
@@ -25,13 +25,13 @@ from lowbit.scales.stored import Stored, Weights
 
 
 class Nodes(Protocol):
-    """What writes the tensors of one kind of spec."""
+    """Writes the tensors of one kind of spec."""
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
-        """Let all consumers of an activation read it through the format."""
+        """Make all consumers of an activation read it through the format."""
 
     def weight(self, tensor: TensorPlan, make: Callable[[], Stored]) -> EmittedTensor:
-        """Let all consumers of a constant read it through the format."""
+        """Make all consumers of a constant read it through the format."""
 
 
 NODES: Mapping[type[Any], Callable[[Emission], Nodes]] = MappingProxyType(

@@ -52,7 +52,7 @@ class FloatNodes:
         self._narrow: Conversion = StandardOperators(context)
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
-        """Let all consumers of an activation read it through the format."""
+        """Make all consumers of an activation read it through the format."""
         spec = _float_spec(tensor)
         value = self._editor.values[tensor.name]
         conversion = self._conversion(spec)
@@ -62,7 +62,7 @@ class FloatNodes:
         return EmittedTensor(tensor_name(down[-1].outputs[0]), tensor_name(up[-1].outputs[0]))
 
     def weight(self, tensor: TensorPlan, make: Callable[[], FloatArray]) -> EmittedTensor:
-        """Let all consumers of a constant read it through the format."""
+        """Make all consumers of a constant read it through the format."""
         spec = _float_spec(tensor)
         value = self._editor.values[tensor.name]
         uses = tuple(value.uses())

@@ -35,7 +35,7 @@ _OVERLOADS_FROM_IR_VERSION = 10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """What a node says to be computed by one body of several that its name has."""
+    """How a node selects one of several function bodies of one name."""
 
     domain: str
     overload: str

@@ -49,7 +49,7 @@ class IntegerNodes:
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
 
     def activation(self, tensor: TensorPlan) -> EmittedTensor:
-        """Let all consumers of an activation read it through a Q/DQ pair."""
+        """Make all consumers of an activation read it through a Q/DQ pair."""
         name, params = tensor.name, self._context.params.tensors[tensor.name]
         value = self._editor.values[name]
         scale, zero_point = self._parameters(tensor.leader, params)
@@ -81,9 +81,9 @@ class IntegerNodes:
                 return EmittedTensor(packed, packed)
         layers = self._recurrent.layers(tuple(value.uses()))
         if layers:
-            turned = self._recurrent.write(layers, name, make)
+            layer_weight = self._recurrent.write(layers, name, make)
             if not value.uses() and not value.is_graph_output():
-                return EmittedTensor(turned, turned)
+                return EmittedTensor(layer_weight, layer_weight)
         stored = self._editor.lazy(
             f"{name}_quantized", value, _DTYPES[fmt], lambda taken: _tensor(make(), fmt, taken)
         )

@@ -41,7 +41,7 @@ class RecurrentNodes:
         """Store a weight for its layers, and replace those of which both are stored."""
         params = self._context.params.tensors[name]
         shape = constant_shape(self._editor.values[name]) or (0, 0, 0)
-        stored = self._turned(name, shape, make)
+        stored = self._transposed(name, shape, make)
         scale, zero_point = self._parameters(name, params, (shape[0], shape[1]))
         for node, index in uses:
             node.replace_input_with(index, None)
@@ -65,7 +65,9 @@ class RecurrentNodes:
             return False
         return params.format is IntegerFormat.INT8 and not params.zero_point.any()
 
-    def _turned(self, name: str, shape: tuple[int, ...], make: Callable[[], Stored]) -> ir.Value:
+    def _transposed(
+        self, name: str, shape: tuple[int, ...], make: Callable[[], Stored]
+    ) -> ir.Value:
         """Store a weight as directions x inputs x gates."""
         return self._editor.tensor(
             f"{name}_quantized",

@@ -113,7 +113,7 @@ def gap_of_sets(
 
 
 def _jackknife(count: int, figure: Callable[[Sequence[int]], float], tail: float) -> Gap:
-    """Return a figure of so many samples, with an interval by leaving out each of twenty groups."""
+    """Return a figure over ``count`` samples, with a jackknife interval over twenty groups."""
     whole = figure(range(count))
     groups = min(_GROUPS, count)
     if groups < 2:
@@ -192,7 +192,7 @@ class TopScorer:
             return ()
         note = (
             f"the float model itself is right on {hits} of {count} samples, and chance on {chance * count:.1f}: are the "
-            "labels in the order of the data and counted from 0, and inputs preprocessed as in training?"
+            "labels in the order of the data and counted from 0, and are inputs preprocessed as in training?"
         )
         return (note,)
 
@@ -271,7 +271,7 @@ class MetricScorer:
 
 
 def find_metric(name: str) -> Metric:
-    """Return the function that ``module:function`` names; modules beside the user are found, too."""
+    """Return the function that ``module:function`` names; modules in the working directory are found, too."""
     module, _, function = name.partition(":")
     if not function:
         raise ConfigError(f"metric {name!r} is not of the form module:function")
@@ -329,7 +329,7 @@ class LabelledSamples:
         return cls(feeds, labels, scorer)
 
     def accuracy(self, quantized: ir.Model, tolerance: float = 1.0) -> tuple[Accuracy, ...]:
-        """Return the accuracy of a quantized model, with exact integer semantics, beside float."""
+        """Return the accuracy of a quantized model, with exact integer semantics, and of the float model."""
         scorer = copy.deepcopy(self.scores)
         run = Run.quantized_model(quantized, output_names(quantized))
         for outputs, label in zip(run_model(run, self.feeds), self.labels, strict=True):

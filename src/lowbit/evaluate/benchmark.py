@@ -1,4 +1,4 @@
-"""How long models take here: several in turn on the same sample, with intervals."""
+"""Measure latency: several models in turn on the same sample, with intervals."""
 
 from __future__ import annotations
 

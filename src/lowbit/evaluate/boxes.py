@@ -1,4 +1,4 @@
-"""Boxes out of a detector's outputs, as far as their layout tells what they are.
+"""Find boxes in a detector's outputs, as far as their layout is known.
 
 Two layouts are known: one tensor with four coordinates and a score for each class along one axis (YOLO,
 with or without an objectness), and rows of corners, score and class, as models with a suppression give.

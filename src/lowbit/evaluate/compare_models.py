@@ -1,4 +1,4 @@
-"""How far a quantized model is from its float reference, on the same samples."""
+"""Compare a quantized model with its float reference, on the same samples."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-import numpy as np
 import onnx_ir as ir
 
-from lowbit.calibrate.pooled import add_rows, rows_of, thinnable
+from lowbit.calibrate.pooled import add_rows, map_row_steps, rows_of
 from lowbit.calibrate.subsampling import subsampled
 from lowbit.errors import ModelError, did_you_mean
 from lowbit.evaluate.output_evaluation import OutputEvaluation
@@ -34,6 +33,7 @@ from lowbit.graph.openvino import Runtime
 from lowbit.graph.pooling import add_pools, highest_of, large_maps, lowest_of
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
+from lowbit.numerics.spacing import evenly_inside
 
 SignalNoises = dict[str, SignalNoise]
 
@@ -99,13 +99,13 @@ class TensorComparison:
         self.totals: list[SignalNoises] = [{} for _ in references]
         whole = {b for r in references for a, b in r.pairs.items() if a == b}
         self._used = [
-            (_Thinned.of(reference, whole), total)
+            (_Subsampled.of(reference, whole), total)
             for reference, total in zip(references, self.totals, strict=True)
             if reference.pairs
         ]
-        thinned = [r for r, _ in self._used]
-        steps = {r.reference.pairs[a]: step for r in thinned for a, step in r.steps.items()}
-        names = list(dict.fromkeys(b for r in thinned for b in r.reference.pairs.values()))
+        used = [r for r, _ in self._used]
+        steps = {r.reference.pairs[a]: step for r in used for a, step in r.steps.items()}
+        names = list(dict.fromkeys(b for r in used for b in r.reference.pairs.values()))
         self._rows = rows = {b: rows_of(b) for b in steps}
 
         def keep(name: str, array: Array) -> Array:
@@ -114,7 +114,7 @@ class TensorComparison:
         thin = _with_rows(quantized, steps)
         run = Run.quantized_model(thin, [rows.get(name, name) for name in names])
         run = dataclasses.replace(run.quick() if quick else run, keep=keep)
-        self.runs = [run, *(r.run() for r in thinned)] if thinned else []
+        self.runs = [run, *(r.run() for r in used)] if used else []
 
     def add(self, outputs: Sequence[Outputs | None]) -> None:
         """Add what all models gave for a sample; nothing if they were not run on it."""
@@ -136,7 +136,7 @@ def _with_rows(model: ir.Model, steps: Mapping[str, int]) -> ir.Model:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Thinned:
+class _Subsampled:
     """A reference, with the large maps of which the graphs themselves take some rows.
 
     All maps of a large image together would take gigabytes.
@@ -146,10 +146,10 @@ class _Thinned:
     steps: Mapping[str, int]
 
     @classmethod
-    def of(cls, reference: Reference, whole: AbstractSet[str]) -> _Thinned:
+    def of(cls, reference: Reference, whole: AbstractSet[str]) -> _Subsampled:
         """Find the large maps that are compared by some rows in any case, none of the ``whole``."""
         graph = reference.model.graph
-        large, steps = large_maps(graph, _HANDED_OUT), thinnable(graph)
+        large, steps = large_maps(graph, _HANDED_OUT), map_row_steps(graph)
         rows = {a for a, b in reference.pairs.items() if b not in whole} & large
         return cls(reference, {a: step for a, step in steps.items() if a in rows})
 
@@ -199,12 +199,12 @@ def _is_comparable(want: Array, got: Array) -> bool:
 
 
 Listener = Callable[[Outputs, Outputs, "Outputs | None"], None]
-"""Told what float, quantized and fused model give for a sample, in the order of the samples."""
+"""A callback with the outputs of the float, quantized and fused model for each sample, in order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of running everything.
+    """The figures of all runs.
 
     Attributes:
         outputs: Of each output, over all samples.
@@ -333,6 +333,4 @@ class _Sums:
 
 def spread(total: int, count: int) -> frozenset[int]:
     """Return the numbers of ``count`` of ``total`` samples, evenly spaced."""
-    if count >= total:
-        return frozenset(range(total))
-    return frozenset(int(i) for i in np.linspace(0, total - 1, count + 2)[1:-1].round())
+    return frozenset(range(total) if count >= total else evenly_inside(total, count))

@@ -1,4 +1,4 @@
-"""What the nodes of a model cost: multiply-adds, and the numbers they write."""
+"""The cost of the nodes of a model: multiply-adds, and elements written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lowbit.ops.linear import linear_operator
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeCost:
-    """Multiply-adds of a node for one sample, and how many numbers it writes."""
+    """The multiply-adds of a node for one sample, and the number of elements it writes."""
 
     multiply_adds: int
     elements: int

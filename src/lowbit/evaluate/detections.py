@@ -1,4 +1,4 @@
-"""Numbers that are read only where a score says so.
+"""Weight the outputs of detectors by their scores.
 
 A detector gives a box, an offset, landmarks and classes at every position of the image, and hardly any
 position shows something. What it gives elsewhere is arbitrary and nobody reads it, so each number

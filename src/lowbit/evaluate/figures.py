@@ -17,7 +17,7 @@ LEVELS: tuple[Level, ...] = ("good", "usable", "poor", "ruined")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Figure:
-    """What an output is measured by, and where the levels begin.
+    """The metric of an output, and the limits of its levels.
 
     ``limits`` are the last values that are good, usable and poor.
     """
@@ -87,7 +87,7 @@ _BINARY = Figure("KL divergence", "", (0.05, 0.2, 1.0), higher_is_better=False)
 
 
 BEST_CLASS = Figure("same best class", "", (0.93, 0.82, 0.5), higher_is_better=True)
-"""Judges outputs that are one decision a sample, besides their divergence."""
+"""The second figure of outputs that are one decision per sample: how often decisions agree."""
 
 
 def figure_of(measured: MeasuredOutput) -> Figure:

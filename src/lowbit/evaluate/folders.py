@@ -1,4 +1,4 @@
-"""Results as files: what a model gives for each sample, and how alike two folders of results are."""
+"""Results as files: the outputs of a model for each sample, and the similarity of two folders of results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _LARGER_IS_WORSE = frozenset({"l2"})
 
 
 class FileScore(msgspec.Struct, frozen=True, kw_only=True):
-    """How alike one result is in both folders; ``name`` is ``file.npz:array`` for a part."""
+    """The similarity of one result in both folders; ``name`` is ``file.npz:array`` for a part."""
 
     name: str
     shape: tuple[int, ...]
@@ -116,7 +116,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """How alike the results in two folders are."""
+    """The similarity of the results in two folders."""
 
     baseline: str
     quantized: str

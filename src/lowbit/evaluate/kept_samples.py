@@ -1,4 +1,4 @@
-"""Samples that are run again and again: in memory while they are small, in a file beyond.
+"""Samples that are run several times: in memory while they are small, in a file beyond that.
 
 Some megabytes each, with what the float model gives for them, they would fill memory: more of them
 validate where there are more to calibrate on.

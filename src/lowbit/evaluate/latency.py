@@ -1,4 +1,4 @@
-"""How long both models take here, and why a quantized one may be slower."""
+"""Measure the latency of both models, and explain why the quantized one may be slower."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lowbit.graph.profiling import QDQ, DeployedSession
 from lowbit.graph.session import Feed
 
 _RUNS, _LONGEST = 20, 6.0
-"""Runs of each model; fewer where they take more than so many seconds altogether."""
+"""Runs of each model, and the seconds that all of them may take together."""
 
 # What onnxruntime's x86 and Arm kernels do not compute in int8, and what is said about it.
 _WHY: Mapping[str, str] = MappingProxyType(
     {
         "ConvTranspose": "onnxruntime has no int8 kernel for it on the CPU",
         "FusedConv": (
-            "its Clip or Relu does not vanish into the quantizer after it (signed symmetric integers "
-            "reach below zero), so it was folded into the float convolution"
+            "its Clip or Relu is not implied by the quantizer after it (signed symmetric integers "
+            "reach below zero), so it was fused with the float convolution"
         ),
         "Clip": "the Clip is not folded into the quantizer after it",
         "HardSigmoid": "onnxruntime has no int8 kernel for it on the CPU",
@@ -32,7 +32,7 @@ _WHY: Mapping[str, str] = MappingProxyType(
     }
 )
 _WIDE = "its tensors have 16 bits, for which onnxruntime has no integer kernel on the CPU"
-_OTHER = "the pattern of Q/DQ around it is none that onnxruntime fuses"
+_OTHER = "onnxruntime does not fuse the pattern of Q/DQ around it"
 
 
 class Unfused(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +112,6 @@ def _verdict(float_ms: float, low_ms: float, share: float, unfused: tuple[Unfuse
     reason = f"; not fused: {worst}" if worst else ""
     return (
         f"the quantized model is slower here: {low_ms:.2f} ms against {float_ms:.2f} ms. Quantizing "
-        f"and dequantizing take {share:.0%} of its time{reason}. That says nothing about the NPU it is "
-        "made for"
+        f"and dequantizing take {share:.0%} of its time{reason}. On the NPU it is made for, this may be "
+        "different"
     )

@@ -74,7 +74,7 @@ class OutputEvaluator:
             name = "the quantized model, fused"
             self.runs.append(dataclasses.replace(exact, optimize="all", name=name))
         self._evaluation = OutputEvaluation(reference, names)
-        # The arrays of a sequence have names of their own: all that is not looked at besides is an output.
+        # The arrays of a sequence have names of their own: all other tensors are outputs.
         self._sums = _OutputSums(
             frozenset(measured) - set(outputs), outputs_sized_by_data(reference)
         )

@@ -1,4 +1,4 @@
-"""What the outputs of a model mean, and at which tensor each is measured.
+"""Classify the outputs of a model, and choose the tensor at which each is measured.
 
 A number in decibels says little about labels, and a saturated softmax hides what happens before it.
 Structure tells most: a Softmax makes classes, a Sigmoid scores, a suppression ends what can be compared
@@ -31,12 +31,12 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _FEW_LABELS = 16
 _LEAST_EMBEDDING = 32
 _PEAKED = 0.1
-_SILENT, _SILENT_SHARE = 0.05, 0.01
+_NEAR_ZERO, _NEAR_ZERO_SHARE = 0.05, 0.01
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeasuredOutput:
-    """What of a model is compared with float, and by which figure.
+    """One comparison with the float model: which tensor, and by which figure.
 
     Attributes:
         part: The tensor, or a run of its channels.
@@ -70,7 +70,7 @@ class MeasuredOutput:
 
     @property
     def name(self) -> str:
-        """What people are shown: the output, with the run of channels if it is one."""
+        """The name for reports: the output, with the run of channels if it is one."""
         if self.tensor == self.output:
             where = "" if self.scores is None else f" (weighted by {self.scores.name})"
             return f"{self.part.name}{where}"
@@ -220,9 +220,9 @@ def _measured(
     return [_as_values(part, part.of(array), name) for part in slices]
 
 
-def is_silent(largest: float, loudest: float) -> bool:
-    """Whether next to nothing is in channels with this largest value, beside others with that one."""
-    return largest < min(_SILENT, _SILENT_SHARE * loudest)
+def is_near_zero(largest: float, largest_of_all: float) -> bool:
+    """Whether channels with this largest value are negligible next to those of the whole tensor."""
+    return largest < min(_NEAR_ZERO, _NEAR_ZERO_SHARE * largest_of_all)
 
 
 def _activated(

@@ -1,4 +1,4 @@
-"""Outputs of different magnitudes, such as boxes and scores, seen in slices.
+"""Split outputs with values of different magnitudes, such as boxes and scores, into slices.
 
 The SQNR of such an output is that of its largest values: boxes of hundreds of pixels drown scores
 below one. Where the channels fall into runs of different magnitudes, each run is measured by itself.
@@ -18,7 +18,7 @@ from lowbit.graph.session import Array
 from lowbit.numerics.metrics import SignalNoise
 
 _APART = 8.0
-"""Two runs of channels are told apart when each of one is so many times each of the other."""
+"""The ratio of magnitudes from which on two runs of channels are separate slices."""
 
 _MOST_CHANNELS = 1024
 
@@ -96,7 +96,7 @@ def _runs(array: Array, axis: int) -> list[tuple[int, int]]:
 
 
 def _score_cuts(array: Array, others: tuple[int, ...]) -> list[int]:
-    """Return where channels that can be probabilities meet others: scores beside boxes."""
+    """Return where channels that can be probabilities meet others: scores and boxes."""
     low = array.min(axis=others)
     inside = (low >= 0) & (array.max(axis=others) <= 1)
     if not np.any(low[~inside] < 0):

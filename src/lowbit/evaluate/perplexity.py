@@ -1,4 +1,4 @@
-"""Perplexity of language models on the texts they are compared on: how well each next token is foretold."""
+"""Perplexity of language models on the texts they are compared on: how well each next token is predicted."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class PerplexitySums:
         self._tokens += int(counted.sum())
 
     def result(self) -> Perplexity | None:
-        """Return both perplexities; ``None`` unless the float model foretells next tokens.
+        """Return both perplexities; ``None`` unless the float model predicts next tokens.
 
-        One that fills in masked tokens foretells those it is given.
+        A model that fills in masked tokens predicts those it is given.
         """
         if not self._tokens or self._float <= self._same:
             return None

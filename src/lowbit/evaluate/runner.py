@@ -124,7 +124,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kept:
-    """What is kept of the tensors of each sample that a model is run on."""
+    """Runs a model on samples and keeps what ``Run.keep`` returns of each tensor."""
 
     names: tuple[str, ...]
     samples: frozenset[int] | None

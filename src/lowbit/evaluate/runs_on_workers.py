@@ -1,4 +1,4 @@
-"""Samples that workers run models on: what comes back is what threads of this process would give."""
+"""Run models on samples in workers; the results are those of threads in this process."""
 
 from __future__ import annotations
 

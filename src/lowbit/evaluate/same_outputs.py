@@ -1,4 +1,4 @@
-"""Whether a quantized model still has the float model's outputs: shapes, types, finite values.
+"""Check that a quantized model has the float model's outputs: shapes, types, finite values.
 
 How near the numbers are is a matter of degree. A changed shape or type, or a NaN that the float
 model does not have, is another function, whatever any ratio says.
@@ -15,10 +15,11 @@ from lowbit.errors import VerificationError
 from lowbit.graph.editing import node_inputs
 from lowbit.graph.nesting import subgraphs
 from lowbit.graph.session import Array
+from lowbit.numerics.formats import is_float_type
 from lowbit.ops.families import READ_SHAPES, SIZED_BY_DATA
 
 _WAY_OUT = (
-    "that is another function. Is it made from this float model? If so keep the nodes before that "
+    "so it is another function. Is it made from this float model? If so keep the nodes before that "
     "output in float (--exclude), and please report the model"
 )
 
@@ -131,13 +132,12 @@ def difference(want: Array, got: Array) -> str:
 
 def is_float(array: Array) -> bool:
     """Whether an array holds floating-point numbers of any width."""
-    # ml_dtypes' narrow floats have kind "V", so the kind alone does not tell.
-    return "float" in array.dtype.name
+    return is_float_type(array.dtype)
 
 
 def is_number(array: Array) -> bool:
     """Whether an array holds integers or floating-point numbers of any width."""
-    return array.dtype.kind in "fiu" or "float" in array.dtype.name or "int" in array.dtype.name
+    return is_float_type(array.dtype) or "int" in array.dtype.name
 
 
 def finite_pair(want: Array, got: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""A few samples as people look at them: the image, with classes, boxes or images that both models give."""
+"""A few samples for the report: the image, with the classes, boxes or images of both models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClassScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShownOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What float and quantized model give for one output: the best classes, or an image each."""
+    """One output of the float and the quantized model: the best classes, or an image each."""
 
     name: str
     float_classes: tuple[ClassScore, ...] = ()

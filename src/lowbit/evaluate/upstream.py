@@ -1,4 +1,4 @@
-"""Where error arises: the SQNR of a tensor beside that of what it is computed from."""
+"""Find where error arises: the SQNR of a tensor against that of the tensors it is computed from."""
 
 from __future__ import annotations
 

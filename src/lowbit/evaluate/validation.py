@@ -1,7 +1,7 @@
-"""Whether one quantized model is nearer to the float model than another, on held-out samples.
+"""Measure on held-out samples which of two quantized models is nearer to the float model.
 
 The measure is the SQNR in decibels, averaged over samples, outputs and, where an output has
-channels, over these: an average of logarithms weighs boxes in pixels and scores below one alike,
+channels, over these: an average of logarithms gives boxes in pixels and scores below one equal weight,
 and one bad sample cannot outvote the others.
 """
 
@@ -110,7 +110,7 @@ def decibels_of(pairs: Iterable[tuple[Array, Array]]) -> DoubleArray:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gain:
-    """What a change does to the SQNR: its mean over samples, and the standard error of that."""
+    """The change of the SQNR: its mean over samples, and the standard error."""
 
     mean: float
     standard_error: float

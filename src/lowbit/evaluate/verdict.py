@@ -14,7 +14,7 @@ from lowbit.evaluate.figures import BEST_CLASS, LEVELS, Figure, Level, figure_of
 from lowbit.evaluate.output_kinds import (
     Kind,
     MeasuredOutput,
-    is_silent,
+    is_near_zero,
 )
 from lowbit.evaluate.perplexity import Perplexity, PerplexitySums
 from lowbit.evaluate.runner import Outputs
@@ -139,7 +139,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         if worst == best or not matters:
             return ""
         more = "give more" if self.held_out is None else "--verify more"
-        return f"; so few leave open whether it is {best} or {worst} ({more})"
+        return f"; so few samples leave open whether it is {best} or {worst} ({more})"
 
     def doubts_of_inputs(self) -> tuple[str, ...]:
         """Doubt the inputs where the float model itself sees one class in nearly all of them."""
@@ -176,7 +176,7 @@ class OutputErrors:
         self._samples = 0
 
     def add(self, want: Outputs, got: Outputs, feed: Feed | None = None) -> None:
-        """Add one sample; ``feed`` is what it was, whose tokens language models foretell."""
+        """Add one sample; ``feed`` is what it was, whose tokens language models predict."""
         self._samples += 1
         for index, row in enumerate(self._measured):
             a, b = want.get(row.tensor), got.get(self._paired.get(row.tensor, row.tensor))
@@ -220,17 +220,17 @@ class OutputErrors:
         found: dict[MeasuredOutput, Interval] = {}
         for index, row in enumerate(self._measured):
             known = self._interval(index, row, figure, tail)
-            if known is not None and not self._is_silent(index):
+            if known is not None and not self._is_near_zero(index):
                 found[row] = known
         return found
 
-    def _is_silent(self, index: int) -> bool:
-        """Whether nothing was in these channels of an output in any sample."""
+    def _is_near_zero(self, index: int) -> bool:
+        """Whether these channels of an output are near zero in all samples."""
         tensor = self._measured[index].tensor
-        beside = [
+        siblings = [
             n for row, n in zip(self._measured, self._largest, strict=True) if row.tensor == tensor
         ]
-        return bool(self._errors[index]) and is_silent(self._largest[index], max(beside))
+        return bool(self._errors[index]) and is_near_zero(self._largest[index], max(siblings))
 
     def _interval(
         self, index: int, row: MeasuredOutput, figure: str, tail: float
@@ -261,7 +261,7 @@ class OutputErrors:
 
     def verdict(self, *, held_out: bool | None) -> Verdict | None:
         """Return the verdict; ``None`` if no output can be measured."""
-        telling = [i for i, v in enumerate(self._values) if v and not self._is_silent(i)]
+        telling = [i for i, v in enumerate(self._values) if v and not self._is_near_zero(i)]
         rows = [self._row(i) for i in telling]
         if not rows:
             return None

@@ -1,4 +1,4 @@
-"""Shapes that contradict each other: onnx's inference errs for a few operators, and is asked no more then."""
+"""Correct shapes that contradict each other: onnx's inference errs for a few operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def has_contradictions(graph: ir.Graph) -> bool:
 
 
 def correct_shapes(model: ir.Model) -> None:
-    """Let onnxruntime say the shapes of inner values, where it says others. Changes ``model``.
+    """Replace the shapes of inner values by those that onnxruntime infers, where they differ. Changes ``model``.
 
     A model that says wrong ones is not loaded, though without them it would be.
     """
@@ -55,7 +55,7 @@ def _is_tensor(value: ir.Value) -> bool:
 
 
 def _differ(inferred: ir.Shape | None, known: ir.Shape | None) -> bool:
-    """Whether sizes that both tell are not the same, or only onnxruntime tells any."""
+    """Whether both give sizes that differ, or only onnxruntime gives any."""
     if known is None:
         return False
     if inferred is None or len(inferred) != len(known):

@@ -1,4 +1,4 @@
-"""What two models compute alike, so that only the rest of one need be run."""
+"""Find what two models compute alike, so that only the rest of one need be run."""
 
 from __future__ import annotations
 

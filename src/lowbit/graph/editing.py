@@ -159,7 +159,7 @@ def candidates(graph: ir.Graph) -> tuple[ir.Node, ...]:
 
 
 def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
-    """Let the last of ``new`` write what ``old`` wrote, under the same tensor names."""
+    """Replace ``old`` by ``new``, whose last node writes the same tensor names."""
     new[-1].name = old.name
     for node in new:
         answer_to(node, *names_of(old))
@@ -170,7 +170,7 @@ def replace_node(graph: ir.Graph, old: ir.Node, new: Sequence[ir.Node]) -> None:
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` stand wherever ``old`` did, with its name, type and shape."""
+    """Replace all uses of ``old`` by ``new``, with its name, type and shape."""
     name = old.name
     new.type, new.shape = old.type, old.shape
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
@@ -179,7 +179,7 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def insert_after(graph: ir.Graph, node: ir.Node, inner_name: str) -> None:
-    """Let a node that reads a tensor first compute it for all others, under the tensor's own name.
+    """Insert a node between a tensor's producer and all its consumers; the tensor keeps its name.
 
     What the node reads is called ``inner_name`` from then on. Changes ``graph``.
     """
@@ -196,7 +196,7 @@ def insert_after(graph: ir.Graph, node: ir.Node, inner_name: str) -> None:
 
 
 def bypass(source: ir.Value, result: ir.Value) -> None:
-    """Let all that reads ``result`` read ``source``; a graph output keeps its name."""
+    """Make all consumers of ``result`` read ``source``; a graph output keeps its name."""
     is_output, name = result.is_graph_output(), result.name
     ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
     source.type, source.shape = source.type or result.type, source.shape or result.shape
@@ -309,7 +309,7 @@ class GraphEditor:
         )
 
     def set_values(self, value: ir.Value, make: Callable[[], NDArray[np.float32]]) -> None:
-        """Let a constant have other values of the same shape, made when they are written."""
+        """Give a constant other values of the same shape, made when they are written."""
         tensor = value.const_value
         if tensor is None:
             raise ValueError(f"{value.name!r} has no values to replace")
@@ -327,7 +327,7 @@ class GraphEditor:
         nodes: Sequence[ir.Node],
         consumers: Collection[str] | None = None,
     ) -> None:
-        """Let all consumers of an activation read the last of ``nodes``, whose first one reads it.
+        """Make all consumers of an activation read the last of ``nodes``, whose first one reads it.
 
         With ``consumers`` only nodes of these names do, and an output of the graph does not.
         """
@@ -350,7 +350,7 @@ class GraphEditor:
             self._replace_output(value, result)
 
     def read_through(self, value: ir.Value, uses: Uses, nodes: Sequence[ir.Node]) -> ir.Value:
-        """Let ``uses`` of a constant read the last of ``nodes`` instead, and return what it writes."""
+        """Make ``uses`` of a constant read the last of ``nodes`` instead, and return what it writes."""
         result = nodes[-1].outputs[0]
         result.type, result.shape = value.type, value.shape
         self.graph.insert_before(self.graph[0], nodes)
@@ -359,7 +359,7 @@ class GraphEditor:
         return result
 
     def join_names(self, mark: str) -> None:
-        """Let the consumers of a marked Identity read what that reads."""
+        """Make the consumers of a marked Identity read its input."""
         for node in tuple(self.graph):
             if node.meta.get(mark) and not node.outputs[0].is_graph_output():
                 source = node.inputs[0]
@@ -376,7 +376,7 @@ class GraphEditor:
         return self.model
 
     def _replace_output(self, value: ir.Value, result: ir.Value) -> None:
-        """Let the graph output keep its name: what is quantized gets another."""
+        """Keep the name of the graph output: the quantized tensor gets another name."""
         name = tensor_name(value)
         for index, output in enumerate(self.graph.outputs):
             if output is value:

@@ -1,4 +1,4 @@
-"""Weights in files beside a model: which files a message names, and replacing them with it.
+"""External data: which files a model names, and replacing them together with the model.
 
 A graph and its weights are two files, and only one at a time can be replaced. So new weights get a
 name of their own, then the graph is switched, and only then the old weights are removed: whenever the
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lowbit.errors import ModelError
-from lowbit.files import beside
+from lowbit.files import sibling
 
 if TYPE_CHECKING:
     import onnx
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ENDING = ".data"
 _LETTERS = 16
 PRODUCER = "lowbit"
-"""What models that are written here name as their producer."""
+"""The producer name in models that lowbit writes."""
 
 
 def message_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -86,7 +86,7 @@ def refuse_outside(model: onnx.ModelProto, name: str) -> None:
         if not location or parts.anchor or location.startswith("/") or ".." in parts.parts:
             raise ModelError(
                 f"{name}: tensor {tensor.name!r} has its data in {location!r}, outside the model's "
-                "folder; put the file beside the model and save it with a plain name"
+                "folder; put the file next to the model and save it with a plain name"
             )
         _check_place(tensor, name)
 
@@ -102,7 +102,7 @@ def _check_place(tensor: onnx.TensorProto, name: str) -> None:
 
 
 def weight_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files beside a model that hold its weights; none if it cannot be read."""
+    """Return the external data files of a model; none if it cannot be read."""
     if not path.is_file():  # to read a pipe would wait for ever
         return []
     try:
@@ -119,11 +119,11 @@ def plain_name(output: pathlib.Path) -> str:
 
 def _stem(output: pathlib.Path) -> str:
     longest = f".{'0' * _LETTERS}{_ENDING}"
-    return beside(output, longest).name.removesuffix(longest)
+    return sibling(output, longest).name.removesuffix(longest)
 
 
 def place_weights(graph: pathlib.Path, output: pathlib.Path) -> pathlib.Path:
-    """Name the weights of a temporary graph as they will be named beside the output; return the file.
+    """Name the weights of a temporary graph as they will be named next to the output; return the file.
 
     The plain name if it is free, else one by their content.
     """

@@ -1,4 +1,4 @@
-"""All that a model computes, as bytes to hash: its nodes, its names and its numbers."""
+"""Hash all that a model computes: its nodes, its names and its values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 
 def hash_model(update: Callable[[bytes], object], *models: ir.Model) -> None:
-    """Hand all that models are to ``update``; a tensor that several share only once."""
+    """Pass everything that defines models to ``update``; a shared tensor only once."""
     seen: set[int] = set()
     for model in models:
         graph = model.graph

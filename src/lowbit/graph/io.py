@@ -73,17 +73,17 @@ def save(
     model: ir.Model,
     path: str | os.PathLike[str],
     *,
-    beside: bool = False,
+    external_data: bool = False,
     check: Callable[[pathlib.Path], None] | None = None,
 ) -> None:
     """Write ``model`` to ``path``.
 
-    Its weights go into a file beside it when they exceed one file, or when ``beside`` asks for it.
+    Its weights go into a file next to it when they exceed one file, or with ``external_data``.
     ``check`` sees the file before it replaces another, and raises if it must not.
     """
     path = pathlib.Path(path)
     check_writable(path)
-    outside = beside or tensors_size(model) > EXTERNAL_DATA_FROM
+    outside = external_data or tensors_size(model) > EXTERNAL_DATA_FROM
     try:
         old = external.replaced_weights(path)
         _map_before_removing(model, old)
@@ -139,9 +139,9 @@ def temporary_copy(write: Callable[[pathlib.Path], pathlib.Path]) -> Iterator[pa
 
 
 def weight_files(path: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """Return the files beside the model at ``path`` that hold its weights."""
+    """Return the external data files of the model at ``path``."""
     path = pathlib.Path(path)
-    # A file with all weights in it is long to read, and has nothing beside it to find.
+    # A file with all weights in it takes long to read, and has no external data.
     alone = path.is_file() and path.stat().st_size > _LARGEST_GRAPH
     return [] if alone else external.weight_files(path)
 
@@ -242,7 +242,7 @@ def _without_maps(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     for value in (*proto.graph.input, *proto.graph.output):
         if _has_map(value.type):
             raise ModelError(
-                f"{name}: {value.name!r} is a map, which cannot be read; let the model give the "
+                f"{name}: {value.name!r} is a map, which cannot be read; make the model return the "
                 "tensor that it is made of instead (skl2onnx: options={'zipmap': False})"
             )
     kept = [value for value in proto.graph.value_info if not _has_map(value.type)]
@@ -292,7 +292,7 @@ def _check_external(model: ir.Model, name: str) -> None:
         file = pathlib.Path(tensor.path)
         if not file.is_file():
             raise ModelError(
-                f"{name}: the weights file {file.name} is missing; it belongs beside the model"
+                f"{name}: the weights file {file.name} is missing; it belongs in the folder of the model"
             )
         start, length = tensor.offset or 0, tensor.length or tensor.nbytes
         size, end = file.stat().st_size, start + length
@@ -319,7 +319,7 @@ def _check_readable(tensor: ir.ExternalTensor, name: str) -> None:
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{name}: the weights file {pathlib.Path(tensor.path).name} cannot be read "
-            f"({_first_line(error)}); put a plain copy of it beside the model"
+            f"({_first_line(error)}); put a plain copy of it next to the model"
         ) from error
 
 

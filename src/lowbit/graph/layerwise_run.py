@@ -31,7 +31,7 @@ REPEATED = frozenset(("DequantizeLinear",))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Step:
-    """What one step reads, computes, keeps for later and drops afterwards."""
+    """The values that one step reads, computes, keeps for later and drops afterwards."""
 
     reads: tuple[str, ...]
     computes: tuple[str, ...]

@@ -29,7 +29,7 @@ _MOST_POOLS, _THREADS_OF_A_POOL = -8, 4
 
 @functools.cache
 def share_pools() -> None:
-    """Let threads that start from now on share pools of memory, where the C library knows how."""
+    """Make threads that start from now on share pools of memory, where the C library knows how."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc, as below
         pools = max(1, cpu_count() // _THREADS_OF_A_POOL)
         ctypes.CDLL(None).mallopt(_MOST_POOLS, pools)

@@ -1,4 +1,4 @@
-"""Names of nodes and tensors: unique, and the ones that users know kept through every fusion.
+"""Name nodes and tensors uniquely, and keep the names that users know through every fusion.
 
 A name that was given wins over one that is made up, wherever the two nodes stand. A node that shares
 its name with an earlier one gets a number and still answers to the name it had.
@@ -30,13 +30,13 @@ def names_of(node: ir.Node) -> tuple[str, ...]:
 
 
 def answer_to(node: ir.Node, *names: str | None) -> None:
-    """Let ``node`` answer to further names as well. Changes ``node``."""
+    """Give ``node`` further names that users may call it by. Changes ``node``."""
     given = (name for name in names if name)
     node.meta[_KEY] = tuple(dict.fromkeys((*node.meta.get(_KEY, ()), *given)))
 
 
 def absorb(survivor: ir.Node, gone: ir.Node) -> None:
-    """Let ``survivor`` answer to the names of ``gone`` as well. Changes ``survivor``."""
+    """Add the names of ``gone`` to those of ``survivor``. Changes ``survivor``."""
     answer_to(survivor, *names_of(survivor)[:1], *names_of(gone))
 
 
@@ -66,7 +66,7 @@ def is_well_named(graph: ir.Graph) -> bool:
 
 
 def _name_nodes(graph: ir.Graph) -> None:
-    """Name unnamed nodes after what they write."""
+    """Name unnamed nodes after their outputs."""
     nodes = tuple(every_node(graph))
     taken = _Taken(node.name for node in nodes)
     owners: set[str] = set()
@@ -95,7 +95,7 @@ def _name_values(graph: ir.Graph) -> None:
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield every value, those whose names others rely on first."""
+    """Yield every value, first those whose names others rely on."""
     parts = every_graph(graph)
     for part in parts:
         yield from (*part.inputs, *part.outputs)

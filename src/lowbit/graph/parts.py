@@ -147,8 +147,8 @@ def _steps(graph: ir.Graph, names: Sequence[str]) -> list[list[str]]:
     varying = varying_values(graph, inputs)
     nodes = [n for n in graph if any(value.name in varying for value in n.outputs)]
     # Where all constants are few none has to be counted, which takes longer than the rest of this.
-    weigh = _bytes(graph.initializers.values()) > _PART_BYTES
-    parts = list(_parts(nodes, varying, weigh=weigh))
+    by_size = _bytes(graph.initializers.values()) > _PART_BYTES
+    parts = list(_parts(nodes, varying, by_size=by_size))
     made_in = {v.name: index for index, part in enumerate(parts) for n in part for v in n.outputs}
     last_read: dict[ir.Value, int] = {}
     for index, part in enumerate(parts):
@@ -176,19 +176,21 @@ def _before_repeated(value: ir.Value) -> str:
     return tensor_name(value)
 
 
-def _parts(nodes: Sequence[ir.Node], varying: set[str], *, weigh: bool) -> Iterator[list[ir.Node]]:
+def _parts(
+    nodes: Sequence[ir.Node], varying: set[str], *, by_size: bool
+) -> Iterator[list[ir.Node]]:
     """Yield the nodes of each part, in order: as many as the limits allow, one at least."""
     part: list[ir.Node] = []
     counted: set[ir.Value] = set()
     size = 0
     for node in nodes:
-        constants = _constants(node, varying) - counted if weigh else set()
+        constants = _constants(node, varying) - counted if by_size else set()
         more = _bytes(constants)
         full = size + more > _PART_BYTES or len(part) >= _PART_NODES
         if part and full and not _ends_pair(node):
             yield part
             part, counted, size = [], set(), 0
-            constants = _constants(node, varying) if weigh else constants
+            constants = _constants(node, varying) if by_size else constants
             more = _bytes(constants)
         part.append(node)
         counted |= constants

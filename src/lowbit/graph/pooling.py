@@ -1,6 +1,6 @@
-"""Nodes that look at feature maps: what they take of a map becomes an output of the graph.
+"""Nodes that reduce feature maps inside the graph: their results become outputs of the graph.
 
-To hand a large map out costs more than to compute it.
+Returning a large map costs more than computing it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def poolable(graph: ir.Graph) -> dict[str, int]:
     found: dict[str, int] = {}
     for node in graph:
         for value in node.outputs:
-            # Sizes that differ from sample to sample would weigh the means.
+            # Sizes that differ from sample to sample would need a weighted mean.
             if value.dtype != ir.DataType.FLOAT or value.shape is None or len(value.shape) != 4:
                 continue
             height, width = value.shape[2], value.shape[3]
@@ -39,7 +39,7 @@ def poolable(graph: ir.Graph) -> dict[str, int]:
 
 
 def large_maps(graph: ir.Graph, numbers: int | None = None) -> frozenset[str]:
-    """Return the feature maps known to have so many ``numbers``; if not given, half a megabyte of them."""
+    """Return the feature maps known to have at least ``numbers`` elements; half a megabyte if not given."""
     least = _LARGE if numbers is None else numbers
     names = poolable(graph)
     values = (value for node in graph for value in node.outputs if value.name in names)
@@ -103,15 +103,15 @@ def _smallest(graph: ir.Graph, value: ir.Value, name: str) -> ir.Node:
 
 
 def add_output(graph: ir.Graph, value: ir.Value, node: ir.Node) -> None:
-    """Put a node after what computes a value, and its output beside those of the graph."""
+    """Insert a node after the producer of a value, and add its output to those of the graph."""
     found = node.outputs[0]
     found.name, found.dtype = node.name, ir.DataType.FLOAT
     insert_after_source(graph, value, node)
     graph.outputs.append(found)
 
 
-def look_early(graph: ir.Graph, given: int) -> None:
-    """Put what computes all outputs after the ``given`` ones where onnxruntime runs it early.
+def schedule_early(graph: ir.Graph, given: int) -> None:
+    """Order the nodes of all outputs after the ``given`` ones so that onnxruntime runs them early.
 
     With channels in blocks it makes new nodes, and runs them as they were made: depth first from the nodes
     that nothing reads, the last of the file first. So what looks at the first map goes last. Right after

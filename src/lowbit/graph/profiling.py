@@ -1,4 +1,4 @@
-"""onnxruntime as deployed: how long a model takes, what becomes of its graph, what kernels get wrong."""
+"""Measure onnxruntime as deployed: latency, the optimized graph, kernels that saturate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 class DeployedSession:
-    """A session with all optimizations, that also tells what became of the graph."""
+    """A session with all optimizations that also reports the optimized graph."""
 
     def __init__(
         self, path: pathlib.Path, folder: str, threads: int, provider: str | None = None

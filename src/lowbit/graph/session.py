@@ -90,7 +90,7 @@ class Session:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         options.intra_op_num_threads = threads
         options.enable_mem_reuse = plan_memory
-        # One block for all that a run needs, as the first run needed it, is kept beside the memory of that
+        # One block for all that a run needs, as the first run needed it, is kept next to the memory of that
         # first run: twice as much, and no faster.
         options.enable_mem_pattern = False
         options.enable_cpu_mem_arena = keep_memory
@@ -134,7 +134,7 @@ class Session:
     def repeated(self, outputs: Sequence[str]) -> Callable[[Feed], list[Array]]:
         """Return ``run`` for one thread, which gives the same arrays each time: read, then rerun.
 
-        onnxruntime writes straight into them, which spares allocating and copying what is to be
+        onnxruntime writes straight into them, which saves allocating and copying what is to be
         looked at once only.
         """
         if self._has_narrow:
@@ -142,7 +142,7 @@ class Session:
         return _Repeated(self, self._session, outputs)
 
     def close(self, *, release: bool = True) -> None:
-        """Let go of the model and of what its runs allocated; it cannot be run any more.
+        """Release the model and the memory of its runs; it cannot be run any more.
 
         ``release``: whether the system gets that memory at once. A small session that follows would only
         ask for it again.

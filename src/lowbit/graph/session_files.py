@@ -81,7 +81,7 @@ def _given_types(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _add_tensor(proto: onnx.TensorProto, value: ir.Value, file: BinaryIO) -> None:
-    """Write an initializer: a large one beside the graph."""
+    """Write an initializer: a large one into the external data file."""
     tensor: Any = value.const_value
     size = tensor.nbytes
     # A tensor made of another one may be called like that one.

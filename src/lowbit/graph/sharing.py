@@ -1,4 +1,4 @@
-"""How processors are shared among samples: each its own, or several for one that takes much memory.
+"""How processors are shared among samples: one each, or several for a sample that takes much memory.
 
 A sample a thread scales better than threads inside an operator. But every sample that runs at once
 holds feature maps of its own, and those of a large image take hundreds of megabytes.

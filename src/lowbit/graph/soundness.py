@@ -1,4 +1,4 @@
-"""What a model must be before anything looks at it; the rest of the package relies on it.
+"""Check the validity of a model when it is read; the rest of the package relies on it.
 
 Files come from anywhere: cut off, edited, made by broken exporters or to do harm. What is wrong is
 named here, once, instead of surprising some later stage.

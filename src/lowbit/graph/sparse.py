@@ -74,7 +74,7 @@ def _is_sparse(attribute: onnx.AttributeProto) -> bool:
 
 
 def _make_dense(node: onnx.NodeProto, name: str) -> None:
-    """Let a Constant have a dense value. Changes ``node``."""
+    """Make the sparse value of a Constant dense. Changes ``node``."""
     import onnx
 
     for attribute in node.attribute:

@@ -1,4 +1,4 @@
-"""Where arrays wait between two steps of the loop: in memory while there is room, then in a file."""
+"""A store of arrays between two steps of the loop: in memory while there is room, then in a file."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class _SlotFile:
                 data, start = data[done:], start + done
 
     def free(self, slot: _Slot) -> None:
-        """Let a place be used again."""
+        """Free a place for reuse."""
         with self._lock:
             self._free[slot.size].append(slot.start)
 

@@ -37,7 +37,7 @@ def fold_conditions(model: ir.Model) -> None:
 
 
 def _scalar_ranges(graph: ir.Graph) -> None:
-    """Let every Range read scalars: it runs on [1], but refuses to be loaded where [1] is known."""
+    """Make every Range read scalars: it runs on [1], but onnxruntime does not load it where [1] is constant."""
     for node in tuple(graph):
         for index, value in enumerate(node.inputs if node.op_type == "Range" else ()):
             if value is not None and value.shape is not None and len(value.shape) == 1:

@@ -45,7 +45,7 @@ class _Product:
 
 
 def einsum_to_matmul(model: ir.Model) -> None:
-    """Let every product with a constant that Einsum computes be a MatMul. Changes ``model``."""
+    """Replace every Einsum that multiplies by a constant by a MatMul. Changes ``model``."""
     for node in tuple(model.graph):
         if node.op_type != "Einsum" or node.domain != "" or len(node.inputs) != 2:
             continue

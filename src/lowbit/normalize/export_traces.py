@@ -1,4 +1,4 @@
-"""What an exporter notes for its own developers, node by node.
+"""Remove the traces that exporters store at every node for their own developers.
 
 PyTorch's newer exporter stores the stack trace, the source expression and the modules of every node as
 metadata: paths of the machine it ran on, and often more bytes than the quantized weights of a small model.

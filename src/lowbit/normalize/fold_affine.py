@@ -26,7 +26,7 @@ _ARITHMETIC = ("Mul", "Div", "Add", "Sub")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Affine:
-    """What is taken from each channel, what that is multiplied by, and what is added to it."""
+    """An affine function per channel: the mean to subtract, the factor, and the offset to add."""
 
     mean: FloatArray
     factor: FloatArray | None
@@ -199,7 +199,7 @@ def _stored(data: FloatArray, index: int) -> FloatArray:
 
 
 def _take_output(graph: ir.Graph, compute: ir.Node, gone: ir.Node) -> None:
-    """Let ``compute`` write what ``gone`` wrote, under that tensor's name."""
+    """Make ``compute`` write the output of ``gone``, under that tensor's name."""
     old, new = compute.outputs[0], gone.outputs[0]
     absorb(compute, gone)
     answer_to(compute, old.name)

@@ -156,7 +156,7 @@ def _forget_shapes(graph: ir.Graph) -> None:
 
 
 def free_sizes(model: ir.Model) -> None:
-    """Let sizes of -1, which some exporters write, be free. Changes ``model``."""
+    """Turn sizes of -1, which some exporters write, into free sizes. Changes ``model``."""
     for part in (model.graph, *model.graph.subgraphs()):
         values = (*part.inputs, *(v for node in part for v in node.outputs))
         for value in values:

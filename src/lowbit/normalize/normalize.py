@@ -106,7 +106,7 @@ def normalize(model: ir.Model, sample: Feed | None = None, opset: int = 0) -> ir
 
 
 def _drop_defaults(model: ir.Model) -> None:
-    """Let no constant be an input as well. Changes ``model``."""
+    """Remove constants from the graph's inputs. Changes ``model``."""
     if any(v.is_initializer() for graph in every_graph(model.graph) for v in graph.inputs):
         common.RemoveInitializersFromInputsPass()(model)
 

@@ -73,7 +73,7 @@ def _bit_types(node: ir.Node) -> tuple[ir.DataType | None, ir.DataType]:
 
 
 def _cast_around(node: ir.Node, source: ir.DataType | None, result: ir.DataType) -> None:
-    """Let a node read and write the types it had, between Casts from and to float32."""
+    """Keep the types that a node reads and writes, between Casts from and to float32."""
     part, value = node.graph, node.inputs[0]
     if not isinstance(part, ir.Graph) or value is None:
         return
@@ -308,5 +308,5 @@ def _converted(
 
 
 def _swap_names(source: ir.Value, result: ir.Value) -> None:
-    """Let a graph output keep its name."""
+    """Keep the name of a graph output."""
     source.name, result.name = result.name, None

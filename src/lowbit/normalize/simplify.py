@@ -15,7 +15,7 @@ from lowbit.graph.editing import bypass, constant_shape, is_constant, replace_no
 from lowbit.graph.naming import absorb, answer_to, tensor_name
 from lowbit.graph.session import Array, session
 from lowbit.ops.families import RANDOM
-from lowbit.ops.linear import LAYERS, LINEAR
+from lowbit.ops.linear import LAYERS, LINEAR, has_explicit_padding
 from lowbit.ops.quantizing import CONVERTERS
 
 # Random, quantizing, or larger than what they are made from.
@@ -221,10 +221,9 @@ def _complete(node: ir.Node, opset: int) -> None:
             node.attributes.pop("dilations", None)
     elif opset >= _DILATIONS_FROM.get(node.op_type, 1):
         defaults["dilations"] = [1] * rank
-    auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
-    if "output_shape" not in node.attributes and auto_pad in ("NOTSET", "VALID"):
+    if "output_shape" not in node.attributes and has_explicit_padding(node):
         defaults["pads"] = [0] * 2 * rank
-        if auto_pad == "VALID":
+        if node.attributes.get_string("auto_pad", "NOTSET") == "VALID":
             # VALID overrules pads, so both go before the zeros are written.
             for name in ("auto_pad", "pads"):
                 node.attributes.pop(name, None)

@@ -41,7 +41,7 @@ def zeros(shape: tuple[int, ...], like: Array) -> Array:
     )
 
 
-def put_beside(values: Array, like: Array) -> Array:
+def asarray_like(values: Array, like: Array) -> Array:
     """Return an array of NumPy's as one of the library of another, where that one is."""
     if is_numpy(like):
         return np.asarray(values)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let matrix products have one thread.
+    """Compute matrix products on one thread.
 
     Sums that more threads make may round otherwise, so results would depend on the number of processors. And
     threads that wait for the next product take a processor from other work for a while.

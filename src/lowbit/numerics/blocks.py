@@ -23,7 +23,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class Rounding(enum.Enum):
-    """What happens to a number halfway between two codes."""
+    """How ties, halfway between two codes, are rounded."""
 
     EVEN = "even"
     AWAY = "away"

@@ -94,7 +94,7 @@ class FloatFormat(enum.Enum):
 
     @property
     def scaled_to(self) -> float:
-        """What the largest value of a scaled tensor is mapped to.
+        """The value that the largest magnitude of a scaled tensor is mapped to.
 
         bfloat16 has the same relative precision everywhere, so there is nothing to gain from its
         far range; the others lose bits below (float16 from 6e-5 on), so a tensor is spread over all of it.
@@ -137,3 +137,9 @@ def as_stored(x: NDArray[Any], fmt: FloatFormat, scale: Any = 1.0) -> NDArray[An
 def rounded(x: NDArray[Any], fmt: FloatFormat, scale: Any = 1.0) -> FloatArray:
     """Return the float32 values that ``x`` becomes by being stored in the format."""
     return as_stored(x, fmt, scale).astype(np.float32) * np.float32(scale)
+
+
+def is_float_type(dtype: np.dtype[Any]) -> bool:
+    """Whether a NumPy type is floating-point, of any width."""
+    # ml_dtypes' narrow floats have kind "V", so the kind alone does not show it.
+    return "float" in dtype.name

@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals of means, shares and ratios over samples.
+"""Confidence intervals of means, shares and ratios over samples.
 
 ``tail`` is how likely the truth lies beyond one end of an interval: 0.025 gives the usual one of 95 %.
 """
@@ -32,7 +32,7 @@ class Interval:
 
 
 def normal_quantile(tail: float) -> float:
-    """Return how many standard deviations leave so much of a normal distribution beyond."""
+    """Return the quantile of the normal distribution for this tail probability."""
     return statistics.NormalDist().inv_cdf(1 - tail)
 
 

@@ -1,4 +1,4 @@
-"""How far two arrays, or the outputs of two models, are apart.
+"""Metrics: the difference of two arrays, or of the outputs of two models.
 
 Sums are kept, so that samples of any shape add up exactly. Nothing here knows about files or graphs.
 """

@@ -1,1 +1,1 @@
-"""What the package knows about operators: traits, linear layers, activations, channels."""
+"""Facts about operators: traits, linear layers, activations, channels."""

@@ -124,7 +124,7 @@ NONE = Activation("none", lambda z: z, lambda z, y, g: g)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ActivationOperator:
-    """What is known of an activation's operator.
+    """The traits of an activation's operator.
 
     Attributes:
         make: Returns the function of a node, or ``None`` if it is not known; the second argument says

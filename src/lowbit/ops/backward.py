@@ -1,6 +1,6 @@
-"""Gradients of operators, as nodes: what each passes back from its outputs to its inputs. One table.
+"""Gradients of operators, as nodes: one table of backward rules.
 
-onnxruntime has no gradients. They are written as a graph of ordinary operators beside the forward one, so that
+onnxruntime has no gradients. They are added to the forward graph as ordinary operators, so that
 a plain session computes them. A rule gets the gradients of a node's outputs and returns that of one input,
 or ``None`` where it is not known.
 """
@@ -242,8 +242,8 @@ def _matmul(to: BackwardGraph, node: ir.Node, index: int, gradient: ir.Value) ->
     x, other = _input(node, index), _input(node, 1 - index)
     if x.shape is None or other.shape is None or min(len(x.shape), len(other.shape)) < 2:
         return None
-    turned = to.turned(other)
-    pair = (gradient, turned) if index == 0 else (turned, gradient)
+    transposed = to.transposed(other)
+    pair = (gradient, transposed) if index == 0 else (transposed, gradient)
     found = to.node("MatMul", *pair)
     return to.reduced_like(found, x, rank=max(len(x.shape), len(other.shape)))
 
@@ -253,8 +253,8 @@ def _gemm(to: BackwardGraph, node: ir.Node, index: int, gradient: ir.Value) -> i
     if index != 0 or attributes.get_int("transA", 0) != 0:
         return None
     weight = _input(node, 1)
-    turned = weight if attributes.get_int("transB", 0) != 0 else to.turned(weight)
-    found = to.node("MatMul", gradient, turned)
+    transposed = weight if attributes.get_int("transB", 0) != 0 else to.transposed(weight)
+    found = to.node("MatMul", gradient, transposed)
     alpha = attributes.get_float("alpha", 1.0)
     return found if alpha == 1 else to.node("Mul", found, to.number(alpha))
 

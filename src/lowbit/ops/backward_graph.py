@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from lowbit.graph.editing import constant
+from lowbit.ops.linear import has_explicit_padding
 
 _AXES_OF_SUM, _AXES_OF_MEAN = 13, 18
 """Operator sets from which on axes are an input."""
@@ -98,7 +99,7 @@ class BackwardGraph:
         last = _TO_THE_END if end is None else end
         return self.node("Slice", x, self.integers(start), self.integers(last), self.integers(axis))
 
-    def turned(self, matrix: ir.Value) -> ir.Value:
+    def transposed(self, matrix: ir.Value) -> ir.Value:
         """Return a value with its last two axes exchanged: constants at once, others by a node."""
         data = constant(matrix)
         if data is not None:
@@ -141,15 +142,12 @@ class BackwardGraph:
         inputs: Sequence[int | None],
         outputs: Sequence[int | None],
     ) -> ir.Value | None:
-        """Return the gradient of a convolution's input, by a convolution with its kernels turned round.
+        """Return the gradient of a convolution's input, by a convolution with its kernels flipped.
 
         ``inputs`` and ``outputs`` are the sizes of the positions' axes.
         """
         axes, attributes = len(weight.shape) - 2, node.attributes
-        if (
-            attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-            or self.opset < 11
-        ):
+        if not has_explicit_padding(node) or self.opset < 11:
             return None
         strides = list(attributes.get_ints("strides", [1] * axes))
         pads = list(attributes.get_ints("pads", [0] * 2 * axes))
@@ -173,7 +171,7 @@ class BackwardGraph:
         return self.node(
             "Conv",
             spaced,
-            self.constant(_turned_kernels(weight, group)),
+            self.constant(_flipped_kernels(weight, group)),
             group=group,
             pads=[*begins, *(max(end, 0) for end in ends)],
             dilations=dilations,
@@ -215,7 +213,7 @@ class BackwardGraph:
         """Put zeros between positions, as many as a stride left out, and after the last."""
         if all(stride == 1 for stride in strides):
             return x
-        # Each number is repeated and all but the first taken off: onnxruntime takes far longer to pad.
+        # Each number is repeated and all but the first removed: onnxruntime takes far longer to pad.
         scales = self.constant(np.array([1, 1, *strides], np.float32))
         ways = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         repeated = self.node("Resize", x, None, scales, mode="nearest", **ways)
@@ -224,9 +222,9 @@ class BackwardGraph:
         return self.node("Mul", repeated, self.constant(first))
 
 
-def _turned_kernels(weight: NDArray[Any], group: int) -> NDArray[Any]:
-    """Return the kernels that carry a convolution's outputs back: inputs for outputs, turned round."""
+def _flipped_kernels(weight: NDArray[Any], group: int) -> NDArray[Any]:
+    """Return the kernels that carry a convolution's outputs back: inputs for outputs, flipped."""
     outputs, inputs, *taps = weight.shape
     parts = weight.reshape(group, outputs // group, inputs, *taps)
-    turned = np.flip(np.swapaxes(parts, 1, 2), axis=tuple(range(3, 3 + len(taps))))
-    return np.ascontiguousarray(turned.reshape(group * inputs, outputs // group, *taps))
+    flipped = np.flip(np.swapaxes(parts, 1, 2), axis=tuple(range(3, 3 + len(taps))))
+    return np.ascontiguousarray(flipped.reshape(group * inputs, outputs // group, *taps))

@@ -1,4 +1,4 @@
-"""Where channels lie, and the operators that a positive factor on a channel passes through.
+"""Channel layouts, and the operators that a positive factor on a channel passes through.
 
 f(t x) = t f(x) for each channel: activations without a bend elsewhere than at zero, averages and
 maxima over positions, and data movement. Each row of the table says where the channels lie after it.

@@ -1,4 +1,4 @@
-"""Operators that exporters write out in several nodes: normalizations, GELU, Softmax.
+"""Find operators that exporters decompose into several nodes: normalizations, GELU, Softmax.
 
 Their inner tensors are means of squares, reciprocals and error functions, of which eight bits leave
 nothing; a runtime computes such a group as one operator or in float. Each is found by the one node
@@ -31,7 +31,7 @@ Order = Mapping[ir.Node, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Composite:
-    """One operator in several nodes, in graph order; ``last_axis``: whether it normalizes that."""
+    """One decomposed operator: its nodes in graph order; ``last_axis``: whether it normalizes that."""
 
     name: str
     nodes: tuple[ir.Node, ...]
@@ -39,7 +39,7 @@ class Composite:
 
 
 def find_composites(graph: ir.Graph) -> list[Composite]:
-    """Return the operators of a graph that are written out, in order."""
+    """Return the decomposed operators of a graph, in order."""
     order = {node: index for index, node in enumerate(graph)}
     found = []
     for node in graph:
@@ -50,7 +50,7 @@ def find_composites(graph: ir.Graph) -> list[Composite]:
 
 
 def _normalization(node: ir.Node, order: Order) -> Composite | None:
-    """Return what divides a tensor by a root of a reduction of itself."""
+    """Return a decomposed normalization: a tensor divided by a root of a reduction of itself."""
     is_root = node.op_type in ("Sqrt", "ReduceL2")
     if node.op_type == "Pow":
         exponent = scalar(node.inputs[1])
@@ -61,7 +61,7 @@ def _normalization(node: ir.Node, order: Order) -> Composite | None:
         return None
     centered = _moving(reduction)[0].producer()
     for start in (centered, *(v.producer() for v in _moving(centered) if centered is not None)):
-        inner |= _mean_taken_off(start)
+        inner |= _mean_subtraction(start)
     return _composite("normalization", inner, order, last_axis=_reduces_last(reduction))
 
 
@@ -78,8 +78,8 @@ def _reduction_before(node: ir.Node) -> ir.Node | None:
     return None
 
 
-def _mean_taken_off(node: ir.Node | None) -> set[ir.Node]:
-    """Return a difference of a tensor and its mean, with the mean."""
+def _mean_subtraction(node: ir.Node | None) -> set[ir.Node]:
+    """Return the nodes that subtract a tensor's mean, the mean included."""
     if node is None or node.op_type != "Sub" or len(_moving(node)) != 2:
         return set()
     source, mean = node.inputs
@@ -114,7 +114,7 @@ def _gelu(node: ir.Node, order: Order) -> Composite | None:
 
 
 def _softmax(node: ir.Node, order: Order) -> Composite | None:
-    """Return a Softmax around its exponential, with the largest value taken off or not."""
+    """Return a Softmax around its exponential, with or without subtracting the maximum."""
     if node.op_type != "Exp":
         return None
     consumers = tuple(node.outputs[0].consumers())

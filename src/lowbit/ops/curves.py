@@ -1,4 +1,4 @@
-"""Functions of one number that are all a network computes of a tensor: x * sigmoid(x) and the like.
+"""Find elementwise functions that are the only use of a tensor, such as x * sigmoid(x).
 
 Exporters write them in two nodes or more, a gate and a product; devices may have a gate of their own.
 """

@@ -12,45 +12,45 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 READ_SHAPES = frozenset(("Shape", "Size"))
-"""What reads of a tensor how large it is, and none of its numbers."""
+"""Operators that read the size of a tensor, and none of its values."""
 
 LAYOUT = frozenset("Identity Reshape Flatten Squeeze Unsqueeze Transpose Cast Dropout".split())
-"""What changes how numbers lie, and not the numbers."""
+"""Operators that change the layout, not the values."""
 
 SELECT = frozenset("NonMaxSuppression TopK ArgMax ArgMin NonZero Unique".split())
-"""What picks some of its numbers, or their places."""
+"""Operators that select values of their input, or the positions of these."""
 
 SIZED_BY_DATA = frozenset(
     "NonZero NonMaxSuppression Compress Unique If Loop Scan StringSplit".split()
 )
-"""What writes as many elements as the numbers say that it reads."""
+"""Operators whose output size depends on the values of their input."""
 
 DECODE_DETECTIONS = frozenset(("Exp", "NonMaxSuppression", "TopK", "GatherND", "ScatterND"))
-"""What follows the last layers of a detector, and not those of a classifier."""
+"""Operators found after the last layers of detectors, and not of classifiers."""
 
 RANDOM = frozenset(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
 )
-"""What draws anew each time."""
+"""Operators with random outputs."""
 
 STEPS = frozenset(("Floor", "Ceil", "Round", "Sign", "Mod"))
-"""What writes floats, but steps of them."""
+"""Operators that write floats with discrete values."""
 
 POLE_AT_ZERO = frozenset(("Log", "Reciprocal"))
-"""What makes very large numbers of those near zero."""
+"""Operators with a pole at zero."""
 
 SUMS = frozenset(("Add", "Sub", "Sum"))
 SCALINGS = frozenset(("Mul", "Div"))
 """Element by element, with factors that may have any scale."""
 
 PRODUCTS = frozenset(("MatMul", "Einsum", "FusedMatMul"))
-"""What multiplies two tensors and sums over an axis."""
+"""Operators that multiply two tensors and sum over an axis."""
 
 MEAN_POOLS = ("AveragePool", "GlobalAveragePool")
 GATES = frozenset(("Sigmoid", "HardSigmoid"))
 SOFTMAXES = frozenset(("Softmax", "LogSoftmax"))
 PROBABILITIES = SOFTMAXES | {"Sigmoid"}
-"""What turns scores into probabilities, number by number or along one axis."""
+"""Operators that turn scores into probabilities, elementwise or along one axis."""
 
 ATTENTION: Mapping[str, int | None] = MappingProxyType(
     {
@@ -72,13 +72,13 @@ ATTENTION: Mapping[str, int | None] = MappingProxyType(
 MASKING: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {"Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1), "Div": (0, 1), "Where": (1, 2), "Min": (0, 1)}
 )
-"""What puts a mask on scores, with its data inputs."""
+"""Operators that apply a mask to scores, with their data inputs."""
 
 MASK_OFFSETS = frozenset(("Add", "Sub", "Where"))
-"""Those in which a mask's large numbers stand beside scores or replace them."""
+"""Operators whose output holds scores together with a mask's large numbers."""
 
 MASK_STEPS = frozenset((*MASKING, "Max", "Neg", "Cast", "Identity", "Clip", "Trilu", "Dropout"))
-"""What a mask is made of and passes through, data movement aside."""
+"""Operators that build a mask or pass it on, other than data movement."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class LayerNorm:
 
     Attributes:
         factor: The constant that channels are multiplied by.
-        offset: The constant added to them; ``None``: it does not take off the mean either.
+        offset: The constant added to them; ``None``: it does not subtract the mean either.
         sources: How many inputs, from the first on, are added before they are normalized.
         bias: A constant that is added before as well.
     """
@@ -98,8 +98,8 @@ class LayerNorm:
     bias: int | None = None
 
     @property
-    def takes_off_mean(self) -> bool:
-        """Whether the mean is taken off, rather than only the size divided by."""
+    def subtracts_mean(self) -> bool:
+        """Whether the mean is subtracted, rather than only divided by the root mean square."""
         return self.offset is not None
 
 
@@ -114,7 +114,7 @@ LAYER_NORMS: Mapping[str, LayerNorm] = MappingProxyType(
 )
 
 NORMALIZE_LAST_AXES = frozenset((*LAYER_NORMS, "EmbedLayerNormalization"))
-"""What normalizes the last axes, also where its inputs are not known one by one."""
+"""Operators that normalize the last axes, also those with inputs that are not described here."""
 
 
 def layer_norm(node: ir.Node) -> LayerNorm | None:

@@ -29,7 +29,7 @@ Floats = Callable[[Array], FloatArray]
 
 
 def same_floats(array: Array) -> FloatArray:
-    """Return numbers that stand for themselves."""
+    """Return the values unchanged."""
     return np.asarray(array, np.float32)
 
 

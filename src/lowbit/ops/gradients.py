@@ -22,7 +22,7 @@ _TINY = 1e-20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputPart:
-    """A tensor at which errors are felt, or a run of its channels along an axis.
+    """An output whose error counts: a tensor, or a run of its channels along an axis.
 
     Attributes:
         tensor: The tensor.
@@ -73,7 +73,7 @@ def with_gradients(
     name_everything(model)
     graph = model.graph
     values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
-    nodes, walk = list(graph), _Walk(BackwardGraph(graph))
+    nodes, backpropagation = list(graph), _Backpropagation(BackwardGraph(graph))
     seeds = {}
     for name in dict.fromkeys(part.tensor for part in outputs):
         value = values[name]
@@ -87,12 +87,18 @@ def with_gradients(
         )
         graph.inputs.append(seed)
         seeds[name] = seed
-        scale = _scale(walk.to, values, value, parts)
-        walk.add(name, walk.to.node("Mul", _repeated(walk.to, seed, value), scale))
+        scale = _scale(backpropagation.to, values, value, parts)
+        backpropagation.add(
+            name, backpropagation.to.node("Mul", _repeated(backpropagation.to, seed, value), scale)
+        )
     for node in reversed(nodes):
-        walk.back(node)
-    found = {name: gradient for name in tensors if (gradient := walk.gradient(name)) is not None}
-    return WithGradients(model, walk.to, seeds, found)
+        backpropagation.back(node)
+    found = {
+        name: gradient
+        for name in tensors
+        if (gradient := backpropagation.gradient(name)) is not None
+    }
+    return WithGradients(model, backpropagation.to, seeds, found)
 
 
 def _repeated(to: BackwardGraph, seed: ir.Value, value: ir.Value) -> ir.Value:
@@ -158,8 +164,8 @@ def _size(value: ir.Value, axis: int) -> int | None:
     return size if isinstance(size, int) else None
 
 
-class _Walk:
-    """The walk over the nodes from the last to the first."""
+class _Backpropagation:
+    """The backpropagation over the nodes from the last to the first."""
 
     def __init__(self, to: BackwardGraph) -> None:
         self.to = to

@@ -26,7 +26,7 @@ from lowbit.ops.geometry import (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LinearOperator:
-    """What is known of an operator with weights from its node alone.
+    """The traits of an operator with weights that follow from its node alone.
 
     Attributes:
         make: Returns the layer's geometry from its node and the shape of its weight, or why not.
@@ -71,10 +71,15 @@ def _group(node: ir.Node) -> int:
     return node.attributes.get_int("group", 1)
 
 
+def has_explicit_padding(node: ir.Node) -> bool:
+    """Whether the padding of a convolution or pool does not depend on the size of its input."""
+    return node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+
+
 def _window(node: ir.Node, shape: tuple[int, ...]) -> dict[str, Any]:
     attributes, rank = node.attributes, len(shape) - 2
     unknown = None
-    if attributes.get_string("auto_pad", "NOTSET") not in {"NOTSET", "VALID"}:
+    if not has_explicit_padding(node):
         unknown = "its padding depends on the input"
     elif "output_shape" in attributes:
         unknown = "its padding depends on the output"

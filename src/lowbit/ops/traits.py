@@ -1,4 +1,4 @@
-"""What quantization needs to know about each operator: a table, not a class hierarchy.
+"""The table of operator traits that quantization depends on.
 
 A row says which inputs are data, weight and bias, along which axis output channels lie, and how
 the output's numbers relate to the input's. Whether an operator is quantized at all, and whether it
@@ -136,7 +136,7 @@ OPERATORS: Operators = MappingProxyType(
         "Concat": OpTraits(kind=Kind.CONCATENATES),
     }
 )
-"""What is known of every operator; rows of one's own go beside them: ``OPERATORS | {...}``."""
+"""The traits of every known operator; add rows of your own with ``OPERATORS | {...}``."""
 
 DATA_MOVEMENT = tuple(name for name, row in OPERATORS.items() if row.kind is Kind.MOVES)
 """The data-movement operators."""

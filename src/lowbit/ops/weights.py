@@ -29,7 +29,7 @@ class WeightInput:
 
 # Weights and recurrence weights are directions x gates * hidden x inputs.
 _RECURRENT = (WeightInput(1, 1, 2), WeightInput(2, 1, 2))
-# The three projections lie beside each other: inputs x 3 * hidden.
+# The three projections are concatenated: inputs x 3 * hidden.
 _PROJECTIONS = (WeightInput(1, 1, 0),)
 RECURRENT = ("LSTM", "GRU", "RNN")
 IN_FLOAT: Mapping[str, tuple[WeightInput, ...]] = MappingProxyType(

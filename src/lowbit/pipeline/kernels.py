@@ -1,4 +1,4 @@
-"""What a quantized model meets in the kernels of x86 CPUs: slow ones, and sums that saturate."""
+"""Find kernels of x86 CPUs that are slow for a quantized model, or whose sums saturate."""
 
 from __future__ import annotations
 

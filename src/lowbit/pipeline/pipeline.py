@@ -1,4 +1,4 @@
-"""One way through the stages, for one configuration or for several candidates, timed."""
+"""The sequence of stages, for one configuration or for several candidates, timed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lowbit.state import (
 from lowbit.store import Store
 
 Progress = Callable[[str, int, int | None], None]
-"""Told the stage, how much of it is done, and how much there is (if known)."""
+"""A progress callback: the stage, how much of it is done, and the total if known."""
 
 
 def ignore_progress(stage: str, done: int, total: int | None) -> None:
@@ -41,7 +41,7 @@ def ignore_progress(stage: str, done: int, total: int | None) -> None:
 
 @dataclasses.dataclass(slots=True)
 class Clock:
-    """What each stage took; a stage inside a charged one counts towards that."""
+    """The time of each stage; a stage inside a charged one counts towards that."""
 
     progress: Progress
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -15,7 +15,7 @@ from lowbit.transforms.rewrites import rewrite
 
 
 def prepare(state: Transformed) -> Prepared:
-    """Write the model in the target's operators, and beside them its arithmetic if it has its own."""
+    """Rewrite the model in the target's operators, and add the device's own arithmetic if it has any."""
     config, target = state.config, state.target
     shaped = rewrite(state.float_model, target.transforms, config.skip_rewrites)
     shaped = insert_requantization(shaped, config.requantize)

@@ -253,7 +253,7 @@ def solve(
 
 @one_blas_thread()
 def correct_biases(state: Solved, known: SolverCache | None = None) -> Solved:
-    """Let biases make up for what rounding the weights shifts."""
+    """Correct biases for the shift of means that rounding the weights causes."""
     values = corrected_biases(
         state.adapted,
         state.plan,
@@ -325,7 +325,7 @@ def refine(
     if config is None or samples is None:
         return state, Refinement()
     if not will_be_refined(state):
-        note = "not refined: random data says nothing about the inputs"
+        note = "not refined: random data does not represent real inputs"
         return state, Refinement(notes=(note,))
     if state.target.packed:
         # Refinement replaces what layers read, which is inside an operator where weights are packed.
@@ -364,7 +364,7 @@ def _same(stored: Array) -> Array:
     return stored
 
 
-def sign(state: Quantized) -> None:
+def record_origin(state: Quantized) -> None:
     """Write into the model's metadata how it was made. Changes the emitted model."""
     model = state.emitted.model
     model.producer_name, model.producer_version = "lowbit", __version__

@@ -222,7 +222,7 @@ def _model_notes(state: Quantized, invalid: str) -> tuple[str, ...]:
         )
     if (traces := size_of_export_traces(state.loaded)) > _MANY_TRACES:
         notes.append(
-            f"left out {traces / 1e6:.1f} MB of stack traces and the like, which the exporter had stored "
+            f"removed {traces / 1e6:.1f} MB of stack traces and similar metadata, which the exporter stored "
             "with every node; names of nodes are kept"
         )
     return tuple(note for note in notes if note)
@@ -252,13 +252,15 @@ def _doubts(
 ) -> tuple[str, ...]:
     """Say why the figures may say little: too little data, or inputs that it was not trained on."""
     if samples is None:
-        return ("accuracy was not measured, for want of data: give some, or run `lowbit compare`",)
+        return (
+            "accuracy was not measured, as there was no data: give some, or run `lowbit compare`",
+        )
     doubts = []
     calibrated = _calibrated_on(state, samples) > 0
     if samples.data.is_random and calibrated:
         doubts.append("calibrated on random data, as asked for: accuracy will be poor")
     if samples.data.is_random and not calibrated:
-        doubts.append("verified on random data, as asked for: figures say little")
+        doubts.append("verified on random data, as asked for: the figures mean little")
     # What statistics of an earlier run were made of is not known.
     if not samples.is_verified_on_held_out and calibrated and not reused:
         doubts.append("verified on calibration samples: the data has no others")
@@ -275,9 +277,9 @@ def _doubts(
 
 def _reused_note(state: Quantized) -> tuple[str, ...]:
     transforms = (state.config.equalization, state.config.smooth_quant)
-    note = f"calibrated from saved statistics of {state.stats.samples} samples"
+    note = f"calibrated with saved statistics of {state.stats.samples} samples"
     if any(transform is not None and transform.reads_data for transform in transforms):
-        note += ", which fit only if transforms saw the same data then as now"
+        note += ", which are valid only if transforms used the same data"
     return (note,)
 
 
@@ -288,7 +290,7 @@ def check_verdict(report: Report, *, allow_ruined: bool) -> None:
         return
     raise RuinedError(
         f"the quantized model is ruined ({verdict.describe()}), so it is not written. "
-        f"{next_step(report)}; --allow-ruined writes it all the same"
+        f"{next_step(report)}; --allow-ruined writes it anyway"
     )
 
 

@@ -2,7 +2,7 @@
 
 Cut at its linear layers and at products of activations, a graph falls into parts that are connected
 by float tensors: residual stream with its normalizations, attention scores with mask and Softmax,
-rotary embeddings, activations, states of recurrent layers. What a part is, its structure tells, whoever exported it and however
+rotary embeddings, activations, states of recurrent layers. The structure shows what a part is, whoever exported it and however
 much of it is fused. Integers gain nothing in these parts, and lose most of the accuracy.
 """
 
@@ -27,7 +27,7 @@ from lowbit.targets.target import FloatPart
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FloatParts:
-    """What of a graph computes in float.
+    """The parts of a graph that compute in float.
 
     Attributes:
         nodes: Nodes that do, with the reason.
@@ -54,12 +54,12 @@ class _Part:
 
     @property
     def why(self) -> str | None:
-        """What says by itself that this computes in float."""
-        return self.attention or ("beside a recurrent layer" if self.has_recurrence else None)
+        """The evidence that this part computes in float."""
+        return self.attention or ("next to a recurrent layer" if self.has_recurrence else None)
 
     @property
     def attention(self) -> str | None:
-        """What says by itself that this is part of an attention network."""
+        """The evidence that this is part of an attention network."""
         if self.has_attention or (self.has_softmax and self.after_product and self.before_product):
             return "attention"
         return "stream of a normalization" if self.has_norm else None

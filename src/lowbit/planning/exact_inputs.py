@@ -1,4 +1,4 @@
-"""Operators whose inputs must not be rounded: those that decide by numbers, and those with a pole at zero.
+"""Find operators whose inputs must not be rounded: comparisons and the like, and those with a pole at zero.
 
 Comparisons and the like read a model's inputs as they are given. A number at a threshold lies on either side
 of it once it is rounded, a token's number that is given in float becomes another token. What was
@@ -24,7 +24,7 @@ from lowbit.planning.requests import Placement
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decisions:
-    """What reads inputs of the model as they are given.
+    """The nodes that must read inputs of the model unrounded.
 
     Attributes:
         nodes: The nodes that decide.
@@ -36,7 +36,7 @@ class Decisions:
 
     def reason(self, node: ir.Node) -> str | None:
         """Return why a node stays in float, if it decides."""
-        return "decides by numbers as they are given" if node in self.nodes else None
+        return "its decision needs the exact input" if node in self.nodes else None
 
 
 def find_decisions(graph: ir.Graph, operators: Operators = OPERATORS) -> Decisions:
@@ -55,7 +55,7 @@ def find_decisions(graph: ir.Graph, operators: Operators = OPERATORS) -> Decisio
 
 
 def drop_before_decisions(graph: ir.Graph, placement: Placement, decisions: Decisions) -> None:
-    """Let what leads to a decision read float. Changes ``placement``."""
+    """Make all nodes that lead to a decision read float. Changes ``placement``."""
     names = {node: str(node.name) for node in graph}
     for value, readers in decisions.readers.items():
         request = placement.activations.get(tensor_name(value))

@@ -1,9 +1,9 @@
-"""Find what lies on the way from an attention mask to its Softmax: no integer format may touch it.
+"""Find the tensors between an attention mask and its Softmax: none may be in an integer format.
 
 A mask is -inf, float32's lowest, -1e9, -1e4 or -100 where nothing is to be attended to, and zero
-elsewhere. One scale for such a tensor leaves a single step for all scores beside it. It is made in
+elsewhere. One scale for such a tensor leaves a single step for all scores next to it. It is made in
 many ways: a constant, a Where, a product of an input with a large number, an input of its own.
-So it is not its making that tells: scores follow from linear layers or from a product of
+So it is not recognized by how it is made: scores follow from linear layers or from a product of
 activations, a mask does not, and both meet in a sum, a difference, a product or a Where.
 """
 
@@ -108,7 +108,7 @@ def _is_matrix(value: ir.Value) -> bool:
 
 
 def _adds_large(node: ir.Node) -> bool:
-    """Whether a node puts numbers beside others that stand for "not at all"."""
+    """Whether a node adds or selects the large numbers of a mask."""
     if node.op_type not in MASK_OFFSETS:
         return False
     return any(_is_large(node.inputs[i]) for i in MASKING[node.op_type] if i < len(node.inputs))

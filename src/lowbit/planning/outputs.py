@@ -23,7 +23,7 @@ from lowbit.planning.requests import Placement
 from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
 
-_WHY = "nothing but outputs of the model follows from it, which stay in float"
+_WHY = "it only leads to outputs of the model, which stay in float"
 
 
 def drop_final(

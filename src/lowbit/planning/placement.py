@@ -75,14 +75,14 @@ def place(
         if schemes[node].priority == 0:  # where a rule speaks of the node, that holds
             reason = reason or placement.parts.nodes.get(node) or decisions.reason(node)
         if place_dequantized(placement, node, schemes[node], target):
-            placement.float_why[node] = "it computes in float, with weights in integers"
+            placement.float_why[node] = "it computes in float, with integer weights"
         elif reason is not None or traits is None:
             placement.float_why[node] = reason or "no rule for this operator"
         elif _is_conditional(traits, target):
             waiting.append((node, traits))
         else:
             _place_node(placement, node, traits, schemes[node], target)
-    _place_beside(placement, waiting, schemes, target)
+    _place_next_to_quantized(placement, waiting, schemes, target)
     drop_before_decisions(graph, placement, decisions)
     return placement
 
@@ -118,11 +118,11 @@ def _traits(node: ir.Node, target: Target, operators: Operators) -> OpTraits | N
 
 def _is_conditional(traits: OpTraits, target: Target) -> bool:
     """Whether the node is quantized only next to something that is."""
-    beside = target.data_movement == "beside_quantized"
-    return beside and traits.kind in (Kind.MOVES, Kind.CONCATENATES)
+    next_to_quantized = target.data_movement == "beside_quantized"
+    return next_to_quantized and traits.kind in (Kind.MOVES, Kind.CONCATENATES)
 
 
-def _place_beside(
+def _place_next_to_quantized(
     placement: Placement,
     waiting: list[tuple[ir.Node, OpTraits]],
     schemes: Mapping[ir.Node, Scheme],
@@ -204,7 +204,7 @@ def _place_constants(
             continue
         spec = scheme.weight
         if value is not weight and value in inputs:
-            spec = _beside_activations(scheme, spec)
+            spec = _at_least_activation_bits(scheme, spec)
         if is_lone(value, spec):
             continue
         if value is weight and free and scheme.priority == 0:
@@ -254,7 +254,7 @@ def _place_bias(placement: Placement, node: ir.Node, traits: OpTraits, scheme: S
     placement.weights.setdefault(tensor_name(value), request)
 
 
-def _beside_activations(scheme: Scheme, weight: Spec) -> Spec:
+def _at_least_activation_bits(scheme: Scheme, weight: Spec) -> Spec:
     """Return the spec of a constant that meets activations: theirs, if they have more bits."""
     spec = scheme.activation
     if not isinstance(spec, IntegerSpec) or not isinstance(weight, IntegerSpec):
@@ -288,7 +288,7 @@ def _stays_float(
         return "its weight is empty"
     # A mask has infinite values by intent, weights have them by mistake.
     if linear_operator(node) is None and any(_is_infinite(v) for v in node.inputs):
-        return "one of its constants is infinite, or as large as masks are"
+        return "one of its constants is infinite, or as large as a mask"
     return None
 
 

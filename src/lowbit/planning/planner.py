@@ -127,7 +127,7 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
         if spec is None:
             continue
         if role == "weight" and spec.is_dynamic:
-            raise ConfigError("the scales of weights are known before: dynamic is for activations")
+            raise ConfigError("weights have fixed scales: dynamic is for activations")
         if not target.takes(spec, formats):
             known = [f.value for f in (*formats, *target.float_formats)] + [*target.format_kinds]
             raise ConfigError(
@@ -220,7 +220,7 @@ def _with_headroom(
 ) -> TensorPlan:
     if headroom is None or tensor.name not in scores or not tensor.is_calibrated:
         return tensor
-    why = f"{tensor.why}; holds all scores that were seen"
+    why = f"{tensor.why}; holds all scores observed"
     return msgspec.structs.replace(tensor, headroom=headroom, why=why)
 
 

@@ -1,4 +1,4 @@
-"""What operators request of the tensors around them, collected node after node."""
+"""Collect, node after node, which tensors operators request quantized."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Role: TypeAlias = Literal["input", "output"]
 
 @dataclasses.dataclass(slots=True)
 class Request:
-    """What the operators around one activation request for it."""
+    """The request of the operators around one activation."""
 
     spec: Spec
     priority: int

@@ -1,4 +1,4 @@
-"""What a plan leaves in float and why, in a sentence: for models of which nothing, or too little, is quantized."""
+"""Explain in a sentence what a plan leaves in float, for models of which nothing, or too little, is quantized."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def place_weights(
 
 
 def place_dequantized(placement: Placement, node: ir.Node, scheme: Scheme, target: Target) -> bool:
-    """Request the weights of a node that computes in float beside quantized ones; whether it has any.
+    """Request the weights of a node that computes in float next to quantized ones; return whether it has any.
 
     What is dequantized may have a scale for each channel at no cost.
     """

@@ -67,7 +67,7 @@ _ANY = DistributionFinder.Context()
 
 
 class _Package(Distribution):
-    """What ``importlib.metadata`` says of the package ``amd-quark``: the version mirrored."""
+    """The ``importlib.metadata`` of the package ``amd-quark``: the version mirrored."""
 
     def read_text(self, filename: str) -> str | None:
         """Return the one file there is."""
@@ -153,7 +153,7 @@ class _SameModule(Loader):
 
 
 def install(name: str = "quark") -> ModuleType:
-    """Let Quark's names be found here from now on, before any other; return the module of one."""
+    """Resolve Quark's names here from now on, before any other; return the module of one."""
     if not any(isinstance(finder, QuarkFinder) for finder in sys.meta_path):
         for known in [n for n in sys.modules if n.partition(".")[0] in _PACKAGES]:
             del sys.modules[known]
@@ -162,7 +162,7 @@ def install(name: str = "quark") -> ModuleType:
 
 
 def install_in_children() -> None:
-    """Let child processes find the names too.
+    """Make child processes resolve the names too.
 
     Programs are started with the environment; workers that are spawned get this process's path.
     """

@@ -1,4 +1,4 @@
-"""What Quark shares between its parts: a logger, and folders for AMD's own tests of the ONNX quantizer."""
+"""Shared parts of Quark's API: a logger, and folders for AMD's own tests of the ONNX quantizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong in Quark's names. Each is also of the kind Quark raises, for scripts that catch it."""
+"""Errors of Quark's API. Each is also of the kind Quark raises, for scripts that catch it."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _MEMORY = "/dev/shm"  # noqa: S108
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a user hands over beside the configuration."""
+    """Everything a user passes in addition to the configuration."""
 
     model: str | Path | onnx.ModelProto
     output: str | Path | None = None
@@ -103,7 +103,7 @@ def _check_secret(given: Given, config: QuantizationConfig) -> None:
 
 @contextlib.contextmanager
 def files_in_memory() -> Iterator[None]:
-    """Let temporary files be in a file system that is memory, while this is open."""
+    """Keep temporary files in a file system in memory, while this is open."""
     if not os.path.ismount(_MEMORY) or not os.access(_MEMORY, os.W_OK):
         raise NotSupportedError(
             f"crypto mode keeps temporary copies in {_MEMORY}, a file system in memory, which this "
@@ -200,7 +200,7 @@ def _handed_over(
     """Write the model if there is a path, and return it otherwise."""
     if given.output is None:
         return io.to_proto(model)
-    io.save(model, given.output, beside=config.use_external_data_format)
+    io.save(model, given.output, external_data=config.use_external_data_format)
     return None
 
 

@@ -1,1 +1,1 @@
-"""Win back accuracy after the scales are fixed, by changing weights and biases only."""
+"""Recover accuracy after the scales are fixed, by changing weights and biases only."""

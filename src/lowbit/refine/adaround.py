@@ -120,7 +120,7 @@ class RoundedRows:
         return self._low + xp.astype(up, self._low.dtype) * self._gap
 
     def _drop_decided(self) -> None:
-        """Go on with the open weights only, if that spares enough."""
+        """Continue with the undecided weights only, if that saves enough."""
         xp = self._xp
         still = xp.abs(self._logit) < _DECIDED
         count, before = int(xp.sum(xp.astype(still, xp.int32))), self._logit.shape[0]

@@ -1,4 +1,4 @@
-"""What a kind of refinement is: how the layer-by-layer loop goes, and what solves one layer."""
+"""The interface of a refinement: settings of the layer-by-layer loop, and the solver of one layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Collector(Protocol):
         """Add some samples, with their numbers; they come in order."""
 
     def finish(self) -> None:
-        """Be told that all samples have come."""
+        """Finish: all samples were added."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class LoopSettings:
         cache_dir: Where files are kept; in a temporary directory if not given.
         independent: Whether each layer is solved as if no other were, several at a time.
         batch_size: How many samples onnxruntime runs at once.
-        held_out: The share of the samples that a collector is told not to solve on.
+        held_out: The share of the samples that a collector does not solve on.
         selected_output: The output of the model by whose error each layer is kept or not.
     """
 

@@ -1,4 +1,4 @@
-"""How much of the float outputs' variation a layer still shows.
+"""Measure and undo attenuation: how much of the float outputs' variation a layer still has.
 
 What errs on its own, without regard to the signal, attenuates: a layer that is fitted to noisy inputs answers
 with less than the float layer does (regression dilution), and so does one that reads a hard swish for a

@@ -6,7 +6,7 @@ calibration has measured. Taking the shift off the bias leaves each layer's mean
 float model has it.
 
 Where the target computes an operator otherwise, a layer's input x' is not the float model's x. Its
-counterpart in the float reference is measured beside it, and the shift is W' E[x'] - W E[x].
+counterpart in the float reference is measured as well, and the shift is W' E[x'] - W E[x].
 """
 
 from __future__ import annotations

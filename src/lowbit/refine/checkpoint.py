@@ -1,4 +1,4 @@
-"""Finished layers in a folder or a store, so that a run that ended too early goes on where it was.
+"""Checkpoints: finished layers in a folder or a store, so that a killed run continues where it was.
 
 What is kept of a layer is named after all that its result depends on: model, plan, parameters, weights,
 biases, configuration, data, lowbit's version, and the results of the layers before it. So nothing that is
@@ -43,7 +43,7 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 class _Record(msgspec.Struct, array_like=True):
-    """What is kept of a layer."""
+    """The checkpoint file of a layer."""
 
     stored: _Stored
     bias: _Stored | None

@@ -145,7 +145,7 @@ class ColumnSums:
 
 
 class Columns(Protocol):
-    """What the squared error of weights is computed from."""
+    """The interface of columns that give the squared error of weights."""
 
     columns: int
 
@@ -189,7 +189,7 @@ class Totals:
 
 
 def _add_products(sums: FloatArray, a: FloatArray, b: FloatArray) -> None:
-    """Add the products of all columns to ``sums``; few of them are in memory besides."""
+    """Add the products of all columns to ``sums``, with few of them in memory at a time."""
     across = b.swapaxes(1, 2)
     step = max(1, _PRODUCTS_AT_ONCE // max(1, b.shape[1]))
     for first in range(0, a.shape[1], step):

@@ -40,7 +40,7 @@ class Moments:
 
 
 def add_ridge(inputs: Array, ridge: float) -> Array:
-    """Let every input have been seen alone as well. Changes H; returns what was added to its diagonal.
+    """Add a ridge to H (in place); return what was added to its diagonal.
 
     That times the weights that were right is to be added to G.
     """
@@ -168,7 +168,7 @@ def _sweep_block(xp: Any, inputs: Array, preference: Array, up: Array, down: Arr
     for j in range(moved.shape[1]):
         better = preference[:, j, :]
         if j:
-            # Columns before it have changed: that is taken off in its turn.
+            # Columns before it have changed: that is subtracted in its turn.
             better = better - (inputs[:, j : j + 1, :j] @ moved[:, :j, :])[:, 0, :]
         moved[:, j, :] = xp.where(better > 0, up[:, j, :], down[:, j, :])
     return moved

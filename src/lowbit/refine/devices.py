@@ -1,4 +1,4 @@
-"""Where arrays are worked on: NumPy on the processor, PyTorch on anything else."""
+"""Devices for arrays: NumPy on the processor, PyTorch on anything else."""
 
 from __future__ import annotations
 

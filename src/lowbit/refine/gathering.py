@@ -1,4 +1,4 @@
-"""Layer targets that the float model itself gathers: only a few positions leave it.
+"""Gather layer targets inside the float model, so that only a few positions leave onnxruntime.
 
 To hand whole outputs out takes longer than to compute them, and several layers can then be run at
 once without holding what they give.

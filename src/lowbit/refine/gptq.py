@@ -28,7 +28,7 @@ def gptq(state: Quantized, config: Gptq, layer: RefinedLayer, seen: LayerMoments
 
     def rounding(inputs: FloatArray) -> RoundWeights:
         factored = factor_moments(inputs.astype(np.float64), config)
-        return lambda _, grid: round_in_turn(factored, grid, config)
+        return lambda _, grid: round_sequentially(factored, grid, config)
 
     return better_rounding(state, rounding, layer, seen)
 
@@ -37,7 +37,7 @@ Factored = tuple[DoubleArray, NDArray[np.intp]]
 """The factor of the inverse moments, and the order of inputs."""
 
 
-def round_in_turn(factored: Factored, grid: Grid, config: Gptq) -> FloatArray:
+def round_sequentially(factored: Factored, grid: Grid, config: Gptq) -> FloatArray:
     """Return codes for the weights of a grid, groups x outputs x depth."""
     factor, order = factored
     # Inputs become rows, in the order they are rounded in.
@@ -93,11 +93,11 @@ def _inverse_factor(moments: DoubleArray, mean: DoubleArray) -> DoubleArray:
     for damp in (0.0, 1e-6, 1e-5, 1e-4):
         moments[:, each, each] += damp * mean
         try:
-            # H = R R' with R upper triangular, from the factor of H turned round; U is its inverse.
-            turned = np.linalg.cholesky(moments[:, ::-1, ::-1])
+            # H = R R' with R upper triangular, from the factor of H with rows and columns reversed; U is its inverse.
+            reversed_factor = np.linalg.cholesky(moments[:, ::-1, ::-1])
         except np.linalg.LinAlgError:
             continue
-        return np.triu(np.linalg.inv(turned[:, ::-1, ::-1]))
+        return np.triu(np.linalg.inv(reversed_factor[:, ::-1, ::-1]))
     raise CalibrationError("GPTQ: the second moments of a layer's inputs cannot be inverted")
 
 

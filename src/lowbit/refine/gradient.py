@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lowbit.config.refinement import AdaQuant, AdaRound
-from lowbit.numerics.array_api import array_namespace, put_beside
+from lowbit.numerics.array_api import array_namespace, asarray_like
 from lowbit.ops.activations import Activation
 
 Array = Any
@@ -95,7 +95,7 @@ class Batches(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quantizer:
-    """What the layer's output passes through, if ``output_qdq``: rounding within limits."""
+    """The quantizer of the layer's output, if ``output_qdq``: rounding within limits."""
 
     scale: float
     low: float
@@ -159,7 +159,7 @@ class Tuner:
         return Trace(at + 1, tuple(points))
 
     def _batch(self, batches: Batches, random: np.random.Generator) -> Batch:
-        """Return some columns of one step's samples, beside each other."""
+        """Return some columns of one step's samples, concatenated."""
         config = self.config
         size = min(config.batch_size, len(batches))
         each = max(_OF_EACH, _AT_A_STEP // (config.num_batches * config.batch_size))
@@ -168,7 +168,7 @@ class Tuner:
             for _ in range(config.num_batches)
             for sample in random.permutation(len(batches))[:size]
         ]
-        return picked[0] if len(picked) == 1 else _beside(picked)
+        return picked[0] if len(picked) == 1 else _concatenated(picked)
 
     def _gradients(
         self, weights: Array, bias: Array, batch: Batch, *, measured: bool
@@ -190,7 +190,7 @@ class Tuner:
             return batch
         xp = array_namespace(batch.patches)
         chosen = random.random(batch.patches.shape, np.float32) < self.config.drop_ratio
-        where = put_beside(chosen, batch.patches)
+        where = asarray_like(chosen, batch.patches)
         return Batch(xp.where(where, batch.patches, batch.float_patches), batch.targets)
 
     def _error(self, z: Array, targets: Array) -> tuple[Array, Array]:
@@ -218,8 +218,8 @@ def _some(batch: Batch, wanted: int, random: np.random.Generator) -> Batch:
     )
 
 
-def _beside(batches: Sequence[Batch]) -> Batch:
-    """Return several samples' columns as one's."""
+def _concatenated(batches: Sequence[Batch]) -> Batch:
+    """Return the columns of several samples as those of one."""
     xp = array_namespace(batches[0].patches)
     return Batch(
         xp.concat([batch.patches for batch in batches], axis=2),

@@ -1,4 +1,4 @@
-"""Columns that decide between candidates: kept while they are few, summed up beyond.
+"""Columns that decide between candidates: kept while they are few, summed as moments beyond that.
 
 The squared error of weights takes less to compute from a few columns than from second moments, which
 are as large as the layer is deep, squared.
@@ -73,7 +73,7 @@ class KeptColumns:
 
     @property
     def squares(self) -> float:
-        """The squares of those y that ``squared`` tells the changes of, rather than the error."""
+        """The squares of those y whose change, not error, ``squared`` gives."""
         return 0.0 if self._summed is None else self._summed.squares
 
     def squared(self, rows: slice, change: FloatArray, offset: DoubleArray) -> tuple[float, ...]:

@@ -121,7 +121,7 @@ class RefinedLayer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerResult:
-    """What refinement made of a layer: what is stored, and a float bias where it has one.
+    """The result of refining a layer: stored weights, and a float bias where it has one.
 
     ``stored`` are integers, or floats where the format is one of floats or blocks. ``before`` and
     ``after`` are the errors on held-out samples; unless ``kept``, what was stored before is the result.
@@ -174,7 +174,7 @@ def find_layers(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Rows:
-    """What is decided about a model's tensors by name, and about biases and limits by node."""
+    """The plan's rows of a model's tensors by name, and of biases and limits by node."""
 
     tensors: Mapping[str, TensorPlan]
     activations: Mapping[str, TensorPlan]
@@ -364,7 +364,7 @@ class RefinedConstants(Mapping[str, Array]):
         self._results: dict[str, tuple[RefinedLayer, LayerResult]] = {}
 
     def add(self, layer: RefinedLayer, result: LayerResult) -> None:
-        """Let a layer's node read what it was refined to."""
+        """Use the refined constants of a layer's node."""
         self._results[layer.weight_name] = layer, result
         if layer.bias_name is not None and result.bias is not None:
             self._results[layer.bias_name] = layer, result

@@ -49,14 +49,14 @@ _ROOM = 32 << 20
 # And how many layers: onnxruntime's time to open a graph grows faster than the number of its nodes.
 _LAYERS_AT_ONCE = 128
 Seen: TypeAlias = Sequence[LayerSample] | Collector
-"""What is seen of a layer: its samples, or what took them in."""
+"""The input of a layer's solver: its samples, or the collector that summed them."""
 
 # Samples that are taken in together.
 _TOGETHER = 4
 
 
 class LayerTargets:
-    """Gives each sample's target of each layer; steps are taken in order."""
+    """Gives the target of each sample and layer; steps are taken in order."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ def _inputs(model: ir.Model, layers: Sequence[RefinedLayer]) -> dict[str, str]:
 
 
 class Listener(Protocol):
-    """Is told of every layer, and may change what becomes of it."""
+    """A callback for every layer, which may change its result."""
 
     def solved(self, index: int, layer: RefinedLayer, result: LayerResult) -> LayerResult:
         """Return the result to go on with."""
@@ -362,7 +362,7 @@ class LayerLoop:
         layer: RefinedLayer,
         constants: Mapping[str, Array],
     ) -> Collector:
-        """Let the samples of a layer be taken in, a few at a time."""
+        """Collect the samples of a layer, a few at a time."""
         self._begin(step, constants)
 
         def take(items: Sequence[tuple[int, Feed | None]]) -> list[tuple[int, LayerColumns]]:

@@ -1,4 +1,4 @@
-"""What all samples show of a layer, as sums: what it is solved from, and what decides whether it is kept.
+"""Sums over all samples of a layer: those to solve it on, and those that decide whether the result is kept.
 
 Samples come a few at a time and are let go of, so that memory does not grow with their number.
 """
@@ -48,14 +48,14 @@ class LayerMoments:
     ) -> None:
         """Begin with no samples.
 
-        ``weight`` (groups x outputs x depth) and ``bias`` are the float layer's; a ``fixed_bias`` is
-        taken off the targets. ``clipped``: whether some positions were clipped before the layer or will be
-        after it; those with errors far beyond all others' are then left out. ``held_out`` are the numbers of
-        the samples that decide; if there are none, all do. ``relative``: each position counts relative to
-        its own output.
-        ``rounding`` is what rounding to the nearest changes of the weights: where that is next to
-        nothing beside all else, no other rounding is looked for, and no second moments are taken.
-        ``restored``: whether the outputs' attenuation is measured.
+                ``weight`` (groups x outputs x depth) and ``bias`` are the float layer's; a ``fixed_bias`` is
+        subtracted from the targets. ``clipped``: whether some positions were clipped before the layer or will be
+                after it; those with errors far beyond all others' are then left out. ``held_out`` are the numbers of
+                the samples that decide; if there are none, all do. ``relative``: each position counts relative to
+                its own output.
+                ``rounding`` is what rounding to the nearest changes of the weights: where that is next to
+                negligible, no other rounding is looked for, and no second moments are taken.
+                ``restored``: whether the outputs' attenuation is measured.
         """
         groups, outputs, depth = weight.shape
         self.weight, self.bias = weight, bias
@@ -159,7 +159,7 @@ class LayerMoments:
     def means(self) -> tuple[DoubleArray, DoubleArray]:
         """The means of patches and targets over all columns.
 
-        At the same positions: their difference, which a bias takes off, varies far less from one
+        At the same positions: their difference, which a bias removes, varies far less from one
         position to another than either does.
         """
         inputs, outputs = self._solved_on.totals
@@ -178,7 +178,7 @@ class LayerMoments:
     def input_moments(self) -> FloatArray:
         """Return the second moments of inputs that all outputs are solved from, as an array of its own.
 
-        About the means if the layer has a bias to take off any mean error.
+        About the means if the layer has a bias to remove any mean error.
         """
         other = self._decides if isinstance(self._decides, ColumnSums) else None
         return self._solved_on.input_moments(centred=self.bias is not None, inputs_of=other)

@@ -135,9 +135,9 @@ def better_rounding(
             errors[name].add(rows, codes * grid.scale, offset)
             parts[name].append(_Part(_stored(layer, codes, weight.shape, rows), offset))
     # What is restored has its noise multiplied with its signal, which is no loss.
-    louder = float(np.square(factor).mean())
+    power = float(np.square(factor).mean())
     means = {
-        name: errors[name].mean / (1.0 if name == "nothing" else louder)
+        name: errors[name].mean / (1.0 if name == "nothing" else power)
         for name in parts
         if parts[name]
     }
@@ -155,7 +155,7 @@ def better_rounding(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
-    """What becomes of some outputs: integers, groups x outputs x depth, and a bias."""
+    """The result for some outputs: integers, groups x outputs x depth, and a bias."""
 
     stored: Array
     offset: FloatArray | None

@@ -24,6 +24,7 @@ from lowbit.graph.session import Array, Feed, Optimize, providers_of
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.spacing import evenly_spaced
 from lowbit.ops.geometry import ConvLayer
 from lowbit.parallel import worker_count
 from lowbit.refine.algorithm import Algorithm, Collector, Feeds, LoopSettings
@@ -52,15 +53,15 @@ ALGORITHMS: Mapping[type[Refinement], Algorithm] = MappingProxyType(
         AdaQuant: ADAQUANT,
     }
 )
-"""What does the work of each kind of refinement; kinds from elsewhere say it themselves."""
+"""The algorithm of each kind of refinement; kinds from outside bring their own."""
 
 Progress = Callable[[int, int, LayerResult], None]
-"""Told how many layers are done, how many there are, and how the last one fared."""
+"""A progress callback: layers done, layers in all, and the result of the last one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refined:
-    """What is stored of refined weights by tensor, float biases by node, and how it went.
+    """The result of refinement: stored weights by tensor, float biases by node, and the layers' errors.
 
     ``layers`` is how many there are; fewer results than that mean it was interrupted.
     """
@@ -89,7 +90,7 @@ class Refined:
 
 
 def algorithm_of(config: Refinement) -> Algorithm:
-    """Return what does the work of a refinement."""
+    """Return the algorithm of a refinement."""
     found: Algorithm | None = config.algorithm() or ALGORITHMS.get(type(config))
     if found is None:
         raise ConfigError(f"{type(config).__name__} has no algorithm: return one from algorithm()")
@@ -246,7 +247,7 @@ def _optimize(model: ir.Model, layers: Sequence[RefinedLayer], settings: LoopSet
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Listener:
-    """Lets the selection decide, keeps the result, and tells the caller."""
+    """Lets the selection decide, keeps the result, and reports progress."""
 
     selection: Selection | None
     checkpoint: Checkpoint | None
@@ -290,7 +291,7 @@ def _spread(feeds: Feeds, count: int, total: int) -> Iterable[Feed]:
     found = feeds()
     if isinstance(found, Samples):
         return found.spread(count)
-    wanted = frozenset(i * total // count for i in range(min(count, total)))
+    wanted = frozenset(evenly_spaced(total, count))
     return (feed for number, feed in enumerate(found) if number in wanted)
 
 

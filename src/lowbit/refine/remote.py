@@ -1,4 +1,4 @@
-"""Layers that are solved in other processes: no more goes there than the layer itself needs."""
+"""Solve layers in other processes, which get no more than the layer itself needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calibration samples show of a layer: columns of its input and its target, in memory or files."""
+"""Layer samples: columns of a layer's input and its target, in memory or in files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from lowbit.graph.session import Feed
 from lowbit.graph.store import Store
 from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.spacing import evenly_inside
 from lowbit.ops.geometry import Array, Floats, LinearLayer, Positions
 from lowbit.refine.descent import Moments
 
@@ -44,7 +45,7 @@ class LayerTarget:
 
 
 class Columns(Protocol):
-    """What moments are taken of: inputs and outputs of a layer at the same positions."""
+    """Inputs and outputs of a layer at the same positions, to compute moments from."""
 
     @property
     def patches(self) -> FloatArray:
@@ -57,7 +58,7 @@ class Columns(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerColumns:
-    """What one calibration sample shows of a layer at some positions, and nothing of the others."""
+    """One layer sample at some positions, without sums over the others."""
 
     patches: FloatArray
     targets: FloatArray
@@ -70,7 +71,7 @@ class LayerColumns:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleInMemory:
-    """What one calibration sample shows of a layer, at some positions of its output.
+    """One layer sample: inputs and targets at some positions of the output.
 
     ``patches`` (groups x depth x positions) are the quantized model's layer inputs, ``float_patches``
     the float model's, if asked for; ``targets`` (groups x outputs x positions) are the float outputs to
@@ -144,7 +145,7 @@ LayerSample: TypeAlias = SampleInMemory | SampleOnDisk
 
 
 def enough_positions(layer: LinearLayer, usual: int, samples: int, *, large: bool = False) -> int:
-    """Return how many positions of each of so many samples moments are taken at.
+    """Return the number of positions of each sample to compute moments at, given the number of samples.
 
     Equations follow the unknowns. A depthwise layer's nine are known well long before those of a
     layer that is hundreds deep, while its patches fill nine times its input; a layer that is
@@ -158,7 +159,7 @@ def enough_positions(layer: LinearLayer, usual: int, samples: int, *, large: boo
 
 
 def enough_samples(unknowns: Sequence[float], samples: int, *, large: bool = False) -> int:
-    """Return how many samples of so many are enough, given each layer's unknowns to a position.
+    """Return how many of the ``samples`` are enough, given each layer's unknowns per position.
 
     The middle one of the layers decides: most show so many positions of each sample that a few
     samples say all there is, while for rows of a matrix, one to a sample, every sample counts.
@@ -185,12 +186,12 @@ def take_target(
 
 
 def take_columns(layer: LinearLayer, x: Array, target: LayerTarget, floats: Floats) -> LayerColumns:
-    """Return the quantized model's layer inputs beside a target; ``floats`` reads what is stored."""
+    """Return the quantized model's layer inputs with a target; ``floats`` reads what is stored."""
     return LayerColumns(layer.patches(x, target.at, target.shape, floats), target.targets)
 
 
 def take_sample(layer: LinearLayer, x: FloatArray, target: LayerTarget) -> SampleInMemory:
-    """Return the quantized model's layer inputs beside a target; sums are of what the target has."""
+    """Return the quantized model's layer inputs with a target; sums are of what the target has."""
     patches, targets, total = (
         layer.patches(x, target.at, target.shape),
         target.targets,
@@ -224,11 +225,11 @@ def held_out_split(
 
 
 def held_out_numbers(count: int, share: float, *, large: bool = False) -> frozenset[int]:
-    """Return which of so many samples are held out, spread evenly; of few none."""
+    """Return the numbers of the held-out samples, evenly spaced; none of few samples."""
     if share == 0 or count < (_FEWEST_LARGE_SAMPLES if large else _FEWEST_SAMPLES):
         return frozenset()
     held = round(count * share)
-    return frozenset(int(i) for i in np.linspace(0, count - 1, held + 2)[1:-1].round())
+    return frozenset(evenly_inside(count, held))
 
 
 def means_of(samples: Sequence[LayerSample]) -> tuple[FloatArray, FloatArray]:
@@ -255,7 +256,7 @@ class Sums:
         """Return second moments.
 
         Without a ``bias`` they are about the means, as if any bias could be had; with one (groups
-        x outputs x 1) it is taken off the targets, and they are about zero.
+        x outputs x 1) it is subtracted from the targets, and they are about zero.
         """
         x = self.patch_mean[:, None, :]
         if bias is not None:

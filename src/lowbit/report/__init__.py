@@ -1,3 +1,3 @@
-"""What people see: report values, terminal tables, the HTML page. Decides and measures nothing."""
+"""Reports: values, terminal tables, the HTML page. Decides and measures nothing."""
 
 from __future__ import annotations

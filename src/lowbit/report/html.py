@@ -39,7 +39,7 @@ def write_report(
     """Write the report as a page; it appears complete or not at all.
 
     ``command`` is what to run to get it again, the running one if not given. ``others`` are reports of
-    other models by their titles, shown beside it.
+    other models by their titles, shown next to it.
     """
     text = render_report(report, title=title, command=command, others=others)
     with writing({os.fspath(path): lambda file: file.write_text(text, encoding="utf-8")}):

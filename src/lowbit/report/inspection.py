@@ -1,4 +1,4 @@
-"""What a model is, and what each target would do with it."""
+"""A description of a model, and what each target would do with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TensorShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What a target would quantize with a preset, or why it can do nothing with the model.
+    """The number of nodes that a target would quantize with a preset, or why it can quantize none.
 
     ``reason`` is the commonest reason why nodes stay in float.
     """
@@ -35,7 +35,7 @@ class TargetOutlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model without running it.
+    """A description of a model without running it.
 
     ``not_loaded`` says why onnxruntime cannot load it, if it cannot.
     """

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from lowbit.report.tables import stderr
 
 Tell: TypeAlias = Callable[[str, int, int | None], None]
-"""Told the stage, how much of it is done, and how much there is (if known)."""
+"""A progress callback: the stage, how much of it is done, and the total if known."""
 
 # How the stages of a run divide its time: measured on MobileNetV2, YOLOv8n and MiniLM with A8W8 and
 # rounded. Only the order and the proportions matter: the pace is taken from the run itself.
@@ -30,7 +30,7 @@ TYPICAL: Mapping[str, float] = MappingProxyType(
         "solve": 4,
         "emit": 1,
         "validate": 5,
-        "weigh": 5,
+        "sensitivity": 5,
         "search": 60,
         "refine": 60,
         "verify": 6,
@@ -107,7 +107,7 @@ class Estimate:
 def show_stages(
     *, quiet: bool, console: Console | None = None, stages: Iterable[str] = ()
 ) -> Iterator[Tell]:
-    """Yield a function to be told about progress; it shows one line unless quiet or piped."""
+    """Yield a progress callback; it shows one line unless quiet or piped."""
     if quiet or (console is None and not sys.stderr.isatty()):
         yield lambda stage, done, total: None
         return

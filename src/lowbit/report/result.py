@@ -109,13 +109,13 @@ def _useless(budget: Budget) -> str:
     """Return what was tried and does not help."""
     useless = (row for row in _tried(budget) if row[1].gain_db <= 0)
     found = [f"{tensor}: {fix.what} ({fix.gain_db:+.2f} dB)" for tensor, fix in useless]
-    return f"tried, and no help: {', '.join(found)}" if found else ""
+    return f"tried without gain: {', '.join(found)}" if found else ""
 
 
 def _how(budget: Budget) -> str:
     again = sum(row.samples > 1 for row in budget.rows)
     return (
-        f"sensitivity: noise of the outputs with only this tensor quantized, as a share of all; if in "
+        f"sensitivity: noise of the outputs with only this tensor quantized, as a share of all noise; if in "
         f"float: how the noise changes with this tensor in float. {budget.measured} tensors are "
         f"measured ({again} of them on {counted(budget.samples, 'sample')}, the others on one), "
         f"{budget.estimated} estimated."
@@ -145,7 +145,7 @@ def _of_known(budget: Budget, promotion: Promotion) -> str:
 def _requantized(promotion: Promotion) -> str:
     if promotion.requantized_sqnr_db is None:
         return ""
-    return f"\nquantized again so: {decibels(promotion.requantized_sqnr_db)} dB"
+    return f"\nquantized again with it: {decibels(promotion.requantized_sqnr_db)} dB"
 
 
 _FEW = 5
@@ -315,7 +315,7 @@ def _needed(report: Report) -> Text:
         for row in report.accuracy
     ]
     return Text(
-        f"to know the gap better than on {report.verification_samples}: {', '.join(parts)}\n"
+        f"for a narrower interval than on {report.verification_samples} samples: {', '.join(parts)}\n"
     )
 
 

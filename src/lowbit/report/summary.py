@@ -168,7 +168,7 @@ def _time(stages: Mapping[str, float]) -> str:
 
 
 def _notes(console: Console, notes: Sequence[str], room: int) -> Iterator[RenderableType]:
-    """Yield the notes that there is room for, and how many there are besides."""
+    """Yield the notes that there is room for, and how many more there are."""
     shown = [describe_note(note) for note in notes]
     for index, note in enumerate(shown):
         left = len(shown) - index

@@ -17,7 +17,7 @@ from lowbit.report.tables import Name, below, make_table, show, size
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one model with one preset.
+    """The result of one model with one preset.
 
     ``float_share`` is the share of the multiply-adds that stayed in float; ``refused`` says why there
     is no model.

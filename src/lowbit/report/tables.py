@@ -1,4 +1,4 @@
-"""What all terminal output is made of: consoles, layout, names and numbers."""
+"""The parts of all terminal output: consoles, layout, names and numbers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def shorten(text: str, width: int) -> str:
 
 _UNITS = ("kB", "MB", "GB", "TB")
 _EXACT_DB = 150.0
-"""Beyond what float32 can tell: two tensors are equal where it matters (masks of -1e38 have 800 dB)."""
+"""Beyond what float32 can distinguish: two tensors are equal where it matters (masks of -1e38 have 800 dB)."""
 
 
 def decibels(value: float) -> str:
@@ -215,7 +215,7 @@ def counted(count: int, word: str, plural: str | None = None) -> str:
 
 
 class InFloat(Protocol):
-    """What a plan's and a report's rows have in common."""
+    """The common fields of the rows of plans and reports."""
 
     @property
     def node(self) -> str:

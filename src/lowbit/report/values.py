@@ -1,4 +1,4 @@
-"""What a run or a comparison found out, as values that print and save."""
+"""The results of a run or a comparison, as values that print and save."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class SuggestedFix(_Value, frozen=True, kw_only=True):
 
 
 class Cause(_Value, frozen=True, kw_only=True):
-    """Why a tensor loses what it loses."""
+    """The cause of a tensor's error."""
 
     name: str
     detail: str
 
 
 class BudgetRow(_Value, frozen=True, kw_only=True):
-    """What one quantized tensor adds to the error of the outputs.
+    """The contribution of one quantized tensor to the error of the outputs.
 
     Attributes:
         node: The node that reads it, of a weight: exporters call weights by numbers.
@@ -104,7 +104,7 @@ class Histogram(_Value, frozen=True, kw_only=True):
 
 
 class TensorView(_Value, frozen=True, kw_only=True):
-    """What a quantized tensor holds, for plots: distribution, limits, ranges of channels."""
+    """The values of a quantized tensor, for plots: distribution, limits, ranges of channels."""
 
     tensor: str
     kind: Literal["activation", "weight"]

@@ -1,4 +1,4 @@
-"""One set of parameters for tensors that must agree, and scale conflicts where that ruins one of them.
+"""Align the parameters of tensors that must share them, and find scale conflicts.
 
 There are two kinds of conflict: inputs of a Concat with very different ranges, and an average with what it is
 taken of (maxima of hundreds average to tens, and a scale that holds the maxima is coarse for the
@@ -47,7 +47,7 @@ def align(plan: Plan, own: Mapping[str, QParams], stats: Stats) -> OwnParams:
 
 
 def components(plan: Plan, rule: str) -> list[tuple[str, ...]]:
-    """Return the sets of leaders that groups of this rule tie together."""
+    """Return the sets of leaders that groups of this rule connect."""
     tensors = plan.by_name()
     sets: DisjointSets[str] = DisjointSets()
     for group in plan.groups:
@@ -93,7 +93,7 @@ def _copy_along_nodes(plan: Plan, params: OwnParams) -> None:
 
 
 def merged(members: Iterable[TensorPlan], stats: Stats) -> QParams:
-    """Return the one set of parameters that serves all these tensors best."""
+    """Return the parameters with the least error for all these tensors together."""
     members = list(members)
     spec = members[0].integer
     fixed = [m.range for m in members if m.range is not None]
@@ -140,12 +140,12 @@ def _least_relative_error(measured: list[TensorStats], spec: IntegerSpec) -> QPa
 def _densities(measured: Sequence[TensorStats]) -> Sequence[Density]:
     """Return the densities of tensors, by their sensitivity if that of all is known."""
     counted = [stats for stats in measured if stats.count]
-    felt = [
-        SensitiveDensity.of_felt(stats, stats.sensitivity)
+    weighted = [
+        SensitiveDensity.of_sensitivity(stats, stats.sensitivity)
         for stats in counted
         if stats.sensitivity is not None
     ]
-    return felt if len(felt) == len(counted) else [Density.of(stats) for stats in counted]
+    return weighted if len(weighted) == len(counted) else [Density.of(stats) for stats in counted]
 
 
 def _relative(
@@ -220,7 +220,7 @@ def _are_measured(members: Sequence[TensorPlan], stats: Stats) -> bool:
 def _compared(
     node: str, name: str, own: TensorPlan, stats: Stats, shared: QParams
 ) -> ScaleConflict | None:
-    """Return what a tensor keeps with parameters of its own and with those it must share."""
+    """Return a tensor's SQNR with parameters of its own and with the shared ones."""
     density = Density.of(stats[own.observe], name)
     power, spec = density.power(), own.integer
     if power <= 0:

@@ -1,4 +1,4 @@
-"""Errors of a tensor as the function after it passes them on.
+"""Errors of a tensor, propagated through the function after it.
 
 x * sigmoid(x) leaves nothing of large negative numbers, so a scale need not hold them; what rounds its
 gate is multiplied by x, so a gate must not be cut off where x is largest. Both follow from the
@@ -19,14 +19,14 @@ from lowbit.ops.curves import Curve, Function, Gate, find_curves
 from lowbit.planning.plan import Plan, TensorPlan
 from lowbit.scales.density import Density, DoubleArray, SensitiveDensity
 
-# Numbers at which the function is taken in each bin, and the least of them beside the largest:
+# Numbers at which the function is taken in each bin, and the least of them relative to the largest:
 # what is smaller is zero with every scale.
 _POINTS, _LEAST = 4, 1e-3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CurvedDensity(Density):
-    """A density whose error is that of a function of its values."""
+    """A density whose error is measured after a function of its values."""
 
     curve: Function
 
@@ -41,18 +41,18 @@ class CurvedDensity(Density):
         return np.asarray(errors) / max(self.total, 1.0)
 
     def coarser(self, together: int) -> CurvedDensity:
-        """Return the density with so many adjoining bins made one."""
+        """Return the density with ``together`` adjacent bins merged."""
         plain = Density(self.start, self.end, self.weight, self.zeros).coarser(together)
         return CurvedDensity(plain.start, plain.end, plain.weight, plain.zeros, self.curve)
 
 
 def before_curve(density: Density, curve: Curve) -> CurvedDensity:
-    """Return a tensor's density whose errors are those that come out of a curve."""
+    """Return a tensor's density with errors measured after a curve."""
     return CurvedDensity(density.start, density.end, density.weight, density.zeros, curve.apply)
 
 
 def of_gate(density: Density, gate: Gate) -> Density:
-    """Return the density of a gate, given that of its tensor; errors go with those of the product."""
+    """Return the density of a gate, given that of its tensor; errors are those of the product."""
     values, weight = _points(density)
     gates = gate.apply(values)
     order = np.argsort(gates, kind="stable")
@@ -72,7 +72,7 @@ def _points(density: Density) -> tuple[DoubleArray, DoubleArray]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PricedDensities:
-    """The densities of tensors whose errors do not count as they are.
+    """The densities of tensors whose errors are not measured on the tensor itself.
 
     ``curves`` by the tensor that they are functions of; ``gates`` give that tensor by the gate.
     """
@@ -90,7 +90,7 @@ class PricedDensities:
         return cls(stats, curves, gates)
 
     def of_tensor(self, tensor: TensorPlan) -> Density | None:
-        """Return what a tensor's errors are reckoned on, or ``None`` where they count as they are."""
+        """Return the density to compute a tensor's errors on, or ``None`` for its own."""
         if not isinstance(tensor.integer.method, MinMse):
             return None
         source = self.gates.get(tensor.name, tensor.name)
@@ -98,7 +98,7 @@ class PricedDensities:
         seen = self.stats[tensor.observe]
         # A function that saturates is no straight line, which gradients take it for.
         if seen.sensitivity is not None and (curve is None or source != tensor.name):
-            return SensitiveDensity.of_felt(seen, seen.sensitivity)
+            return SensitiveDensity.of_sensitivity(seen, seen.sensitivity)
         if curve is None:
             return None
         density = Density.of(self.stats[source], source)

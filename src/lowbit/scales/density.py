@@ -68,7 +68,7 @@ class Density:
 
     @property
     def unit(self) -> float:
-        """What errors of different tensors are compared relative to."""
+        """The unit in which errors of different tensors are compared."""
         return max(self.power(), 1e-30)
 
     def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
@@ -93,7 +93,7 @@ class Density:
         return np.asarray(((error * weight).sum(axis=1) + constant) / max(self.total, 1.0))
 
     def coarser(self, together: int) -> Density:
-        """Return the density with so many adjoining bins made one, for a quick first search."""
+        """Return the density with ``together`` adjacent bins merged, for a quick first search."""
         if not len(self.start):
             return self
         apart = self.start[1:] > self.end[:-1]
@@ -126,27 +126,27 @@ class Density:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SensitiveDensity(Density):
-    """A density whose errors are what the outputs feel of them: summed up, not a mean."""
+    """A density whose errors are those of the outputs, by sensitivity: a sum, not a mean."""
 
-    felt: Sensitivity
+    sensitivity: Sensitivity
 
     @classmethod
-    def of_felt(cls, stats: TensorStats, felt: Sensitivity) -> SensitiveDensity:
-        """Return the density of a tensor's sensitivity, cut to the range that was seen."""
+    def of_sensitivity(cls, stats: TensorStats, sensitivity: Sensitivity) -> SensitiveDensity:
+        """Return the density of a tensor's sensitivity, cut to the observed range."""
         edges = bin_edges()
-        positive, negative = felt.squares
+        positive, negative = sensitivity.squares
         # The first bin is of what is zero, and stays zero whatever the scale.
-        at, minus = (np.flatnonzero(side[1:]) + 1 for side in felt.squares)
+        at, minus = (np.flatnonzero(side[1:]) + 1 for side in sensitivity.squares)
         minus = minus[::-1]
         start = np.concatenate((-edges[minus + 1], edges[at]))
         end = np.concatenate((-edges[minus], edges[at + 1]))
         start, end = (np.clip(side, stats.low, stats.high) for side in (start, end))
-        return cls(start, end, np.concatenate((negative[minus], positive[at])), 0.0, felt)
+        return cls(start, end, np.concatenate((negative[minus], positive[at])), 0.0, sensitivity)
 
     def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
         """Return the error at the outputs for each candidate (see ``Density``)."""
         edges = bin_edges()[:-1]
-        over, under = self.felt.clipping
+        over, under = self.sensitivity.clipping
         above = np.interp(np.maximum(high, 0.0), edges, over)
         below = np.interp(np.maximum(-np.asarray(low), 0.0), edges, under)
         scale, low, high = (np.asarray(v, np.float64)[:, None] for v in (scale, low, high))

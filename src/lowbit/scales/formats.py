@@ -1,4 +1,4 @@
-"""What each number format other than integers needs: a scale, what is stored, what that stands for.
+"""Number formats other than integers: scales, stored values and dequantized values.
 
 One row for each kind of spec. Blocks have no parameters: a block's scale follows from its own numbers,
 in the model.
@@ -23,7 +23,7 @@ from lowbit.scales.ranges import range_of
 
 
 class NumberFormat(Protocol):
-    """What is done to the numbers of a tensor in one kind of format."""
+    """How the values of a tensor are scaled, stored and rounded in one kind of format."""
 
     def scale(self, spec: Any, largest: float) -> float:
         """Return the scale of a tensor whose largest magnitude is given."""

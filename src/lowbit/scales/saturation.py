@@ -1,4 +1,4 @@
-"""Weights with which kernels that add two products in 16 bits do not saturate.
+"""Weights that do not saturate in kernels that add two products in 16 bits.
 
 On x86 without VNNI, kernels multiply 8-bit activations, as uint8, by int8 weights and add the products two by
 two in 16 bits. Two weights of one sign saturate there if together they exceed 128. Half the range
@@ -34,7 +34,7 @@ Array = NDArray[np.generic]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SummedPairs:
-    """Which weights meet: the geometry of the layers that read them, and the orders of their sums."""
+    """Which weights are added in pairs: the geometry of the layers that read them, and the order of the sums."""
 
     layers: tuple[LinearLayer, ...]
     orders: tuple[PairOrder, ...]
@@ -51,7 +51,7 @@ class SummedPairs:
             side = np.full_like(chosen, largest)
             for layer, order in self._orders():
                 room = chosen.copy()
-                _change_pairs(room, layer, order, _take_room)
+                _change_pairs(room, layer, order, _use_headroom)
                 np.minimum(side, room, out=side)
             sides.append(side)
         return -sides[1], sides[0]
@@ -74,10 +74,10 @@ class SummedPairs:
         return found
 
     def _made_smaller(self, codes: FloatArray) -> FloatArray:
-        """Return codes that exceed no sum, each order's pairs after another's."""
+        """Return codes whose pairs exceed no sum, one order after another."""
         near = np.array(codes, np.float32, order="C")
         for layer, order in self._orders():
-            _change_pairs(near, layer, order, _give_way)
+            _change_pairs(near, layer, order, _reduce_pair)
         return near
 
     def can_saturate(self, codes: Array) -> bool:
@@ -86,7 +86,7 @@ class SummedPairs:
 
     @staticmethod
     def can_saturate_somehow(codes: Array) -> bool:
-        """Whether two products can exceed 16 bits, whichever weights meet."""
+        """Whether two products can exceed 16 bits, in any order of the weights."""
         return bool(2 * np.abs(codes.astype(np.int32)).max(initial=0) > _LARGEST_SUM)
 
     def _orders(self) -> Iterator[tuple[LinearLayer, PairOrder]]:
@@ -97,8 +97,8 @@ class SummedPairs:
                 yield layer, order
 
 
-def _give_way(first: FloatArray, second: FloatArray) -> None:
-    """Make pairs smaller that exceed the largest sum: both give way by the same."""
+def _reduce_pair(first: FloatArray, second: FloatArray) -> None:
+    """Reduce pairs that exceed the largest sum: both weights by the same amount."""
     sums = first + second
     # Codes of two signs cannot exceed it: none is larger by itself.
     at = np.nonzero(np.abs(sums) > _LARGEST_SUM)
@@ -108,8 +108,8 @@ def _give_way(first: FloatArray, second: FloatArray) -> None:
     second[at] -= sign * np.floor(excess / 2)
 
 
-def _take_room(first: FloatArray, second: FloatArray) -> None:
-    """Add half of what is left to both of a pair that are not negative."""
+def _use_headroom(first: FloatArray, second: FloatArray) -> None:
+    """Add half of the remaining headroom to both weights of a non-negative pair."""
     left = _LARGEST_SUM - (first + second)
     half = np.floor(left / 2)
     first += left - half
@@ -147,7 +147,7 @@ def _change_pairs(
 
 
 def pairs_of(model: ir.Model, plan: Plan) -> dict[str, SummedPairs]:
-    """Return which weights of a plan meet in pairs, by name."""
+    """Return which weights of a plan are added in pairs, by name."""
     orders = {t.name: t.pairs for t in plan.weights() if t.pairs}
     layers: dict[str, list[LinearLayer]] = {}
     for node in model.graph if orders else ():

@@ -20,11 +20,11 @@ from lowbit.targets.target import ShiftLimits
 
 _ROUNDS = 64
 _COMMON = 7
-"""Where every bound holds at once, if all tensors have so many."""
+"""Fraction bits at which every bound holds, if all tensors have this number."""
 
 _ADD, _SUB, _MUL, _HARD_SIGMOID = "Add", "Sub", "Mul", "HardSigmoid"
 ELEMENTWISE = (_ADD, _SUB, _MUL, _HARD_SIGMOID)
-"""What has limits beside the layers that accumulate."""
+"""Operators with shift limits, other than the layers that accumulate."""
 
 FractionBits = dict[str, int]
 Move = Callable[[str, int, str], None]
@@ -68,7 +68,7 @@ class Limited:
         return (*self.inputs, self.output, *((self.weight,) if self.weight else ()))
 
     def renamed(self, names: Mapping[str, str]) -> Limited:
-        """Return the same node with its tensors called otherwise."""
+        """Return the same node with its tensors renamed."""
         return dataclasses.replace(
             self,
             inputs=tuple(names[name] for name in self.inputs),
@@ -144,10 +144,10 @@ def _components(nodes: list[Limited], groups: Iterable[tuple[str, ...]]) -> list
 
 
 class _Forest(dict[str, str]):
-    """Each name with another one of its component; following them ends at the same name for all."""
+    """A union-find forest: each name points to another one of its component, up to the root."""
 
     def find(self, name: str) -> str:
-        """Return the name that stands for the component, and shorten the path to it."""
+        """Return the root of the component, and compress the path to it."""
         above = self.setdefault(name, name)
         while above != name:
             self[name] = self[above]
@@ -207,7 +207,7 @@ def _recording(bits: FractionBits, reasons: dict[str, str]) -> Move:
 
 
 def _pulled(bits: FractionBits) -> Iterable[FractionBits]:
-    """Yield fraction bits ever closer to where all bounds hold, so that one of them must do."""
+    """Yield fraction bits ever closer to where all bounds hold, until one of them does."""
     widest = max(abs(own - _COMMON) for own in bits.values())
     for reach in range(widest - 1, -1, -1):
         low, high = _COMMON - reach, _COMMON + reach
@@ -229,7 +229,7 @@ def _sweep(
     for members in component.groups:
         common = min(bits[name] for name in members)
         for name in members:
-            move(name, common, "kept equal with the tensors it is joined to")
+            move(name, common, "aligned with tensors that must have the same scale")
     for bound in (_read, _write, _cut, _hardsigmoid, _swish):
         for node in component.nodes:
             bound(node, bits, limits, move, lowering=lowering)

@@ -1,4 +1,4 @@
-"""Solve for the parameters of every planned tensor.
+"""Compute the parameters of every planned tensor.
 
 Order matters and is all here: each activation on its own, alignment, constants, the datapath's
 limits on fraction bits, then biases, which depend on all of it.
@@ -117,7 +117,7 @@ def settle_biases(
 
 
 def _none() -> None:
-    """Return no importance: all errors count alike."""
+    """Return no importance: all errors count equally."""
 
 
 _BIAS_OF = "bias of "
@@ -244,7 +244,7 @@ def _alignment_costs(
             name,
             float(own[name].scale),
             float(aligned[name].scale),
-            "kept equal with the tensors it is joined to",
+            "aligned with tensors that must have the same scale",
             _cost(tensors[name], stats, own[name], aligned[name]),
         )
         for name in own

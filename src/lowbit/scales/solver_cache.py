@@ -1,4 +1,4 @@
-"""A cache of what was solved of a model and its statistics, for candidates that differ in a few layers."""
+"""A cache of solved parameters, for candidates that differ in a few layers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SolverCache:
 
 
 class ConstantsCache:
-    """What was solved of the constants of one model, the last that was asked for.
+    """Solved parameters of the constants of one model, the last one asked for.
 
     Candidates that differ in what activations become share it: constants depend on no statistics, unless
     errors of weights count by what they multiply.

@@ -29,7 +29,7 @@ Stored = NDArray[Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weights:
-    """What is stored of constants, made on call, and the integers of biases by node.
+    """The stored values of constants, made on call, and the integers of biases by node.
 
     Constants of an integer format are integers; all others are float32 values, rounded to the
     format by the model itself or when they are written.

@@ -53,16 +53,16 @@ class Importance:
         return np.moveaxis(array, self.axis, 0).reshape(array.shape[self.axis], -1)
 
     def of_rows(self, step: int = 1) -> Importance:
-        """Return that of the weight's rows, or of every so-manyth."""
+        """Return the importance of the weight's rows, or of every n-th one."""
         variances, means = (self.rows(a)[::step] for a in (self.variances, self.means))
         return Importance(variances, means, 0)
 
     def row(self, index: int) -> Importance:
-        """Return that of one row."""
+        """Return the importance of one row."""
         return self.part(slice(index, index + 1))
 
     def part(self, part: slice) -> Importance:
-        """Return that of some rows."""
+        """Return the importance of some rows."""
         return Importance(self.variances[part], self.means[part], 0)
 
     def error(self, difference: FloatArray) -> FloatArray:
@@ -74,11 +74,11 @@ class Importance:
 
     @property
     def by_weight(self) -> FloatArray:
-        """What the square of an error counts by, with no other errors beside it."""
+        """The weight of each squared error, if errors are independent."""
         return self.variances + np.square(self.means)
 
-    def beside(self, other: Importance) -> Importance:
-        """Return that of a weight which two layers use: errors count by themselves."""
+    def combined_with(self, other: Importance) -> Importance:
+        """Return the importance of a weight that two layers share: errors count independently."""
         both = self.by_weight + other.by_weight
         return Importance(both, np.zeros_like(both), self.axis)
 
@@ -86,7 +86,7 @@ class Importance:
 def weight_importance(
     model: ir.Model, plan: Plan, stats: Stats
 ) -> dict[str, Callable[[], Importance | None]]:
-    """Return what makes the importance of each weight that asks for it: as large as the weight."""
+    """Return functions that compute the importance of each weight that needs it."""
     nodes = {node.name: node for node in model.graph}
     asking = {t.name for t in plan.weights() if isinstance(t.spec.calibration, OutputMse)}
     readers: dict[str, list[tuple[ir.Node, TensorStats]]] = {}
@@ -105,7 +105,7 @@ def _joint_importance(readers: Sequence[tuple[ir.Node, TensorStats]]) -> Importa
     for node, stats in readers:
         new = _importance(node, stats)
         if new is not None:
-            found = new if found is None else found.beside(new)
+            found = new if found is None else found.combined_with(new)
     return found if found is not None and float(found.by_weight.max()) > 0 else None
 
 
@@ -188,7 +188,7 @@ def _rows(data: FloatArray, axis: int, group_size: int | None) -> FloatArray:
 def _row_importance(
     importance: Importance | None, axis: int, group_size: int | None
 ) -> Importance | None:
-    """Return the importance of what has a scale of its own, a row each."""
+    """Return the importance with one row for each scale."""
     if importance is None:
         return None
     if group_size is None and axis == importance.axis:

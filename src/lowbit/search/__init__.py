@@ -1,1 +1,1 @@
-"""What sits above the stages: which steps, formats and layers, decided by measuring."""
+"""Searches above the stages: steps, formats and layers, decided by measuring."""

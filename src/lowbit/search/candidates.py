@@ -46,7 +46,7 @@ _MODELS = ("loaded", "normalized", "float_model", "calibrated_model", "adapted")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What candidates are run on: the base they differ from, the output that is wanted, and feeds.
+    """The setting of candidates: the base they differ from, the output to compute, and feeds.
 
     ``measured`` are the tensors that whole candidates are measured at, as the float model calls them;
     ``marks`` are what stages noted on nodes, by name, which files of models do not hold.
@@ -81,7 +81,7 @@ class Setting:
         )
 
     def digest(self) -> str | None:
-        """Return a hash of everything that outputs depend on beside the configuration, if there is one."""
+        """Return a hash of everything that outputs depend on except the configuration, if there is one."""
         statistics = digest_of_stats(self.base.stats)
         if statistics is None or not self.is_portable:
             return None
@@ -156,7 +156,7 @@ class Candidates:
 
 @dataclasses.dataclass(frozen=True)
 class Screening:
-    """What a candidate gives for each feed, and what it calls tensors; or why there is none.
+    """The outputs of a candidate for each feed, with its tensor names; or why there are none.
 
     There is nothing in it where more statistics have to be collected first.
     """

@@ -1,4 +1,4 @@
-"""What error a model will have once it is refined, from two that can be measured before.
+"""Predict the error of a model after refinement, from two errors that can be measured before.
 
 Refinement makes up for most of what rounding the weights costs, and for little of what rounding the
 activations does. A step that moves error from activations to weights would be refused for an error

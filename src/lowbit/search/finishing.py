@@ -18,23 +18,23 @@ from lowbit.pipeline.verify import verify as verify_model
 from lowbit.report.values import Report, Step
 from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_values import USABLE, Changes, Promoted, Requirement
-from lowbit.search.switched_model import bears_switches
+from lowbit.search.switched_model import can_be_switched
 from lowbit.state import Quantized
 
 _BELIEVED, _SAVED = 0.7, 0.08
-"""How much of the margin left is believed to be left again, and the cost that is worth another round."""
+"""The share of the margin left that will be left again, and the saved cost that justifies another round."""
 
 _BROUGHT = 0.5
 """How much of what refinement brought beyond all expectation it is expected to bring again."""
 
 _LEAST_LOST = 0.5
-"""A requirement lower by a decibel is expected to cost the verified model at least so much."""
+"""The least loss of verified margin, in decibels, expected for each decibel of a lower requirement."""
 
 _EXPECTED_DB, _HOPELESS_DB = 12.0, 4.0
 """A model expected to have less SQNR is measured before refinement; so far from usable it is promoted first."""
 
 _FREE_DB = 1.0
-"""What costs nothing is refined by itself if it brings more than this."""
+"""Changes that cost nothing are refined by themselves if they gain more than this."""
 
 Finished: TypeAlias = tuple[Quantized, Report, stages.Refinement]
 
@@ -56,7 +56,7 @@ class Finisher:
     def finished(self, state: Quantized) -> Finished:
         """Return the refined model and how good it is."""
         state, refinement = self.refined(state)
-        stages.sign(state)
+        stages.record_origin(state)
         with self.pipeline.clock.stage("verify"):
             report = verify_model(state, state.samples, self.steps, reused=self.reused)
             return state, report, refinement
@@ -66,7 +66,7 @@ class Finisher:
 
         A model of which refinement would make nothing is promoted before it is refined.
         """
-        if not bears_switches(state):
+        if not can_be_switched(state):
             return _not_promoted(self.finished(state))
         promoter = self._promoter(state) if self._looks_hopeless() else None
         if promoter is not None and promoter.is_hopeless(_HOPELESS_DB):
@@ -97,7 +97,7 @@ class Finisher:
                 verdict = again[1].verdict
                 if not _is_better(again, best):
                     note = note or (
-                        "promotion was tried and brought nothing on verification samples: "
+                        "promotion was tried and gained nothing on verification samples: "
                         f"{result.where()}"
                     )
                 else:
@@ -186,7 +186,7 @@ def next_requirement(
             required = required.lowered(-_BROUGHT * short_db)
             return None if usable else required
         return None if usable else required.raised(short_db)
-    # What the model had to spare before it was refined could not be given back.
+    # The surplus margin before refinement could not be given up.
     known_db = max(0.0, last.built_db - required.wanted_db)
     believed = _BELIEVED / _lost_by_lowering(attempts)
     spare_db = believed * (last.verdict.safe_margin_db - USABLE.least_db) - known_db

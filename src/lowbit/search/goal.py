@@ -16,7 +16,7 @@ _EXAMPLE = "drop<=0.5 or sqnr>=25"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Goal:
-    """What the quantized model has to reach.
+    """The goal that the quantized model has to reach.
 
     Attributes:
         text: A figure, a comparison and a number. ``drop`` is what accuracy loses against float, in
@@ -50,7 +50,7 @@ class Goal:
 
     @property
     def condition(self) -> Condition:
-        """What is asked for; a share that was written in percent is one of 1."""
+        """The condition; percentages become shares of 1."""
         found = read_condition(self.text, "goal", _EXAMPLE)
         known = (*GOALS, *self._accuracies)
         if found.figure not in known:
@@ -122,5 +122,5 @@ def read_budget(text: str | float) -> float:
     except (ValueError, KeyError):
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ConfigError(f"budget {text!r} is no time above zero, such as 45s, 20m or 1.5h")
+        raise ConfigError(f"budget {text!r} is not a time above zero, such as 45s, 20m or 1.5h")
     return seconds

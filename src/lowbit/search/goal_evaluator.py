@@ -99,7 +99,7 @@ class GoalEvaluator:
 
     @property
     def searched_on(self) -> list[Feed]:
-        """What is fed to candidates in the search."""
+        """The feeds of the search samples."""
         return [sample.feed for sample in self._known]
 
     @property

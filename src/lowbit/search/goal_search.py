@@ -28,7 +28,7 @@ from lowbit.search.kept_trials import KeptTrial, KeptTrials, Took, model_hash
 from lowbit.state import Calibrated, Quantized, extended
 
 BETTER_DB = 0.1
-"""How much less noise is better: less is not worth another model."""
+"""The least reduction of noise that makes another model the best."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Screened:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be reached, on which labels, in how many seconds since ``started``, and how."""
+    """A goal, its labels and strategies, and the budget in seconds since ``started``."""
 
     goal: Goal
     labels: Sequence[Label] | None = None
@@ -135,7 +135,7 @@ class GoalSearch:
     ) -> bool:
         """Make a candidate and measure it; false if there is no time for it, or nothing is to be done.
 
-        ``detail`` is what it depends on besides ``what`` and the best so far.
+        ``detail`` is what it depends on in addition to ``what`` and the best so far.
         """
         if self.end or not self.history.has_time(strategy, what, expected):
             return False

@@ -1,4 +1,4 @@
-"""What is tried to reach a goal, the cheapest first: each strategy starts from the best so far."""
+"""Strategies to reach a goal, the cheapest first: each starts from the best model so far."""
 
 from __future__ import annotations
 

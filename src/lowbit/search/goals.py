@@ -37,7 +37,7 @@ def reach_goal(
                 search.look(name)
         kept, measured, outcome = search.outcome()
     state = extended(kept.state, Quantized, samples=samples)
-    stages.sign(state)
+    stages.record_origin(state)
     with clock.stage("verify"):
         report = verify(state, samples, finisher.steps, reused=finisher.reused)
     report = msgspec.structs.replace(

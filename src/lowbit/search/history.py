@@ -61,7 +61,7 @@ class Rating:
 
 
 class SearchHistory:
-    """What one search has tried so far, and whether it may go on."""
+    """The history of one search, and whether it may go on."""
 
     def __init__(
         self, budget: Budget | None = None, tell: Callable[[int], None] = lambda tried: None

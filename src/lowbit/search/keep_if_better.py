@@ -1,11 +1,11 @@
-"""Steps that help most models and harm some: each is kept only if it helps this one.
+"""Try the steps that help most models and harm some, and keep each only if it helps this one.
 
 Part of the calibration samples is held out. The model is built without any of the steps, then with
 one more at a time; a step stays if the outputs come nearer to the float model's on the held-out
-samples, by more than the difference varies from sample to sample. Steps that were found by reckoning what
-the outputs feel of them stay unless the outputs come farther from them by as much. If the model is refined later, the
-error is that expected afterwards. Where models are calibrated only to be compared, some of the samples do;
-the others are added to the statistics of the one that is kept.
+samples, by more than the standard error of the difference. Steps that were chosen by sensitivity, on far more
+samples, stay unless the outputs are worse by as much. If the model is refined later, the error is that
+expected afterwards. Models that are only compared are calibrated on some of the samples; the others are added
+to the statistics of the one that is kept.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ _Field = Literal[
 class _Option:
     """A field of the configuration, and its value when the step is skipped.
 
-    ``reckoned``: the step was found by reckoning what the outputs feel of it, on far more samples than those
-    held out; it is dropped only if these show that it is worse.
+    ``unless_worse``: the step was chosen by sensitivity, on far more samples than those held out; it is
+    dropped only if the held-out samples show that it is worse.
     """
 
     name: str
     field: _Field
     skipped: object
-    reckoned: bool = False
+    unless_worse: bool = False
 
 
 _OPTIONS = (
     _Option("bias correction", "bias_correction", skipped=False),
     _Option("equalization", "equalization", skipped=None),
     _Option("SmoothQuant", "smooth_quant", skipped=None),
-    _Option("scales by sensitivity", "sensitivity", skipped=None, reckoned=True),
-    _Option("tensors fitted to powers of two", "power_of_two_fit", skipped=None, reckoned=True),
+    _Option("scales by sensitivity", "sensitivity", skipped=None, unless_worse=True),
+    _Option("power-of-two fit", "power_of_two_fit", skipped=None, unless_worse=True),
 )
 
 
@@ -108,16 +108,16 @@ def keep_what_helps(
     if not len(before.sqnr):  # no output is a float: there is nothing to measure
         return pipeline.build(state, samples.calibration, plan=plan), ()
     steps = []
-    weighed: Quantized | None = None
+    weighted: Quantized | None = None
     for option in tried:
         wanted = getattr(config, option.field)
         if isinstance(wanted, FloatTransform) and not _applies(wanted, best):
             continue
         if isinstance(wanted, SensitivityWeighting):
-            weighed = found = weighted_scales(pipeline, best, wanted, validation)
+            weighted = found = weighted_scales(pipeline, best, wanted, validation)
         elif isinstance(wanted, PowerOfTwoFit):
             # Factors are chosen by sensitivity also where that chose no better scales by itself.
-            found = rescaled(pipeline, weighed or best, compared) if plan is None else None
+            found = rescaled(pipeline, weighted or best, compared) if plan is None else None
         else:
             found = _with_step(pipeline, best, option.field, wanted, compared, plan)
         if found is None:
@@ -127,7 +127,7 @@ def keep_what_helps(
         known = before.float_weights if option.field == "bias_correction" else None
         with clock.stage("validate"):
             after = expected_sqnr(validation, candidate, known)
-        step = step_of(option.name, before.sqnr, after.sqnr, reckoned=option.reckoned)
+        step = step_of(option.name, before.sqnr, after.sqnr, unless_worse=option.unless_worse)
         steps.append(step)
         if step.kept:
             best, before = candidate, after
@@ -199,17 +199,19 @@ def _with_step(
     return pipeline.emitted(solved)
 
 
-def step_of(name: str, before: DoubleArray, after: DoubleArray, *, reckoned: bool = False) -> Step:
+def step_of(
+    name: str, before: DoubleArray, after: DoubleArray, *, unless_worse: bool = False
+) -> Step:
     """Return whether a step is kept, by the SQNR of samples before and after it.
 
-    One that was ``reckoned`` to be better is kept unless it is worse, others only if they are better.
+    ``unless_worse``: it is kept unless it is worse, rather than only if it is better.
     """
     gain = Gain.of(before, after)
     return Step(
         name=name,
         before=_relative_error(before),
         after=_relative_error(after),
-        kept=gain.is_not_worse if reckoned else gain.is_better,
+        kept=gain.is_not_worse if unless_worse else gain.is_better,
         note=gain.describe(),
     )
 

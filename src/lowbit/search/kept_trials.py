@@ -33,14 +33,14 @@ _T = TypeVar("_T")
 
 
 class Took(msgspec.Struct, frozen=True):
-    """What the preset alone took, in seconds: its refinement, and the whole run."""
+    """The seconds that the preset alone took: its refinement, and the whole run."""
 
     refinement: float = 0.0
     whole: float = 0.0
 
 
 class KeptTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial gave; without figures there was nothing to measure, as ``note`` says.
+    """The result of a trial; without figures there was nothing to measure, as ``note`` says.
 
     ``model`` is a hash of the refined model: one that is built again has to have the same.
     """
@@ -122,7 +122,7 @@ class KeptTrials:
         return self._read(Measurement, words)
 
     def follow(self, *words: str) -> None:
-        """Let all that comes depend on something that the search has kept or seen."""
+        """Make the keys of all later trials depend on something that the search has kept or seen."""
         if self.store is not None:
             self.key = content_key(self.key, *words)
 

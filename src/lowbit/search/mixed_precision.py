@@ -51,10 +51,10 @@ from lowbit.store import content_key
 _REST = "__ungrouped__"
 
 Changes = Sequence[tuple[str, LayerOption]]
-"""What each layer that is to change becomes."""
+"""The new scheme of each layer that changes."""
 
 _Candidate = tuple[str, tuple[str, ...]]
-"""What is measured: its name, and the layers that change together."""
+"""A candidate: its name, and the layers that change together."""
 
 
 def search_by_sensitivity(

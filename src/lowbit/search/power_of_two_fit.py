@@ -1,10 +1,10 @@
-"""Factors on tensors with which power-of-two scales fit them.
+"""Find factors on tensors so that power-of-two scales fit them.
 
-With scales that are powers of two, how fine a tensor is rounded depends on where its range happens to lie
-between two of them. A factor on the tensor moves it. So the noise that rounding adds to the outputs is a
-function of each factor, the same in every octave; factors are chosen one group of tensors after another,
-until none is better. Errors of activations count by their sensitivity where it is known. Errors of
-weights count by the sensitivity of what their layer writes.
+With power-of-two scales, how finely a tensor is rounded depends on where its range lies between two powers of
+two. A factor on the tensor moves the range. So the noise that rounding adds to the outputs is a periodic
+function of the logarithm of each factor; factors are chosen by coordinate descent, one group of tensors at
+a time. Errors of activations are weighted by their sensitivity where it is known, errors of weights by the
+sensitivity of their layer's output.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNCHANGED = _STEPS // 2
 
 _SWEEPS = 4
 _REFINED = 0.3
-"""How much of the noise of weights is left after better rounding."""
+"""The share of the weights' noise that is left after refinement."""
 
 _WEIGHTS = 1 << 14
 """Weights of a layer that its error is estimated on."""
@@ -57,9 +57,9 @@ _LEAST_GAIN = 0.02
 
 
 def rescaled(pipeline: Pipeline, state: Quantized, samples: Selection) -> Quantized | None:
-    """Return the model with tensors that powers of two fit, or ``None`` where there is nothing to gain.
+    """Return the model with rescaled tensors, or ``None`` where there is nothing to gain.
 
-    ``samples`` are those that it is calibrated on anew.
+    ``samples`` are the samples to calibrate it on.
     """
     with pipeline.clock.stage("transform"):
         rescaling = find_rescaling(state)
@@ -72,7 +72,7 @@ def rescaled(pipeline: Pipeline, state: Quantized, samples: Selection) -> Quanti
 
 
 def find_rescaling(state: Quantized) -> Rescaling | None:
-    """Return factors and ranges with which powers of two fit, or ``None`` where that gains next to nothing."""
+    """Return factors, and ranges that give power-of-two scales, or ``None`` where that gains next to nothing."""
     groups = FactorGroups.of(state.float_model.graph)
     tensors = _Tensors.of(state)
     fits = [tensors.fit(group) for group in groups.groups]
@@ -93,9 +93,9 @@ def find_rescaling(state: Quantized) -> Rescaling | None:
 
 
 def _factors(bounds: Sequence[float], spec: IntegerSpec) -> DoubleArray:
-    """Return the factors that are tried on tensors; one makes the largest code that of a Clip's bound.
+    """Return the factors to try; with one of them a Clip's upper bound is exactly the largest code.
 
-    A good part of what a Clip gives may be its bound, and is to be rounded to that.
+    Many outputs of a Clip may equal its bound, which should then be represented exactly.
     """
     found = _FACTORS.copy()
     if bounds:
@@ -107,7 +107,7 @@ def _factors(bounds: Sequence[float], spec: IntegerSpec) -> DoubleArray:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Unit:
-    """Tensors that share a scale: the noise of each factor, and the fraction bits it is had with."""
+    """Tensors that share a scale: the noise with each factor, and the fraction bits that give it."""
 
     tensors: tuple[TensorPlan, ...]
     noise: DoubleArray
@@ -122,7 +122,7 @@ class _Unit:
         factors: DoubleArray,
         bound: float,
     ) -> _Unit:
-        """Price every factor; ``bound`` is that of a Clip, beyond which no code goes once it is rescaled."""
+        """Compute the noise of every factor; no code of a rescaled tensor may exceed ``bound``, a Clip's."""
         spec = tensors[0].integer
         low, high = spec.limits
         first = power_of_two_candidates(*reach, spec)
@@ -131,7 +131,7 @@ class _Unit:
         flat = scale.reshape(-1)
         errors = sum(d.squared_error(flat, flat * low, flat * high) / d.unit for d in densities)
         noise = np.asarray(errors).reshape(scale.shape)
-        # A Clip is left to the quantizer then, which must not clip later.
+        # The quantizer then takes the place of the Clip, so it must not clip later.
         clips = scale * high <= bound * (1 + _CLOSE)
         clips[:, _UNCHANGED] = True
         allowed = np.where(clips, noise, np.inf)
@@ -140,18 +140,18 @@ class _Unit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _GroupFit:
-    """The tensors of a group that are rounded, and the factors that are tried on it."""
+    """The quantized tensors of a group, and the factors to try on it."""
 
     factors: DoubleArray
     units: tuple[_Unit, ...]
 
     @property
     def noise(self) -> DoubleArray:
-        """What rounding all of them adds to the outputs, for every factor."""
+        """The noise that rounding all of them adds to the outputs, for every factor."""
         return np.asarray(np.sum([unit.noise for unit in self.units], axis=0))
 
     def ranges(self, at: int) -> dict[str, tuple[float, float]]:
-        """Return the ranges that the tensors have with one of the factors."""
+        """Return the ranges of the tensors with one of the factors."""
         found = {}
         for unit in self.units:
             scale = float(np.exp2(-unit.bits[at]))
@@ -173,7 +173,7 @@ class _Tensors:
 
     @classmethod
     def of(cls, state: Quantized) -> _Tensors:
-        """Find them."""
+        """Return the activations of a model."""
         plan = state.plan.integers()
         own = {
             row.name: row
@@ -186,12 +186,12 @@ class _Tensors:
         return cls(state, priced, own, shared, _bounds(state.float_model.graph))
 
     def unchanged(self) -> dict[str, tuple[float, float]]:
-        """Return the range that each has now."""
+        """Return the present range of each tensor."""
         params = self.state.params.tensors
         return {name: code_range(params[name], row.integer) for name, row in self.own.items()}
 
     def fit(self, group: FactorGroup) -> _GroupFit | None:
-        """Return those of a group, or ``None`` if it has none, or one shares its scale with a tensor elsewhere."""
+        """Return the tensors of a group; ``None`` without any, or if one shares its scale with a tensor elsewhere."""
         names = [name for name in group.names if name in self.own]
         sets = list(dict.fromkeys(self.shared.get(name, (name,)) for name in names))
         together = [name for each in sets for name in each]
@@ -216,14 +216,14 @@ class _Tensors:
 
 
 def _is_fitted(row: TensorPlan) -> bool:
-    """Whether a tensor's scale is the power of two of least squared error."""
+    """Whether a tensor's scale is the power of two with the least squared error."""
     is_free = row.range is None and row.headroom is None
     by_error = row.is_calibrated and isinstance(row.spec.calibration, MinMse)
     return is_free and by_error and row.integer.power_of_two
 
 
 def _bounds(graph: ir.Graph) -> dict[str, float]:
-    """Return the upper bounds of Clips from zero, by what they write."""
+    """Return the upper bounds of Clips from zero, by the names of their outputs."""
     found = {}
     for node in graph:
         low, high = clip_bounds(node) if node.op_type == "Clip" else (None, None)
@@ -236,7 +236,7 @@ def _bounds(graph: ir.Graph) -> dict[str, float]:
 class _Layer:
     """A linear layer between two groups: the noise of its weights for every factor on them.
 
-    ``before`` and ``after`` are the groups of what it reads and writes, if they can have a factor.
+    ``before`` and ``after`` are the groups of its input and output, if these can have a factor.
     """
 
     before: int | None
@@ -262,7 +262,7 @@ class _Layer:
 
 
 def _layers(state: Quantized, groups: FactorGroups) -> list[_Layer]:
-    """Return the layers with power-of-two weights whose errors can be told at the outputs."""
+    """Return the layers with power-of-two weight scales and an output of known sensitivity."""
     number = {value: i for i, group in enumerate(groups.groups) for value in group.tensors}
     rows = {
         row.name: row.integer
@@ -273,16 +273,16 @@ def _layers(state: Quantized, groups: FactorGroups) -> list[_Layer]:
     for layer in groups.layers:
         source, weight = layer.node.inputs[:2]
         spec = None if weight is None else rows.get(str(weight.name))
-        felt = _felt(state.stats, layer)
-        if spec is None or felt is None or source is None:
+        sensitivity = _weight_sensitivity(state.stats, layer)
+        if spec is None or sensitivity is None or source is None:
             continue
         around = number.get(source), number.get(layer.node.outputs[0])
-        found.append(_Layer(*around, felt * _REFINED * _weight_errors(layer.weight, spec)))
+        found.append(_Layer(*around, sensitivity * _REFINED * _weight_errors(layer.weight, spec)))
     return found
 
 
-def _felt(stats: Stats, layer: WeightedLayer) -> float | None:
-    """Return what the outputs feel of a squared unit of error in every weight of a layer."""
+def _weight_sensitivity(stats: Stats, layer: WeightedLayer) -> float | None:
+    """Return the error of the outputs for one squared unit of error in every weight of a layer."""
     read = stats.tensors.get(layer.source)
     value, written = layer.node.outputs[0], None
     while written is None:
@@ -301,7 +301,7 @@ def _felt(stats: Stats, layer: WeightedLayer) -> float | None:
 
 
 def _weight_errors(weight: FloatArray, spec: IntegerSpec) -> DoubleArray:
-    """Return the mean squared error of weights multiplied by every factor, in units of theirs."""
+    """Return the mean squared error of the weights with every factor, relative to the squared factor."""
     flat = weight.reshape(-1)
     top = float(np.abs(flat).max(initial=0.0))
     some = flat[:: max(1, flat.size // _WEIGHTS)].astype(np.float64)
@@ -319,7 +319,7 @@ def _error(values: DoubleArray, scale: float, low: int, high: int) -> float:
 
 
 def _descended(noises: Sequence[DoubleArray | None], layers: Sequence[_Layer]) -> list[int]:
-    """Return the factor of each group, as an index, with which there is no better one alone."""
+    """Return the factor of each group, as an index, by coordinate descent."""
     positions = [_UNCHANGED] * len(noises)
     around: dict[int, list[_Layer]] = {}
     for layer in layers:

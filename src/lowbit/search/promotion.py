@@ -33,9 +33,9 @@ from lowbit.search.promotion_graph import (
 )
 from lowbit.search.promotion_samples import PromotionSamples
 from lowbit.search.promotion_values import (
+    COST_PER_DB,
     MORE_DB,
     USABLE,
-    WORTH,
     AskedMargin,
     Built,
     Promoted,
@@ -50,13 +50,13 @@ from lowbit.search.switched_parts import Switching
 from lowbit.state import Quantized, extended
 
 _FITTED = 0.5
-"""What is believed of refinement's gain on the samples that it was fitted to."""
+"""The share of refinement's gain to count on, where samples were used by it."""
 
 _SHOWN = 0.7
-"""What is believed of its gain on verification samples: it brings less the less noise there is."""
+"""The share of its gain on verification samples to count on: it gains less the less noise there is."""
 
 _SPARE_DB = 4.0
-"""An approximation that leaves so much more than is wanted is left as it is."""
+"""An approximation is kept if it leaves this much more margin than required."""
 
 _RESCALED_DB = 0.3
 """Other scales are kept if they bring more."""
@@ -204,15 +204,15 @@ class Promoter:
                     graph.costs,
                     lambda parts: [required.part(e) for e in self._measured(parts, few)],
                     lambda choice: required.margin(self._measured([choice], every)[0]),
-                    bears_wide=lambda: self._bears_wide(state, graph, required, few),
+                    wide_is_enough=lambda: self._wide_is_enough(state, graph, required, few),
                 )
                 self._search.divide(wanted_db, self.effort.parts)
             return self._realized(state, graph, self._search, required, wanted_db)
 
-    def _bears_wide(
+    def _wide_is_enough(
         self, state: Quantized, graph: PromotionGraph, required: Requirement, few: Sequence[int]
     ) -> bool:
-        """Whether 16 bits are enough for the activations: switches do not show what they lose."""
+        """Whether 16 bits are enough for the activations; measured on a built model, as switches do not show it."""
         spec = wide_spec(state)
         if spec is None:
             return False
@@ -230,7 +230,7 @@ class Promoter:
         required: Requirement,
         wanted_db: float,
     ) -> tuple[float, Quantized, tuple[Rule, ...]] | None:
-        """Build what is chosen; choose more of it if that is worse than it looked, and less if it is better."""
+        """Build the choice; promote more if the model is worse than expected, and less if it is better."""
         least_db = wanted_db - (required.wanted_db - required.least_db)
         asked: AskedMargin | None = AskedMargin(wanted_db)
         found: dict[Choice, Built] = {}
@@ -252,11 +252,11 @@ class Promoter:
             if margin < least_db and trial.choice.wide and is_too_narrow(margin, trial.margin_db):
                 search = self._search = search.without_wide()
                 continue
-            # To give all of it back would save less than the margin is worth.
+            # Giving up all of the promotion would save less than the margin may cost.
             if model.cost <= model.bonus(least_db):
                 break
             asked = asked.after(margin - least_db)
-        best = max(found.values(), key=lambda model: model.worth(least_db), default=None)
+        best = max(found.values(), key=lambda model: model.sort_key(least_db), default=None)
         return None if best is None else (best.margin_db, best.state, best.rules)
 
     def _built(self, state: Quantized, rules: Sequence[Rule]) -> Quantized:
@@ -283,7 +283,7 @@ class Promoter:
                 candidate = self._built(state, rules)
                 errors = self._samples.errors(candidate)
                 is_better = required.margin(errors) > required.margin(before)
-                if is_better or not self._bears(state, required):
+                if is_better or not self._tolerates_approximations(state, required):
                     self._exact = (candidate, rules, errors)
         return self._exact
 
@@ -322,7 +322,7 @@ class Promoter:
             tried = POWERS_OF_TWO if spec.power_of_two else FLOATS
             return find_factors(scale_groups(state), noises, tried)
 
-    def _bears(self, state: Quantized, required: Requirement) -> bool:
+    def _tolerates_approximations(self, state: Quantized, required: Requirement) -> bool:
         """Whether the device's approximations alone leave the model as good as it has to be."""
         graph = PromotionGraph.of(state, self._costs(state))
         with self._measuring(state, graph):
@@ -334,7 +334,7 @@ class Promoter:
 
     @contextlib.contextmanager
     def _measuring(self, state: Quantized, graph: PromotionGraph) -> Iterator[_Measure]:
-        """Let choices be measured in one model; yields what measures it with tensors switched."""
+        """Open one model to measure choices in; yields the function that measures it with tensors switched."""
         names = quantized_names(state)
         measured = self._samples.found_in(names)
         outputs = list(dict.fromkeys(names[row.tensor] for row in measured))
@@ -381,16 +381,16 @@ class Promoter:
 
 
 def _chosen(search: RegionSearch, wanted_db: float) -> Trial | None:
-    """Return what is worth most of the choices that are enough: cheap, or with more margin for little."""
+    """Return the best choice with enough margin: a cheap one, or one with more margin for little cost."""
     if search.cheapest(wanted_db) is None:
         return None
     enough = search.expected_cost(wanted_db)
     worth = {
-        db: db * WORTH - (search.expected_cost(wanted_db + db) - enough)
+        db: db * COST_PER_DB - (search.expected_cost(wanted_db + db) - enough)
         for db in range(MORE_DB + 1)
     }
     more = max(worth, key=lambda db: (worth[db], db))
     if more:
-        search.cheapest(wanted_db + more, enough + more * WORTH)
+        search.cheapest(wanted_db + more, enough + more * COST_PER_DB)
     most_db = wanted_db + MORE_DB
-    return search.best(wanted_db, lambda t: min(t.margin_db, most_db) * WORTH - t.cost)
+    return search.best(wanted_db, lambda t: min(t.margin_db, most_db) * COST_PER_DB - t.cost)

@@ -1,4 +1,4 @@
-"""What can be promoted in a graph: its quantized nodes in their order, what they cost, what lies between."""
+"""The quantized nodes of a graph that can be promoted, with their costs and the tensors between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lowbit.search.regions import Choice, Region, runs_of
 from lowbit.state import Planned, Prepared, Quantized, Transformed, extended
 
 _SHARE_OF_ELEMENTS, _SHARE_OF_NODES, _EACH = 0.05, 0.05, 1e-3
-"""What all numbers that are written cost, and all nodes; no node costs more than its share of few of them."""
+"""The cost of all elements written, and of all nodes; a node costs at most its share of a few nodes."""
 
 
 def wide_spec(state: Prepared) -> IntegerSpec | None:
@@ -53,7 +53,7 @@ def exact_operators(state: Quantized) -> tuple[Rule, ...]:
     ]
     if not nodes:
         return ()
-    why = "promoted: the device's approximation of it is too coarse for this model"
+    why = "promoted: the device's approximation is too coarse for this model"
     return (Rule(nodes=tuple(nodes), exclude=True, why=why, optional=True),)
 
 

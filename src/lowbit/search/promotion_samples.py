@@ -21,7 +21,7 @@ _CONSIDERED, _SAMPLES, _FOR_PARTS = 32, 16, 3
 """Samples to choose from, those to measure a model or a choice on, and those for its parts."""
 
 _UNSEEN = 16
-"""So many tell how much of what refinement gained is seen elsewhere."""
+"""How many unseen samples at most refinement is measured on."""
 
 _MEMORY_FOR_OUTPUTS = 64 << 20
 

@@ -1,4 +1,4 @@
-"""What promotion is to reach, and what it found."""
+"""The requirements and results of promotion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WANTED_DB = 0.7
 _LEAST_DB = 0.3
 
 _MORE_DB = 1.0
-"""At least so much more is required after a model that was not usable."""
+"""The least increase of the requirement after a model that was not usable."""
 
 _NEAR_DB = 1.5
 """A margin that is larger by less than this is not worth another model."""
@@ -43,7 +43,7 @@ def safe_margin(errors: OutputErrors) -> float:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is tried, counted in what is run or built: so the same is found on every machine.
+    """The effort, counted in models run or built, so that every machine finds the same.
 
     Attributes:
         parts: Parts of parts that are measured.
@@ -71,7 +71,7 @@ def effort_for(state: Quantized) -> Effort:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Requirement:
-    """What promotion is to reach: a margin, where it is counted from, and why.
+    """The requirement of promotion: a margin, where it is counted from, and why.
 
     Noises of parts add up as ``part`` counts them, without what is to be on the safe side.
     """
@@ -83,14 +83,14 @@ class Requirement:
     part: Margin = usable_margin
 
     def raised(self, promised_db: float) -> Requirement:
-        """Return a higher one, after other samples gave so much less than the search promised."""
+        """Return a higher requirement, after other samples gave so much less than the search promised."""
         more = max(promised_db + _WANTED_DB - self.wanted_db, _MORE_DB)
         return dataclasses.replace(
             self, wanted_db=self.wanted_db + more, least_db=self.least_db + more
         )
 
     def lowered(self, spare_db: float) -> Requirement:
-        """Return a lower one, where refinement brings so much besides."""
+        """Return a lower requirement, where refinement gains so much in addition."""
         return dataclasses.replace(
             self, wanted_db=self.wanted_db - spare_db, least_db=self.least_db - spare_db
         )
@@ -124,8 +124,8 @@ class AskedMargin:
         return AskedMargin(found if low < found < high else (low + high) / 2, low, high)
 
 
-MORE_DB, WORTH = 10, 0.01
-"""So many decibels beyond what is enough are taken, as far as each is worth this share of the cost."""
+MORE_DB, COST_PER_DB = 10, 0.01
+"""The decibels of margin, beyond the required ones, that count, and the share of the cost each may take."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,18 +137,18 @@ class Built:
     state: Quantized
     rules: tuple[Rule, ...]
 
-    def worth(self, least_db: float) -> tuple[bool, float]:
-        """Return what orders models: those that are enough by their cost and margin, after all others."""
+    def sort_key(self, least_db: float) -> tuple[bool, float]:
+        """Return a sort key: models with enough margin come last, ordered by cost and margin."""
         is_enough = self.margin_db >= least_db
         return is_enough, self.bonus(least_db) - self.cost if is_enough else self.margin_db
 
     def bonus(self, least_db: float) -> float:
-        """Return the cost that its margin beyond what is enough is worth."""
-        return WORTH * min(self.margin_db - least_db, MORE_DB)
+        """Return the cost that its margin beyond the required one may take."""
+        return COST_PER_DB * min(self.margin_db - least_db, MORE_DB)
 
 
 Changes: TypeAlias = tuple[tuple[PromotedRegion, ...], tuple[str, ...]]
-"""What tells one promoted model from another: its regions, and the tensors with other scales."""
+"""The differences between promoted models: regions, and tensors with other scales."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Promoted:
 
     @property
     def changes(self) -> Changes:
-        """What is changed."""
+        """The changes of this model."""
         return self.regions, self.rescaled
 
     @property

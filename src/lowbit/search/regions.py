@@ -1,4 +1,4 @@
-"""Which parts of a graph to promote, and how far: as little as keeps the noise within a budget.
+"""Choose which parts of a graph to promote, and to which format: as little as keeps the noise within a budget.
 
 The noise that a part brings is measured with everything else in float. Noises of parts nearly add up, so
 what to promote is a choice between cost and noise, part by part, at one price of noise for all. Parts that
@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
+from lowbit.numerics.spacing import even_bounds
+
 Region = frozenset[int]
 Format: TypeAlias = Literal["narrow", "wide", "float"]
 
@@ -25,7 +27,7 @@ _LITTLE = 0.01
 """A part that can save no more than this share of the cost is not divided."""
 
 _AT_ONCE = 4
-"""So few layers are measured one by one."""
+"""Up to this number of layers, each is measured by itself."""
 
 _COST: dict[Format, float] = {"narrow": 0.0, "wide": 0.25, "float": 1.0}
 _CORRECTIONS, _STEPS, _EXACT_DB, _SPARE_DB = 4, 20, 0.5, 0.3
@@ -36,7 +38,7 @@ _PRICES = 60
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """What is promoted: to wider integers, and to float."""
+    """The nodes to promote: to wider integers, and to float."""
 
     wide: Region = frozenset()
     in_float: Region = frozenset()
@@ -82,7 +84,7 @@ class _Bracket:
         return self.too_much < 1.02 * self.enough
 
     def after(self, spare_db: float) -> _Bracket:
-        """Return the next, after a choice with so much margin to spare; noises do not quite add up."""
+        """Return the next bracket, after a choice with ``spare_db`` of margin left; noises add up only roughly."""
         is_enough = spare_db >= 0
         enough = self.factor if is_enough else self.enough
         too_much = self.too_much if is_enough else self.factor
@@ -107,16 +109,16 @@ class RegionSearch:
         parts: MeasureAll,
         whole: Measure,
         *,
-        bears_wide: Callable[[], bool] | None = None,
+        wide_is_enough: Callable[[], bool] | None = None,
     ) -> None:
         """Take the costs of the units of the graph, in its order, and what measures a choice.
 
-        ``parts`` is asked for the margins of single parts, ``whole`` for that of a result, and ``bears_wide``
+        ``parts`` is asked for the margins of single parts, ``whole`` for that of a result, and ``wide_is_enough``
         once, before wider integers are measured, whether they are wide enough for the model.
         """
         self._costs, self._margins, self._whole = costs, parts, whole
         self._every: Region = frozenset(range(len(costs)))
-        self._bears_wide = bears_wide
+        self._wide_is_enough = wide_is_enough
         self._parts = self._measured(_split(range(len(costs)), _CHUNKS))
         self._is_wide_known = False
         self._factor = 1.0
@@ -125,7 +127,7 @@ class RegionSearch:
     def without_wide(self) -> RegionSearch:
         """Return the same without wider integers, where they turn out to be too narrow as well."""
         other = object.__new__(RegionSearch)
-        other.__dict__ = {**self.__dict__, "_bears_wide": None, "_factor": 1.0}
+        other.__dict__ = {**self.__dict__, "_wide_is_enough": None, "_factor": 1.0}
         other._trials = {choice: t for choice, t in self._trials.items() if not choice.wide}
         other._parts = [
             dataclasses.replace(part, noise=tuple(n for n in part.noise if n[0] != "wide"))
@@ -215,10 +217,10 @@ class RegionSearch:
             bracket = bracket.after(spare_db)
         return self.best(wanted_db, lambda trial: -trial.cost)
 
-    def best(self, least_db: float, worth: Callable[[Trial], float]) -> Trial | None:
-        """Return what is worth most of the choices that were measured; ``None`` if it is all in float."""
+    def best(self, least_db: float, value: Callable[[Trial], float]) -> Trial | None:
+        """Return the measured choice of highest value; ``None`` if that is all in float."""
         enough = [t for t in self._trials.values() if t.margin_db >= least_db]
-        best = max(enough, key=worth, default=None)
+        best = max(enough, key=value, default=None)
         return None if best is None or best.choice.in_float == self._every else best
 
     def _tried(self, choice: Choice) -> Trial:
@@ -244,7 +246,7 @@ class RegionSearch:
 
     def _measure_wide(self, budget: float) -> None:
         """Measure wider integers where they may be cheaper than 8 bits or float."""
-        if self._bears_wide is None:
+        if self._wide_is_enough is None:
             return
         price, wide = self._price(budget), _COST["wide"]
         noises = [dict(part.noise) for part in self._parts]
@@ -257,8 +259,8 @@ class RegionSearch:
             return
         if not self._is_wide_known:
             self._is_wide_known = True
-            if not self._bears_wide():
-                self._bears_wide = None
+            if not self._wide_is_enough():
+                self._wide_is_enough = None
                 return
         units = [frozenset(self._parts[index].units) for index in telling]
         margins = self._margins([Choice(some, self._every - some) for some in units])
@@ -310,9 +312,7 @@ def noise_of(margin_db: float) -> float:
 
 def _split(items: Sequence[int], parts: int) -> list[list[int]]:
     """Return runs of nearly equal length."""
-    parts = min(parts, len(items))
-    bounds = [round(i * len(items) / parts) for i in range(parts + 1)] if parts else []
-    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+    return [list(items[a:b]) for a, b in itertools.pairwise(even_bounds(len(items), parts))]
 
 
 def runs_of(region: Region) -> list[list[int]]:

@@ -1,15 +1,17 @@
-"""Other scales, which cost nothing on any target, for the activations that bring most of the noise.
+"""Other scales, which cost nothing on any target, for the activations that add the most noise.
 
-A scale is chosen by the tensor's own squared error. What outputs feel of it may be quite another thing:
-a power of two that clips a few large numbers may be far better than the next, which rounds all others
-coarsely. The activations with most of the noise are found by dividing groups of them, and each is tried
-with other scales, everything else in float.
+A scale is chosen by the tensor's own squared error. The error of the outputs may behave differently: a power
+of two that clips a few large values may be far better than the next one, which rounds all others coarsely.
+The noisiest activations are found by bisecting groups of them, and each is tried with other scales,
+everything else in float.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+
+from lowbit.numerics.spacing import even_bounds
 
 Factors = Mapping[str, float]
 """Activations that are quantized, and what their scales are multiplied by."""
@@ -28,7 +30,7 @@ _STANDS_OUT, _TELLING = 0.2, 0.05
 """Shares of the noise: of a group without which nothing is to be gained, and of what is looked into."""
 
 _BETTER = 0.75
-"""Another scale leaves at most so much of the noise."""
+"""Another scale is taken if it leaves at most this share of the noise."""
 
 
 def find_factors(
@@ -38,8 +40,8 @@ def find_factors(
     found = _divided(groups, noises)
     total = sum(noise for _, noise in found)
     single = [(some[0], noise) for some, noise in found if len(some) == 1]
-    loud = sorted((row for row in single if row[1] > _TELLING * total), key=lambda row: -row[1])
-    trials = [(members, noise, factor) for members, noise in loud[:_TRIED] for factor in tried]
+    noisy = sorted((row for row in single if row[1] > _TELLING * total), key=lambda row: -row[1])
+    trials = [(members, noise, factor) for members, noise in noisy[:_TRIED] for factor in tried]
     measured = noises([dict.fromkeys(members, factor) for members, _, factor in trials])
     best: dict[tuple[str, ...], tuple[float, float]] = {}
     for (members, noise, factor), found_noise in zip(trials, measured, strict=True):
@@ -60,13 +62,13 @@ def _divided(groups: Sequence[Sequence[str]], noises: Noises) -> list[_Part]:
         return []
     effort = _HALVES
     while effort >= 2:
-        loud = [p for p in parts if len(p[0]) > 1 and p[1] > _TELLING * total]
-        loud = sorted(loud, key=lambda part: -part[1])[: effort // 2]
-        if not loud:
+        noisy = [p for p in parts if len(p[0]) > 1 and p[1] > _TELLING * total]
+        noisy = sorted(noisy, key=lambda part: -part[1])[: effort // 2]
+        if not noisy:
             break
-        effort -= 2 * len(loud)
-        halves = itertools.chain.from_iterable(_halves(part, 2) for part, _ in loud)
-        parts = [p for p in parts if p not in loud] + _measured(list(halves), noises)
+        effort -= 2 * len(noisy)
+        halves = itertools.chain.from_iterable(_halves(part, 2) for part, _ in noisy)
+        parts = [p for p in parts if p not in noisy] + _measured(list(halves), noises)
     return parts
 
 
@@ -76,6 +78,4 @@ def _measured(parts: Sequence[list[Sequence[str]]], noises: Noises) -> list[_Par
 
 
 def _halves(groups: list[Sequence[str]], count: int) -> list[list[Sequence[str]]]:
-    count = min(count, len(groups))
-    bounds = [round(i * len(groups) / count) for i in range(count + 1)] if count else []
-    return [groups[a:b] for a, b in itertools.pairwise(bounds)]
+    return [groups[a:b] for a, b in itertools.pairwise(even_bounds(len(groups), count))]

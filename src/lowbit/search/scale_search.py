@@ -1,9 +1,9 @@
-"""Scales of activations chosen by what the outputs feel of them.
+"""Choose scales of activations by the error of the outputs.
 
-A scale of least squared error holds the tensor's largest numbers, and they may matter little: of the sums
-that residual blocks of MobileNetV2 end in, a scale of an eighth leaves a thirtieth of the noise in the
+A scale of least squared error holds the tensor's largest values, and they may matter little: at the sums
+that residual blocks of MobileNetV2 end in, an eighth of that scale leaves a thirtieth of the noise in the
 logits. So each activation is quantized alone, everything else in float, and tried with other scales.
-Noise of single tensors adds up, so that what is best for each is best for all.
+The noise of single tensors adds up, so the best scale for each is the best for all.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 from lowbit.config.scale_search import ScaleSearch
 from lowbit.evaluate.validation import Gain, Validation, decibels_of
 from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.spacing import evenly_spaced
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import Step
 from lowbit.search.expected_error import expected_sqnr
 from lowbit.search.keep_if_better import step_of
 from lowbit.search.promotion_graph import rescaled_tensor, scale_groups
-from lowbit.search.switched_model import bears_switches, is_run_in_parts, open_switched
+from lowbit.search.switched_model import can_be_switched, is_run_in_parts, open_switched
 from lowbit.search.switched_parts import Switching
 from lowbit.state import Planned, Quantized
 
@@ -35,7 +36,7 @@ _LEAST, _MOST = 1 / 16, 4.0
 """Factors are within these."""
 
 _FIRST, _TELLING, _TRIED = 4, 0.004, 48
-"""Samples that show how loud a tensor is, the share of all noise below which it is left alone, and how many
+"""Samples that show how noisy a tensor is, the share of all noise below which it is left alone, and how many
 tensors are tried with other scales at most: a large network is not to take hours."""
 
 _NAME = "scales by outputs"
@@ -51,7 +52,7 @@ def search_scales(
     """Return the model with other scales if that is better on held-out samples, and what was tried."""
     samples = state.samples
     groups = tuned_groups(state)
-    if samples is None or samples.data.is_random or not groups or not bears_switches(state):
+    if samples is None or samples.data.is_random or not groups or not can_be_switched(state):
         return state, ()
     if is_run_in_parts(state):  # thousands of passes over a model so large would take hours
         return state, ()
@@ -83,14 +84,14 @@ def tuned_groups(state: Planned) -> list[Group]:
 def _factors(
     pipeline: Pipeline, state: Quantized, seen: Validation, groups: Sequence[Group]
 ) -> dict[str, float]:
-    """Return what scales are to be multiplied by."""
+    """Return the factors to multiply scales by."""
     found: dict[str, float] = {}
     with _measuring(state, seen) as decibels:
         if decibels is None:
             return found
-        loud = loud_groups(groups, decibels, len(seen))
-        for done, group in enumerate(loud):
-            pipeline.clock.tell("search", done, len(loud))
+        noisy = noisy_groups(groups, decibels, len(seen))
+        for done, group in enumerate(noisy):
+            pipeline.clock.tell("search", done, len(noisy))
             is_power_of_two = state.plan.by_name()[group[0]].integer.power_of_two
             line = _Line(group, decibels, range(len(seen)))
             factor = line.best(is_power_of_two=is_power_of_two)
@@ -121,13 +122,13 @@ def _measuring(state: Quantized, seen: Validation) -> Iterator[Decibels | None]:
         yield decibels
 
 
-def loud_groups(groups: Sequence[Group], decibels: Decibels, count: int) -> list[Group]:
-    """Return the groups that bring more than a trifle of the noise, the loudest first."""
-    few = [index * count // _FIRST for index in range(_FIRST)] if count > _FIRST else range(count)
+def noisy_groups(groups: Sequence[Group], decibels: Decibels, count: int) -> list[Group]:
+    """Return the groups with more than a negligible share of the noise, the noisiest first."""
+    few = evenly_spaced(count, _FIRST)
     noises = {group: noise_of(decibels(dict.fromkeys(group, 1.0), few)) for group in groups}
     least = _TELLING * sum(noises.values())
-    loud = sorted((g for g in groups if noises[g] > least), key=lambda g: -noises[g])
-    return loud[:_TRIED]
+    noisy = sorted((g for g in groups if noises[g] > least), key=lambda g: -noises[g])
+    return noisy[:_TRIED]
 
 
 def noise_of(decibels: DoubleArray) -> float:
@@ -147,16 +148,16 @@ class _Line:
     def best(self, *, is_power_of_two: bool) -> float:
         """Return the best factor; one if no other is better by more than that varies between samples."""
         step = 0.5 if is_power_of_two else _STEP
-        found = self._walked(step)
+        found = self._descended(step)
         if found == 1.0:
-            found = self._walked(1 / step)
+            found = self._descended(1 / step)
         if not is_power_of_two:
             found = min((found, found * step**0.5, found / step**0.5), key=self._noise)
         gain = Gain.of(self._decibels(1.0), self._decibels(found))
         return found if gain.is_better else 1.0
 
-    def _walked(self, step: float) -> float:
-        """Return where noise no longer falls."""
+    def _descended(self, step: float) -> float:
+        """Return the factor beyond which noise no longer falls."""
         found = 1.0
         while _LEAST <= found * step <= _MOST and self._noise(found * step) < self._noise(found):
             found *= step

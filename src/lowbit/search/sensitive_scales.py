@@ -14,30 +14,30 @@ from lowbit.evaluate.validation import Validation
 from lowbit.graph.parts import is_large
 from lowbit.ops.gradients import OutputPart
 from lowbit.pipeline.pipeline import Pipeline
+from lowbit.pipeline.sensitivity import measure_sensitivity, mse_tensors
 from lowbit.pipeline.verify import quantized_names
-from lowbit.pipeline.weighing import weigh, weighed_tensors
 from lowbit.state import Calibrated, Quantized, extended
 
 
 def weighted_scales(
     pipeline: Pipeline, state: Quantized, config: SensitivityWeighting, seen: Validation
 ) -> Quantized | None:
-    """Return the model with scales by sensitivity, or ``None`` where there is nothing to weigh.
+    """Return the model with scales by sensitivity, or ``None`` where no scale follows from it.
 
-    ``seen`` tells which tensors of the float model its outputs are measured at.
+    ``seen`` says at which tensors of the float model its outputs are measured.
     """
     samples = state.samples
     if samples is None or samples.data.is_random or is_large(state.adapted):
         return None
-    tensors = weighed_tensors(state)
+    tensors = mse_tensors(state)
     outputs = measured_outputs(state, seen)
     if not tensors or not outputs:
         return None
     changed = msgspec.structs.replace(state.config, sensitivity=config)
-    with pipeline.clock.stage("weigh"):
+    with pipeline.clock.stage("sensitivity"):
         feeds = samples.fitting().spread(config.samples)
         try:
-            found = weigh(extended(state, Calibrated, config=changed), feeds, outputs)
+            found = measure_sensitivity(extended(state, Calibrated, config=changed), feeds, outputs)
         except ModelError:
             # The graph with gradients is lowbit's own: that onnxruntime refuses it is no fault of the model.
             return None

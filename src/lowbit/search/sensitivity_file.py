@@ -1,4 +1,4 @@
-"""What the search for mixed precision measured and decided: values, and a JSON file of them.
+"""The results of the search for mixed precision: values, and a JSON file of them.
 
 People set ``enabled`` to false there for layers that are to stay.
 """
@@ -123,7 +123,7 @@ def _check_row(row: _Row, path: str, base: Planned, config: MixedPrecision) -> N
         wrong = f"all_config_scores has {len(row.all_config_scores)} scores for {options} options"
     if wrong is not None:
         raise ConfigError(
-            f"mixed_precision.cache {path}, row {row.name!r}: {wrong}; remove the file to measure anew"
+            f"mixed_precision.cache {path}, row {row.name!r}: {wrong}; remove the file to measure again"
         )
 
 

@@ -203,7 +203,7 @@ def _known(state: Quantized) -> tuple[tuple[Quantizer, ...], dict[str, FloatArra
     return quantizers, known
 
 
-def bears_switches(state: Loaded) -> bool:
+def can_be_switched(state: Loaded) -> bool:
     """Whether a model is small enough to be opened with switches."""
     return tensors_size(state.loaded) <= _MOST_BYTES
 

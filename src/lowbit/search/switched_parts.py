@@ -28,7 +28,7 @@ _PART_NODES = 100
 
 _Values = dict[str, Array]
 _Kind = tuple[frozenset[str], tuple[tuple[str, float], ...]]
-"""What is special about a part in a choice: tensors in float, and factors of scales."""
+"""The settings of a part in a choice: tensors in float, and factors of scales."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a device or runtime can do, as data."""
+"""Targets: the capabilities of a device or runtime, as data."""
 
 from lowbit.targets.builtin import find_target
 from lowbit.targets.target import FusedPair, OperatorFormats, ShiftLimits, Target

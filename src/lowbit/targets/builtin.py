@@ -71,7 +71,7 @@ X86_PAIRS = PairedSums(
     weight=(IntegerFormat.INT8,),
     pairs=("through_taps", "within_taps"),
 )
-"""What onnxruntime's and OpenVINO's kernels add in 16 bits on x86 processors without VNNI, as observed."""
+"""The products that onnxruntime's and OpenVINO's kernels add in 16 bits on x86 without VNNI, as observed."""
 
 ONNXRUNTIME = Target(
     name="onnxruntime",
@@ -133,7 +133,7 @@ RYZEN_AI = Target(
     dequantizes=True,
     shares=DATA_MOVEMENT,
     align=(Alignment(operators=("Concat",), rule="merged"),),
-    # An average that is all that follows is a moment's work beside the NPU; eight bits of a network's
+    # A final average takes next to no time off the NPU; eight bits of a network's
     # logits cost SqueezeNet more than the rest of A8W8 gains on power-of-two scales.
     float_outputs=("GlobalAveragePool", "ReduceMean"),
     fuse=NPU_FUSED,

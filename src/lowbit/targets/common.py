@@ -17,7 +17,7 @@ BLOCK_KINDS = (tag_of(BfpSpec), tag_of(MxSpec))
 
 POOLS = ("MaxPool", *MEAN_POOLS)
 COMPUTING = (*LINEAR, "Add", *POOLS)
-"""What targets compute together with the activation after it."""
+"""Operators that targets fuse with the activation after them."""
 
 PADDED_POOLS = FusedPair(producers=("Pad",), consumers=MEAN_POOLS)
 WITH_ACTIVATION = FusedPair(producers=COMPUTING, consumers=FUSED_ACTIVATIONS)

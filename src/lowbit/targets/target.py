@@ -99,7 +99,7 @@ class ShiftLimits(_Data, frozen=True, kw_only=True):
 
 
 class Target(_Data, frozen=True, kw_only=True):
-    """What planning, scales and graph rewrites need to know of a device.
+    """A device or runtime, as planning, scales and graph rewrites need to know it.
 
     Attributes:
         operators: Operator types it runs quantized.
@@ -135,7 +135,7 @@ class Target(_Data, frozen=True, kw_only=True):
         calibrate_padding: Whether what is computed at the padding of sequences counts in calibration.
         softmax_range: Range given to Softmax outputs whatever the data says.
         fast_formats: Formats of activations that its fast kernels read; none: it does not matter.
-        fast_product_formats: Formats that its products with a matrix read as fast besides.
+        fast_product_formats: Further formats that its matrix products read as fast.
         fallback: Where a node it cannot run goes, for the report.
     """
 

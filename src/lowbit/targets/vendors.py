@@ -46,7 +46,7 @@ QNN = Target(
 def _float_biases(name: str, description: str, more: str) -> Target:
     """Return a target of symmetric int8 whose layers add their biases, and may end, in float.
 
-    ``more`` are the operators beside layers, pools and data movement.
+    ``more`` are the operators other than layers, pools and data movement.
     """
     return Target(
         name=name,

@@ -30,11 +30,11 @@ TRANSFORMS: Mapping[type[Any], Implementation] = MappingProxyType(
         Rescaling: Rescale(),
     }
 )
-"""What does the work of each kind of transform."""
+"""The implementation of each kind of transform."""
 
 
 def implementation_of(config: FloatTransform) -> Implementation:
-    """Return what does the work of a transform, the package's own or the one it brings along."""
+    """Return the implementation of a transform: the package's own, or the one it brings along."""
     found: Implementation | None = TRANSFORMS.get(type(config)) or config.implementation()
     if found is None:
         kind = type(config).__name__

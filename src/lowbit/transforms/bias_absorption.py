@@ -34,7 +34,7 @@ class _Pair:
 
 
 def absorb(model: ir.Model, headroom: float, context: Context) -> str:
-    """Move what biases can give away, and say how much that was. Changes ``model``."""
+    """Move what biases can give away into the next layer's biases, and describe how much that was. Changes ``model``."""
     pairs = {tensor_name(pair.producer.node.outputs[0]): pair for pair in _find(model.graph)}
 
     def of(name: str, array: Array) -> DoubleArray:

@@ -92,7 +92,7 @@ class _Search:
         self.groups: dict[ir.Value, Group] = {}
 
     def visit(self, node: ir.Node) -> None:
-        """Let a node write, pass on or read channels."""
+        """Record how a node produces, passes on or consumes channels."""
         layer = find_layer(node, hold=False)
         if layer is not None:
             self._read(layer)

@@ -16,9 +16,9 @@ from lowbit.graph.pooling import (
     add_maxima,
     add_mean_squares,
     highest_of,
-    look_early,
     mean_square_of,
     poolable,
+    schedule_early,
 )
 from lowbit.graph.session import Array, Feed, Session, session, with_outputs
 from lowbit.graph.sharing import sharing_of
@@ -51,7 +51,7 @@ def channel_sizes(
     data: Iterable[Feed],
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, ChannelSizes]:
-    """Return the sizes along an axis of each tensor, by name; none at all if there is no data.
+    """Return the channel sizes along an axis of each tensor, by name; none if there is no data.
 
     Of many large samples some are looked at, spread evenly.
     """
@@ -101,7 +101,7 @@ def _with_pools(model: ir.Model, names: Collection[str]) -> ir.Model:
     given = len(probe.graph.outputs)
     add_maxima(probe.graph, names)
     add_mean_squares(probe.graph, names)
-    look_early(probe.graph, given)
+    schedule_early(probe.graph, given)
     return probe
 
 
@@ -206,7 +206,7 @@ _NAME = "the model for equalization"
 
 @dataclasses.dataclass(frozen=True)
 class _Reduced:
-    """What is found of samples; with ``join`` workers put theirs together."""
+    """Reduces samples; with ``join`` workers combine their own results."""
 
     names: tuple[str, ...]
     of: Of

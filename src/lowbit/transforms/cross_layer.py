@@ -95,17 +95,17 @@ def is_settled(before: DoubleArray, after: DoubleArray) -> bool:
 def is_capped(
     produced: FloatArray, consumed: FloatArray, total: DoubleArray, bounds: Bounds
 ) -> NDArray[np.bool_]:
-    """Return which channels would go further if their bounds let them."""
+    """Return the channels whose factor is limited by a bound."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        wish = np.sqrt(np.asarray(consumed, np.float64) / produced)
-    at_top = (total >= bounds.highest) & (wish > 1 + _SETTLED)
-    at_bottom = (total <= bounds.lowest) & (wish < 1 - _SETTLED)
-    return np.asarray((at_top | at_bottom) & np.isfinite(wish) & (wish > 0) & ~bounds.frozen)
+        ideal = np.sqrt(np.asarray(consumed, np.float64) / produced)
+    at_top = (total >= bounds.highest) & (ideal > 1 + _SETTLED)
+    at_bottom = (total <= bounds.lowest) & (ideal < 1 - _SETTLED)
+    return np.asarray((at_top | at_bottom) & np.isfinite(ideal) & (ideal > 0) & ~bounds.frozen)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """What happened to the channels that some layers produce and others consume.
+    """The result for the channels that some layers produce and others consume.
 
     Attributes:
         tensor: One tensor of the group, to know it by.
@@ -186,11 +186,11 @@ def equalize_groups(
     reads = read_axes(usable) if config.objective == "noise" else {}
     sizes = _measure(model, usable, reads, context)
     states = [_start(group, config, sizes) for group in usable]
-    balance = _balance
+    equalize = _equalize_ranges
     if sizes and sizes.keys() >= reads.keys() > set():
-        balance = functools.partial(_quieten, NoiseOfGroups(usable, sizes, context.levels))
+        equalize = functools.partial(_minimize_noise, NoiseOfGroups(usable, sizes, context.levels))
     for _ in range(config.rounds):
-        settled = [balance(state) for state in states]
+        settled = [equalize(state) for state in states]
         if all(settled):
             break
     layers = {id(layer): layer for group in usable for layer in _layers(group)}
@@ -209,7 +209,7 @@ def equalize_groups(
 def _measure(
     model: ir.Model, groups: list[Group], reads: Mapping[str, int], context: Context
 ) -> Mapping[str, ChannelSizes]:
-    """Return the sizes of what layers read and of what Clips give, from one pass.
+    """Return the channel sizes of layer inputs and Clip outputs, from one pass.
 
     What is below a Clip's bound is what stands before it; to look at that as well would take every
     Clip out of the convolution that onnxruntime computes it in.
@@ -239,7 +239,7 @@ def _maxima(group: Group, limit: Limit, sizes: Mapping[str, ChannelSizes]) -> Do
     return np.where(seen < limit.bound, seen, np.inf)
 
 
-def _balance(state: _State) -> bool:
+def _equalize_ranges(state: _State) -> bool:
     """Scale one group once; return whether that changed next to nothing. Changes its layers."""
     group, before = state.group, state.total
     state.total = next_factors(*_ranges(group), before, state.bounds)
@@ -256,7 +256,7 @@ def scale_group(group: Group, factors: DoubleArray) -> None:
         consumer.layer.scale_inputs(np.repeat(np.reciprocal(step), consumer.repeat))
 
 
-def _quieten(noise: NoiseOfGroups, state: _State) -> bool:
+def _minimize_noise(noise: NoiseOfGroups, state: _State) -> bool:
     """Scale one group once so that rounding adds least; return whether that changed next to nothing."""
     before, bounds = state.total, state.bounds
     frozen = bounds.frozen

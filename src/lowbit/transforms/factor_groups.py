@@ -1,4 +1,4 @@
-"""Tensors that a common factor can be moved to, and the layers that take it up.
+"""Find groups of tensors that can have a common factor, and the layers that absorb it.
 
 Linear layers take a factor on what they read, or write, into their weights. Between them sums,
 concatenations, pooling, data movement and scale-invariant activations pass a factor on, so it belongs to all
@@ -44,7 +44,7 @@ def passes_factor(node: ir.Node, constants: int) -> bool:
         return node.op_type != "Clip" or clip_bounds(node)[1] is None
     traits = traits_of(node)
     moves = traits is not None and traits.kind in _PASSING and moves_exactly(node)
-    # A blend of numbers is linear in them; a constant beside them would have to be scaled as well.
+    # A blend of numbers is linear in them; a constant among them would have to be scaled as well.
     return node.op_type == "Resize" or (constants == 0 and (moves or node.op_type in SUMS))
 
 

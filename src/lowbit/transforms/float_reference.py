@@ -1,4 +1,4 @@
-"""The device's arithmetic beside the float one, each fed by the float network's own layers.
+"""Run the device's arithmetic next to the float one, both fed by the float network's layers.
 
 Replacing a sigmoid by a hard sigmoid changes what the layers after it see, and theirs in turn. To
 measure what each replacement does by itself, every linear layer here reads the *float* values,

@@ -1,4 +1,4 @@
-"""Gates that are written out in several operators become the one operator that they are."""
+"""Replace gates that are decomposed into several operators by one operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transform of the float model is given and gives, whichever it is."""
+"""The interface of transforms of the float model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Levels:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a transform may look at beside the model.
+    """The information that a transform gets in addition to the model.
 
     Attributes:
         data: Samples that show how far activations go; ``None``: there are none.
@@ -49,7 +49,7 @@ class TransformedModel:
 
 
 class Implementation(Protocol):
-    """What does the work of one kind of transform."""
+    """The implementation of one kind of transform."""
 
     def applies(self, model: ir.Model, config: Any) -> bool:
         """Whether the transform would change this model; costs no pass over data."""

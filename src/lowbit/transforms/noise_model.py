@@ -1,4 +1,4 @@
-"""What rounding adds to a model's outputs, as a function of the factors of a group of channels.
+"""A model of the rounding noise at the outputs, as a function of the factors of a group of channels.
 
 Three things are rounded around a group: the activations that consumers read, the weights of the
 consumers, and those of the producers. One scale serves a whole tensor (or an output channel of
@@ -84,9 +84,9 @@ def least_noise(group: GroupNoise, lowest: DoubleArray, highest: DoubleArray) ->
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Channels:
-    """What each channel's best factor depends on beside the caps.
+    """The inputs to each channel's best factor, other than the caps.
 
-    ``gain``, ``loss``: the noise that a factor takes off and adds, were all weights as large as they
+    ``gain``, ``loss``: the noise that a factor removes and adds, were all weights as large as they
     are. ``most``, ``least``: how far it may go before a channel is the largest of its tensor.
     """
 

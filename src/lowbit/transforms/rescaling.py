@@ -1,4 +1,4 @@
-"""Tensors multiplied by factors that are given, so that power-of-two scales fit them."""
+"""Multiply tensors by given factors, so that power-of-two scales fit them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,5 @@ class Rescale:
         factors = factors_of(groups, config.factors)
         groups.rescale(model.graph, factors)
         count = sum(factor != 1.0 for factor in factors)
-        note = (
-            f"rescaled {count} of {len(factors)} groups of tensors so that powers of two fit them"
-        )
+        note = f"rescaled {count} of {len(factors)} groups of tensors to fit power-of-two scales"
         return TransformedModel(model, (note,))

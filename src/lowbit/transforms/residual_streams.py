@@ -1,4 +1,4 @@
-"""Find the residual streams of a transformer: who writes their channels, and who reads them.
+"""Find the residual streams of a transformer: the producers and consumers of their channels.
 
 A stream is the tensors that residual sums connect. Embeddings and layers write into it, and nothing but
 normalizations reads it, whose outputs go to layers alone: so it is in decoders, and in encoders that
@@ -74,10 +74,10 @@ def find_residual_streams(graph: ir.Graph) -> list[ResidualStream]:
     for norm in norms:
         if norm.sources[0] in seen:
             continue
-        walk = _Walk(readers)
-        is_whole = walk.run(norm.sources)
-        seen |= walk.values
-        stream = walk.stream() if is_whole else None
+        search = _StreamSearch(readers)
+        is_whole = search.run(norm.sources)
+        seen |= search.values
+        stream = search.stream() if is_whole else None
         found += [stream] if stream is not None else []
     return sorted(found, key=lambda stream: -stream.size)
 
@@ -92,7 +92,7 @@ def _find_norms(graph: ir.Graph) -> list[_Norm]:
             found.append(_Norm(node, frozenset((node,)), sources))
     for composite in find_composites(graph):
         nodes = set(composite.nodes)
-        # One that takes off the mean has an offset too, which is not in this node.
+        # One that subtracts the mean has an offset too, which is not in this node.
         written_out = composite.last_axis and all(n.op_type != "Sub" for n in nodes)
         after = channel_readers(composite.nodes[-1].outputs[0])
         if not written_out or len(after) != 1 or not _multiplies_channels(after[0]):
@@ -113,7 +113,7 @@ def _multiplies_channels(node: ir.Node) -> bool:
     return node.op_type == "Mul" and any(shape is not None and len(shape) == 1 for shape in shapes)
 
 
-class _Walk:
+class _StreamSearch:
     """Follows one stream through its sums."""
 
     def __init__(self, readers: Mapping[ir.Node, _Norm]) -> None:
@@ -124,7 +124,7 @@ class _Walk:
         self.values: set[ir.Value] = set()
 
     def run(self, start: Iterable[ir.Value]) -> bool:
-        """Collect who is at the stream; whether it can be rotated as a whole."""
+        """Collect producers and consumers of the stream; return whether all of it can be rotated."""
         pending = list(start)
         while pending:
             value = _origin(pending.pop())
@@ -150,7 +150,7 @@ class _Walk:
             return []
         adds = _adds(node)
         if adds is not None:
-            # Its last output is the sum; a bias that it adds besides would have to be rotated too.
+            # Its last output is the sum; a bias that it also adds would have to be rotated too.
             is_sum = len(node.outputs) > 3 and value is node.outputs[3]
             return list(node.inputs[:2]) if is_sum and not _has_bias(node, adds) else None  # type: ignore[arg-type]
         return self._summed(node) if node.op_type == "Add" else None
@@ -232,6 +232,6 @@ def _has_bias(node: ir.Node, row: LayerNorm) -> bool:
 
 
 def _mix_of_means(norms: Iterable[ir.Node]) -> bool:
-    """Whether some normalizations take off the mean and others do not."""
+    """Whether some normalizations subtract the mean and others do not."""
     rows = [layer_norm(node) for node in norms]
-    return len({row is not None and row.takes_off_mean for row in rows}) > 1
+    return len({row is not None and row.subtracts_mean for row in rows}) > 1

@@ -3,7 +3,7 @@
 Between the layers that produce a stream of channels and the normalizations that read it, channels may
 be multiplied by any orthogonal matrix R: producers' weights take R, consumers' weights its inverse. A
 root-mean-square normalization does not notice once its own factors are moved into its consumers; one
-that takes off the mean does not either if R keeps the mean. Outliers in a few channels then are
+that subtracts the mean does not either if R keeps the mean. Outliers in a few channels then are
 spread over all. The float function stays, which is checked.
 """
 
@@ -83,15 +83,15 @@ class Rotate:
 
     def apply(self, model: ir.Model, config: RotationConfig, context: Context) -> TransformedModel:
         """Return the model with its streams rotated; raise if it then computes otherwise."""
-        turned = model.clone()
-        config = config if config.streams else _found(turned.graph, config)
-        _Turn(turned.graph, config).run()
+        rotated = model.clone()
+        config = config if config.streams else _found(rotated.graph, config)
+        _StreamRotation(rotated.graph, config).run()
         feed = None if context.data is None else next(iter(context.data), None)
         if feed is not None:
-            _check_same(model, turned, feed)
+            _check_same(model, rotated, feed)
         layers = {name for s in config.streams for name in (*s.producers, *s.consumers)}
         note = f"rotated {config.size} channels between {len(layers)} layers"
-        return TransformedModel(turned, (note,))
+        return TransformedModel(rotated, (note,))
 
 
 def _found(graph: ir.Graph, config: RotationConfig) -> RotationConfig:
@@ -105,7 +105,7 @@ def _found(graph: ir.Graph, config: RotationConfig) -> RotationConfig:
     return msgspec.structs.replace(config, streams=streams[0].streams, size=streams[0].size)
 
 
-class _Turn:
+class _StreamRotation:
     """One rotation of one graph, which it changes."""
 
     def __init__(self, graph: ir.Graph, config: RotationConfig) -> None:
@@ -113,24 +113,24 @@ class _Turn:
         self._size = config.size or 0
         self._by_name = {name: node for node in graph for name in names_of(node)}
         norms = [self._node(stream.norm) for stream in config.streams if stream.norm is not None]
-        keep_mean = any(_takes_off_mean(node) for node in norms)
+        keep_mean = any(_subtracts_mean(node) for node in norms)
         self._matrix = rotation(
             self._size, keep_mean=keep_mean, random=config.random, seed=config.seed
         )
         self._done: set[tuple[str, str]] = set()
 
     def run(self) -> None:
-        """Turn what every stream writes and reads; what several streams name is turned once."""
+        """Rotate what every stream writes and reads; what several streams name is rotated once."""
         for stream in self._config.streams:
             consumers = [self._node(name) for name in stream.consumers]
             if stream.norm is not None and self._is_new("norm", stream.norm):
-                self._unburden(self._node(stream.norm), consumers, stream)
+                self._fold_norm(self._node(stream.norm), consumers, stream)
             for name in stream.producers:
                 if self._is_new("producer", name):
-                    self._turn_produced(self._node(name))
+                    self._rotate_produced(self._node(name))
             for node in consumers:
                 if self._is_new("consumer", node.name or ""):
-                    self._turn_consumed(node)
+                    self._rotate_consumed(node)
 
     def _is_new(self, role: str, name: str) -> bool:
         key = (role, name)
@@ -146,11 +146,11 @@ class _Turn:
             )
         return self._by_name[name]
 
-    def _turn_produced(self, node: ir.Node) -> None:
-        """Let a node produce turned channels."""
+    def _rotate_produced(self, node: ir.Node) -> None:
+        """Rotate the channels that a node produces."""
         if node.op_type in ("Gather", "Add"):
             index = 0 if node.op_type == "Gather" else self._constant_input(node)
-            self._turn_rows(node, index)
+            self._rotate_rows(node, index)
             return
         layer = self._layer(node)
         self._check_size(layer.outputs, node)
@@ -161,24 +161,26 @@ class _Turn:
         layer.write(self._graph)
         offset = _offset_after(node)
         if offset is not None and self._is_new("producer", offset.name or ""):
-            self._turn_rows(offset, self._constant_input(offset))
+            self._rotate_rows(offset, self._constant_input(offset))
 
-    def _turn_rows(self, node: ir.Node, index: int) -> None:
-        """Turn a constant whose last axis is channels."""
+    def _rotate_rows(self, node: ir.Node, index: int) -> None:
+        """Rotate a constant whose last axis is channels."""
         data = constant(node.inputs[index])
         if data is None:
             raise PlanError(f"rotation: {node.op_type} {node.name!r} has no constant to rotate")
         self._check_size(data.shape[-1] if data.ndim else 0, node)
         replace_constant(self._graph, node, index, np.asarray(data @ self._matrix, np.float32))
 
-    def _turn_consumed(self, node: ir.Node) -> None:
-        """Let a node read turned channels."""
+    def _rotate_consumed(self, node: ir.Node) -> None:
+        """Rotate the channels that a node reads."""
         layer = self._layer(node)
         self._check_size(layer.inputs, node)
         layer.kernel[0] = np.einsum("jkr,ki->jir", layer.kernel[0], self._matrix)
         layer.write(self._graph)
 
-    def _unburden(self, norm: ir.Node, consumers: Sequence[ir.Node], stream: RotatedStream) -> None:
+    def _fold_norm(
+        self, norm: ir.Node, consumers: Sequence[ir.Node], stream: RotatedStream
+    ) -> None:
         """Move the factors and offsets of a normalization into its consumers."""
         for node in channel_readers(norm.outputs[0]):
             if node not in consumers:
@@ -193,7 +195,7 @@ class _Turn:
                 f"rotation: the factors of {norm.op_type} {norm.name!r} are no constants"
             )
         at = index + 1
-        has_offset = _takes_off_mean(norm) and len(norm.inputs) > at
+        has_offset = _subtracts_mean(norm) and len(norm.inputs) > at
         offset = constant(norm.inputs[at]) if has_offset else None
         for node in consumers:
             layer = self._layer(node)
@@ -287,6 +289,6 @@ def _check_same(before: ir.Model, after: ir.Model, feed: Feed) -> None:
             )
 
 
-def _takes_off_mean(node: ir.Node) -> bool:
+def _subtracts_mean(node: ir.Node) -> bool:
     row = layer_norm(node)
-    return row is not None and row.takes_off_mean
+    return row is not None and row.subtracts_mean

@@ -1,4 +1,4 @@
-"""Layers that share a small weight get one each."""
+"""Give layers that share a small weight one each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowbit.graph.naming import tensor_name
 from lowbit.ops.linear import has_constant_weight
 
 _ROOM, _SMALL = 1 / 16, 1 << 20
-"""All copies together may add this share of a model's constants, and so many bytes in float in any case."""
+"""All copies together may add this share of a model's constants, and this many bytes in float in any case."""
 
 
 def separate_shared_weights(graph: ir.Graph) -> None:

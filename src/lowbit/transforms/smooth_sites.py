@@ -1,4 +1,4 @@
-"""Where SmoothQuant can move factors: from what produces channels to the matrices that consume them.
+"""Find where SmoothQuant can move factors: from producers of channels to the matrices that consume them.
 
 The nearest node before a layer that can be scaled for each channel takes the factor: a fused
 LayerNormalization, a product with a constant (which ends a normalization that is written out, and an exact
@@ -33,7 +33,7 @@ _LAST = ChannelLayout(-1, 0)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Produced:
-    """Numbers that take the factor: the largest and the mean square of each channel."""
+    """The channels that absorb the factor: the largest value and the mean square of each."""
 
     ranges: DoubleArray
     powers: DoubleArray

@@ -30,7 +30,7 @@ _UNDONE = "lowbit.gain_undone"
 
 
 def swish_gain(graph: ir.Graph) -> None:
-    """Let tensors around x * sigmoid(x) carry a gain, which the sigmoid's input is freed of."""
+    """Multiply tensors around x * sigmoid(x) by a gain, and divide the sigmoid's input by it."""
     gates = {gate: product for gate in candidates(graph) if (product := _product(gate))}
     layers = {node: find_layer(node) for node in graph}
     tied: DisjointSets[ir.Value] = DisjointSets()

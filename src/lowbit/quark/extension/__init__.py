@@ -1,4 +1,4 @@
-"""What AMD Quark does its own way, added to lowbit as any third party would add it.
+"""AMD Quark's own methods, added to lowbit as any third party would add them.
 
 Importing this module makes the kinds below known to configuration files; the entry point
 ``lowbit.extensions`` names it.

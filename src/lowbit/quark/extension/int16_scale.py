@@ -30,7 +30,7 @@ class QuarkInt16Scale(
     forbid_unknown_fields=True,
     tag="quark-int16-scale",
 ):
-    """What another method chooses, its scale moved to the nearest m / 2**n."""
+    """The choice of another method, with its scale moved to the nearest m / 2**n."""
 
     method: Method = MinMax()
 

@@ -39,7 +39,7 @@ _UNEVEN = 0.4
 _MOST_BINS = 1 << 23
 
 Span = Literal["absolute", "symmetric", "signed"]
-"""What is counted: |x|; x between -t and t; x between its own smallest and largest."""
+"""The histogrammed values: |x|; x between -t and t; x between its own smallest and largest."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
 
 
 def _take_over_by(source: ir.Value, old: ir.Value) -> None:
-    """Let a value that is computed before stand for another; an output of the graph keeps its name."""
+    """Replace a value by one that is computed before it; an output of the graph keeps its name."""
     unnamed = source.is_graph_output() or source.is_graph_input() or source.const_value
     if not (old.is_graph_output() and unnamed):
         bypass(source, old)

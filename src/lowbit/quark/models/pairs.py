@@ -67,7 +67,7 @@ def dequantized(node: ir.Node) -> Array:
 
 
 def remove_pairs(graph: ir.Graph, wanted: Callable[[ir.Node, ir.Node], bool]) -> int:
-    """Let readers of the wanted pairs read what was quantized. Changes ``graph``."""
+    """Make consumers of the wanted pairs read the unquantized value. Changes ``graph``."""
     count = 0
     for quantizer, dequantizer in tuple(activation_pairs(graph)):
         if wanted(quantizer, dequantizer):
@@ -181,14 +181,14 @@ def int16_biases(model: ir.Model) -> ir.Model:
 def power_of_two_resizes(model: ir.Model) -> ir.Model:
     """Return the model with power-of-two scales, zero point 0, around each Resize."""
     model = model.clone()
-    beside = {
+    resized = {
         value
         for node in model.graph
         if node.op_type == "Resize"
         for value in (node.inputs[0], node.outputs[0])
     }
     for quantizer, dequantizer in tuple(activation_pairs(model.graph)):
-        if quantizer.inputs[0] not in beside and dequantizer.outputs[0] not in beside:
+        if quantizer.inputs[0] not in resized and dequantizer.outputs[0] not in resized:
             continue
         for node in (quantizer, dequantizer):
             scale, zero = parameters(node)

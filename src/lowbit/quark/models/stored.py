@@ -1,4 +1,4 @@
-"""What a model stores: constants, whole models in another float type or as text, and histograms."""
+"""Stored values of a model: constants, whole models in another float type or as text, and histograms."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def finite_constants(model: ir.Model, largest: float) -> ir.Model:
 
 
 def constants_are_no_inputs(model: ir.Model) -> ir.Model:
-    """Return the model with its constants taken off the list of its inputs."""
+    """Return the model with its constants removed from the list of its inputs."""
     from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
     model = model.clone()

@@ -4,6 +4,6 @@
 
 import sys
 
-from quark import alias  # type: ignore[import-not-found]  # the module beside this one
+from quark import alias  # type: ignore[import-not-found]  # the module next to this one
 
 sys.modules[__name__] = alias.install(__name__)

@@ -107,7 +107,7 @@ def save_onnx_model_with_external_data(
     save_as_external_data: bool = False,  # noqa: FBT001, FBT002
 ) -> None:
     """Write a model, its weights in a file apart if asked to."""
-    io.save(io.load(model), path, beside=save_as_external_data)
+    io.save(io.load(model), path, external_data=save_as_external_data)
 
 
 def convert_nchw_to_nhwc(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -116,7 +116,7 @@ def convert_nchw_to_nhwc(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def clean_initializer_in_input(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its constants taken off the list of its inputs."""
+    """Return the model with its constants removed from the list of its inputs."""
     return io.to_proto(constants_are_no_inputs(io.load(model)))
 
 

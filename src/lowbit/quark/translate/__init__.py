@@ -1,1 +1,1 @@
-"""What Quark's configurations mean in lowbit: from its fields to a ``QuantConfig`` and a target."""
+"""Translate Quark's configurations into a ``QuantConfig`` and a target."""

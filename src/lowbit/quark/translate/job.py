@@ -55,7 +55,7 @@ _CLE_THRESHOLD = 2e-7
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to do to a model; ``metric`` is what a user measures mixed precision by."""
+    """The job for a model; ``metric`` is the user's measure for mixed precision."""
 
     config: QuantConfig
     target: Target

@@ -1,6 +1,6 @@
 """Automatic mixed precision: Quark's dictionary of parameters as a value of lowbit's.
 
-Beside the names of 0.13 it takes those of earlier versions, which AMD's examples still use.
+In addition to the names of 0.13 it takes those of earlier versions, which AMD's examples still use.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AutoMix(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Precision:
-    """What all layers have, and whether the options or a layer's spec say what is symmetric."""
+    """The specs of all layers, and whether the options or a layer's spec decide symmetry."""
 
     activation: Spec
     weight: Spec

@@ -84,7 +84,7 @@ class ExtraOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     WeightsOnly: Annotated[Flag, does("activation: none")] = None
     UseQDQContribOps: Annotated[Flag, does("domain")] = None
     AlignEltwiseQuantType: Annotated[
-        Flag, ignored("a constant beside wider activations always has their format", True)
+        Flag, ignored("a constant combined with wider activations always has their format", True)
     ] = None
     BFPAttributes: Annotated[dict[str, Any] | None, _BLOCKS] = None
     MXAttributes: Annotated[dict[str, Any] | None, _BLOCKS] = None

@@ -52,7 +52,7 @@ _NORMAL = frozenset(
     "fold_batch_norm_after_concat fuse_gelu fuse_instance_norm fuse_l2_norm fuse_layer_norm "
     "optimize_with_ort remove_input_init simplify".split()
 )
-"""What is done to every model anyway, or changes how a file looks alone."""
+"""Passes that are always done, or that change only how a file looks."""
 
 _NOT_BUILT = frozenset(
     "constrain_per_channel_weight_scale fold_div_into_matmul set_node_attributes".split()
@@ -67,7 +67,7 @@ _EQUALIZATION: Mapping[str, str] = MappingProxyType(
 _TEMPLATES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"xint8": tuple(_REWRITES), "a8w8": (), "a16w8": (), "bf16": (), "bfp16": ()}
 )
-"""By the name of a list that Quark has ready: its passes beside the usual ones."""
+"""By the name of a list that Quark has ready: its passes in addition to the usual ones."""
 
 _TEMPLATE_OPSET = 21
 
@@ -78,7 +78,7 @@ def with_passes(config: QuantizationConfig) -> QuantizationConfig:
     """Return a configuration with the options that its list of passes means, if it has one."""
     spec, older = config.extra_options.get(_KEY), config.extra_options.get(_OLDER_KEY)
     if spec and older:
-        say(f"{_OLDER_KEY} has no effect beside {_KEY}")
+        say(f"{_OLDER_KEY} has no effect together with {_KEY}")
     if not spec and not older:
         return config
     passes = _passes(str(spec or older))

@@ -191,7 +191,7 @@ def _is_expression(name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerException:
-    """What holds for some nodes, by name or by operator type; ``None``: they stay in float."""
+    """The scheme of some nodes, by name or by operator type; ``None``: they stay in float."""
 
     layer: QLayerConfig | None
     names: tuple[str, ...] = ()

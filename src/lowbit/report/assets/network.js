@@ -358,7 +358,7 @@ const drawNetwork = (network, place, facts) => {
     const word = search.value.toLowerCase(), has = (node) => (node[NAME] + " " + node[TENSOR] + " " + node[OPERATOR]).toLowerCase().includes(word);
     const after = nodes.findIndex((node, index) => index > found && has(node));
     found = after >= 0 ? after : nodes.findIndex(has);
-    if (found >= 0) reveal(found); else says.textContent = "nothing is called " + search.value;
+    if (found >= 0) reveal(found); else says.textContent = "no node is called " + search.value;
   });
   if (nodes.length <= 60) act.unfold();
   fit(0.75);

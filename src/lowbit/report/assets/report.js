@@ -368,14 +368,14 @@
   });
   if (report.samples.length) {
     by("samples").hidden = false;
-    by("samples").querySelector(".how").textContent = report.samples[0].float_boxes ? "Boxes of a score over 25 %, overlapping ones of a class removed. Numbers are classes and scores." : "What both models give for the first samples.";
+    by("samples").querySelector(".how").textContent = report.samples[0].float_boxes ? "Boxes of a score over 25 %, overlapping ones of a class removed. Numbers are classes and scores." : "The outputs of both models for the first samples.";
   }
 
   // ---- the budget
   if (report.budget) {
     const budget = report.budget;
     by("budget").hidden = false;
-    by("budget").querySelector(".how").textContent = "Sensitivity: noise of the outputs with only this tensor quantized, as a share of all of it, at " + db(budget.sqnr_db) + " dB on " + budget.samples + " samples. " +
+    by("budget").querySelector(".how").textContent = "Sensitivity: noise of the outputs with only this tensor quantized, as a share of all noise, at " + db(budget.sqnr_db) + " dB on " + budget.samples + " samples. " +
       budget.measured + " tensors are measured, " + budget.estimated + " estimated (~).";
     const place = by("budget").querySelector(".rows");
     budget.rows.slice(0, 12).forEach((row, index) => {
@@ -387,7 +387,7 @@
         inFloat ? make("div", { className: "quiet", textContent: inFloat }) : null,
         ...row.suggested_fixes.map((fix) => {
           const helps = !known(fix.gain_db) || fix.gain_db > 0, gain = known(fix.gain_db) ? (helps ? "+" : "") + fix.gain_db.toFixed(2) + " dB" : "exact";
-          return make("div", {}, (helps ? "suggested fix: " : "tried, and no help: ") + fix.what + ": ", make("span", { className: helps ? "gain" : "loss", textContent: gain }), helps ? make("code", { className: "line", textContent: fix.config }) : null);
+          return make("div", {}, (helps ? "suggested fix: " : "tried without gain: ") + fix.what + ": ", make("span", { className: helps ? "gain" : "loss", textContent: gain }), helps ? make("code", { className: "line", textContent: fix.config }) : null);
         })));
     });
     for (const promotion of [budget.region, budget.promotion].filter(Boolean).sort((a, b) => b.gain_db - a.gain_db)) place.append(make("p", {}, make("b", { textContent: "T" + promotion.words.slice(1) + ", measured together: " }), db(budget.sqnr_db) + " → " + db(promotion.sqnr_db) + " dB, " + (promotion.gain_db > 0 ? percent(promotion.noise_recovered, 0) + " of the noise recovered." : "no help.") + (known(promotion.requantized_sqnr_db) ? " Quantized again so: " + db(promotion.requantized_sqnr_db) + " dB." : ""), promotion.gain_db > 0 || known(promotion.requantized_sqnr_db) ? make("code", { className: "line", textContent: promotion.config }) : null));

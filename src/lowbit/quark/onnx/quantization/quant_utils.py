@@ -93,7 +93,7 @@ class _QuantType(_Named):
 
 
 class ExtendedQuantType(_QuantType):
-    """What a tensor is quantized to. The 4-bit types are lowbit's addition."""
+    """The quantized type of a tensor. The 4-bit types are lowbit's addition."""
 
     QInt8 = 1
     QUInt8 = 2

@@ -21,7 +21,7 @@ from lowbit.files import check_writable
 from lowbit.graph import io
 
 _WRONG = 2
-_BESIDE = ("--save_as_external_data", "--external_data")
+_EXTERNAL_DATA = ("--save_as_external_data", "--external_data")
 
 Change = Callable[[ir.Model, argparse.Namespace], ir.Model]
 Work = Callable[[argparse.Namespace], None]
@@ -76,7 +76,7 @@ def rewrite(name: str, change: Change) -> Work:
 
     def work(args: argparse.Namespace) -> None:
         check_writable(args.output)
-        io.save(change(io.load(args.input), args), args.output, beside=args.beside)
+        io.save(change(io.load(args.input), args), args.output, external_data=args.external_data)
         print(f"{name}: wrote {args.output}")  # noqa: T201
 
     return work
@@ -143,7 +143,10 @@ def _make_parser(tool: Tool) -> Parser:
     if tool.words == FILES:
         # What writes no model, or has words of its own, never took this option.
         parser.add_argument(
-            *_BESIDE, action="store_true", dest="beside", help="weights in a file apart"
+            *_EXTERNAL_DATA,
+            action="store_true",
+            dest="external_data",
+            help="weights in a file apart",
         )
     tool.options(parser)
     return parser

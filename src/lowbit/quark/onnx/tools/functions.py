@@ -1,4 +1,4 @@
-"""What the tools do where it is longer than a row of the table, and the functions they offer.
+"""The longer tools, which are no row of the table, and the functions they offer.
 
 Imports of what quantizes or runs a model are inside the functions: most tools need none of it.
 """
@@ -210,7 +210,7 @@ def onnx_to_text(args: argparse.Namespace) -> None:
 
 def text_to_onnx(args: argparse.Namespace) -> None:
     """Write the model that protobuf text describes."""
-    io.save(read_text(args.input), args.output, beside=args.beside)
+    io.save(read_text(args.input), args.output, external_data=args.external_data)
 
 
 def print_nodes(args: argparse.Namespace) -> None:
@@ -257,7 +257,7 @@ def quantize_randomly(args: argparse.Namespace) -> None:
     config = dataclasses.replace(
         config,
         calibrate_method=PowerOfTwoMethod.NonOverflow if args.config == "XINT8" else method,
-        use_external_data_format=args.beside,
+        use_external_data_format=args.external_data,
         nodes_to_exclude=_names(args.exclude_nodes, ";"),
         subgraphs_to_exclude=_subgraphs(args.exclude_subgraphs),
         extra_options={**config.extra_options, "UseRandomData": True},

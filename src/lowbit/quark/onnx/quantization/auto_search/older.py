@@ -32,7 +32,7 @@ from lowbit.search.history import Budget, Rating, SearchHistory
 
 
 class AutoSearchConfig:
-    """What an ``AutoSearch`` does; scripts inherit from it and name what they want otherwise."""
+    """The configuration of an ``AutoSearch``; scripts inherit from it and override fields."""
 
     search_space: ClassVar[dict[str, Any]] = {
         "calibrate_method": [
@@ -102,7 +102,7 @@ class _Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """What one trial does, in this process or another one."""
+    """The task of one trial, in this process or another one."""
 
     model: Any
     config: Config

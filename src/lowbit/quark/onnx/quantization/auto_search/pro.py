@@ -109,7 +109,7 @@ def _algorithm(name: str, params: Mapping[str, Any]) -> AlgoConfig:
 
 @dataclasses.dataclass(frozen=True)
 class _Trial:
-    """What one trial does, in this process or another one."""
+    """The task of one trial, in this process or another one."""
 
     model: Any
     feeds: Sequence[Any]

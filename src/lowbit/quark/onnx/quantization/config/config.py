@@ -39,7 +39,7 @@ Subgraph: TypeAlias = tuple[list[str], list[str]]
 
 @dataclasses.dataclass
 class QuantizationConfig:
-    """What to quantize to what. ``extra_options`` is described in docs/quark-options.md."""
+    """A quantization configuration. ``extra_options`` is described in docs/quark-options.md."""
 
     calibrate_method: AnyCalibrationMethod = CalibrationMethod.MinMax
     quant_format: AnyQuantFormat = QuantFormat.QDQ

@@ -25,7 +25,7 @@ class CalibMethod(enum.Enum):
 
 
 class ScaleType(enum.Enum):
-    """What kind of number a scale is."""
+    """The number type of scales."""
 
     Float32 = 0
     PowerOf2 = 1
@@ -33,7 +33,7 @@ class ScaleType(enum.Enum):
 
 
 class QuantGranularity(enum.Enum):
-    """What one scale holds for."""
+    """The granularity of scales."""
 
     Tensor = 0
     Channel = 1

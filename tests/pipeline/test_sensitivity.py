@@ -7,7 +7,7 @@ import lowbit
 from lowbit.config.methods import MinMax
 from lowbit.config.presets import find_preset
 from lowbit.ops.gradients import OutputPart
-from lowbit.pipeline.weighing import weigh, weighed_tensors
+from lowbit.pipeline.sensitivity import measure_sensitivity, mse_tensors
 
 
 def _state(**changes: object) -> lowbit.Result:
@@ -17,23 +17,23 @@ def _state(**changes: object) -> lowbit.Result:
     return lowbit.quantize(wide_network(), data=wide_feeds(8), config=config, promote=False).state
 
 
-def test_tensors_with_a_range_or_another_method_are_not_weighed() -> None:
+def test_tensors_with_a_range_or_another_method_are_left_alone() -> None:
     override = lowbit.TensorOverride(tensor="b", range=(0.0, 4.0))
     state = _state(tensors=(override,))
     other = msgspec.structs.replace(
         find_preset("A8W8").with_method(MinMax()), refinement=None, equalization=None
     )
 
-    assert weighed_tensors(_state()) == ["x", "b", "d", "y"]
-    assert weighed_tensors(state) == ["x", "d", "y"]
+    assert mse_tensors(_state()) == ["x", "b", "d", "y"]
+    assert mse_tensors(state) == ["x", "d", "y"]
     made = lowbit.quantize(wide_network(), data=wide_feeds(8), config=other, promote=False)
-    assert weighed_tensors(made.state) == []
+    assert mse_tensors(made.state) == []
 
 
-def test_what_is_felt_becomes_part_of_the_statistics() -> None:
+def test_the_sensitivity_becomes_part_of_the_statistics() -> None:
     state = _state()
 
-    found = weigh(state, wide_feeds(4), [OutputPart("y")])
+    found = measure_sensitivity(state, wide_feeds(4), [OutputPart("y")])
 
     assert {name for name, row in found.stats.tensors.items() if row.sensitivity is not None} == {
         *"xbdy"

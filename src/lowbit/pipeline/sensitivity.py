@@ -1,4 +1,4 @@
-"""The stage that measures what outputs feel of errors in activations."""
+"""The stage that measures how sensitive the outputs are to errors in activations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from lowbit.pipeline.stages import with_stats
 from lowbit.state import Calibrated
 
 
-def weigh(state: Calibrated, feeds: Iterable[Feed], outputs: Sequence[OutputPart]) -> Calibrated:
-    """Measure what ``outputs`` feel of errors in activations, by which their scales are then chosen."""
+def measure_sensitivity(
+    state: Calibrated, feeds: Iterable[Feed], outputs: Sequence[OutputPart]
+) -> Calibrated:
+    """Add the sensitivity of ``outputs`` to errors in activations to the statistics."""
     mask = "" if state.target.calibrate_padding else mask_input(model_inputs(state.adapted))
-    found = collect_sensitivity(state.adapted, weighed_tensors(state), outputs, feeds, mask)
+    found = collect_sensitivity(state.adapted, mse_tensors(state), outputs, feeds, mask)
     tensors = dict(state.stats.tensors)
-    for name, felt in found.items():
-        tensors[name] = dataclasses.replace(tensors[name], sensitivity=felt)
+    for name, sensitivity in found.items():
+        tensors[name] = dataclasses.replace(tensors[name], sensitivity=sensitivity)
     return with_stats(state, dataclasses.replace(state.stats, tensors=tensors))
 
 
-def weighed_tensors(state: Calibrated) -> list[str]:
-    """Return the tensors whose scale is that of least squared error."""
+def mse_tensors(state: Calibrated) -> list[str]:
+    """Return the activations whose scale has the least squared error (``MinMse``)."""
     return [
         row.observe
         for row in state.plan.activations()
