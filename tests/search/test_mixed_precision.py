@@ -315,5 +315,5 @@ def test_what_makes_no_sense_is_named() -> None:
     with pytest.raises(PlanError, match=r"no node is called 'secnd'; did you mean 'second'"):
         quantize_mixed(exclude=("secnd",))
     plan = quantize_mixed(threshold=None).plan
-    with pytest.raises(ConfigError, match="a plan says already"):
+    with pytest.raises(ConfigError, match="the plan already decides"):
         lowbit.quantize(three_layers(), data=three_layers_feeds(), config=config_with(), plan=plan)

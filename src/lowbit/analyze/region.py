@@ -192,7 +192,7 @@ def find_region(finder: RegionFinder, samples: int) -> Promotion | None:
         why="most of the error arises there",
     )
     return Promotion(
-        words=f"the region with most of the error,  {region.describe()}",
+        words=f"the region with most of the error, {region.describe()}",
         tensors=tuple(finder.order.inside(run)),
         sqnr_db=decibels(1.0, noise),
         gain_db=gain_db,

@@ -188,7 +188,7 @@ def _region(
     subjects: Sequence[Subject],
     runner: VariantRunner,
 ) -> Promotion | None:
-    """Return the region with most of the error,  if the model has much of it."""
+    """Return the region with most of the error, if the model has much of it."""
     if runner.noise_of("quantized", len(samples)) < MUCH_NOISE:
         return None
     quantizers = [subject.quantizer for subject in subjects]

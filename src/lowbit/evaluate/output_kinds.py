@@ -87,7 +87,7 @@ def measured_tensors(model: ir.Model) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SeenValues:
-    """What samples show of each tensor.
+    """The values of each tensor in some samples.
 
     Attributes:
         strongest: The value with the largest number: one where something is seen.
@@ -106,13 +106,13 @@ def seen_in(samples: Iterable[Mapping[str, Array]]) -> SeenValues:
         for name, array in outputs.items():
             best = found.setdefault(name, array)
             if isinstance(array, np.ndarray) and isinstance(best, np.ndarray):
-                open_axes[name] = open_axes.get(name, frozenset()) | _unlike_axes(array, best)
+                open_axes[name] = open_axes.get(name, frozenset()) | _axes_that_differ(array, best)
             if _largest(array) > _largest(best):
                 found[name] = array
     return SeenValues(found, open_axes)
 
 
-def _unlike_axes(a: Array, b: Array) -> frozenset[int]:
+def _axes_that_differ(a: Array, b: Array) -> frozenset[int]:
     return frozenset(
         i for i, sizes in enumerate(zip(a.shape, b.shape, strict=False)) if len(set(sizes)) > 1
     )

@@ -159,7 +159,7 @@ def require_opset(model: ir.Model, lowest: int) -> ir.Model:
         )
     if version < _NEW_SCAN and any(node.op_type == "Scan" for node in model.graph.all_nodes()):
         raise ModelError(
-            f"the model is at operator set {version} and has a Scan, which meant something else "
+            f"the model is at operator set {version} and has a Scan, which had another meaning "
             f"before {_NEW_SCAN}; export it again at {max(lowest, _NEW_SCAN)} or later"
         )
     try:

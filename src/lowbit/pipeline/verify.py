@@ -267,8 +267,8 @@ def _doubts(
     drawn = drawn_outputs(state.loaded)
     if drawn:
         doubts.append(
-            f"{', '.join(drawn)}: the model draws random numbers, so two runs of the float model differ too. Judged is "
-            "what comes before them; to judge all, give data in which their strength is zero"
+            f"{', '.join(drawn)}: the model draws random numbers, so two runs of the float model differ too. Measured is "
+            "what comes before them; to measure all, give data in which their strength is zero"
         )
     if verdict is not None and not samples.data.is_random:
         doubts += verdict.doubts_of_inputs()
