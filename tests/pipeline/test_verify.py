@@ -374,3 +374,31 @@ def test_presets_that_are_more_precise_are_for_devices_of_the_same_purpose() -> 
 
         allowed = {*purpose.targets, *(t for p in floats if "ryzen" in target for t in p.targets)}
         assert targets <= allowed
+
+
+def test_what_onnxruntime_rounds_in_a_default_session_counts() -> None:
+    # As in a mel spectrogram: small sums beside large ones in one block, and a logarithm after them.
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[1,5,64] x) => (float[1,5,8] y) <float[64,8] w> {
+            m = MatMul(x, w)
+            y = Log(m) }"""
+    )
+    rng = np.random.default_rng(0)
+    weight = np.kron(np.eye(8), np.ones((8, 1))) * rng.uniform(0.5, 1, (64, 8))
+    del model.graph.initializer[:]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight.astype(np.float32), "w"))
+    power = np.repeat(np.geomspace(1e-4, 1e4, 8), 8)
+    feeds = [{"x": (power * rng.uniform(0.5, 1, (1, 5, 64))).astype(np.float32)} for _ in range(8)]
+
+    result = lowbit.quantize(model, data=feeds, preset="W8", promote=False, allow_ruined=True)
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    run = ort.InferenceSession(result.model.SerializeToString(), options).run
+    want = [np.log(feed["x"].astype(float) @ weight) for feed in feeds]
+    noise = [np.square(run(None, f)[0] - y).sum() for f, y in zip(feeds, want, strict=True)]
+    signal = sum(np.square(y).sum() for y in want)
+    is_near = np.isfinite(noise).all() and sum(noise) < 1e-3 * signal
+    assert result.report.verdict is not None
+    assert (result.report.verdict.level == "good") == is_near
