@@ -275,3 +275,14 @@ def test_a_sample_without_these_channels_says_nothing_of_them() -> None:
     errors.add({"y": short}, {"y": short + 1})
 
     assert errors.verdict(held_out=True).level == "good"
+
+
+def test_logits_that_are_not_finite_any_more_ruin_a_model() -> None:
+    want = _rows(6, 1, 10)
+    got = [row.copy() for row in want]
+    for row in got:
+        row[0, 3] = -np.inf
+
+    verdict = _verdict("classes", want, got, logits=True)
+
+    assert verdict.level == "ruined"
