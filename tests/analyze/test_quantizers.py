@@ -157,6 +157,26 @@ def test_the_float_values_are_those_of_the_float_model(quantized) -> None:
         np.testing.assert_allclose(constant.quantized, plain, atol=0.1)
 
 
+def test_constants_that_nodes_round_are_as_stored_numbers_without_axes_too() -> None:
+    quantized = lowbit.quantize(
+        onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float[1,4] x) => (float[1,4] z) <float k = {3.0}, float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}>
+            { y = MatMul(x, w)
+              z = Mul(y, k) }"""
+        ),
+        preset="BF16",
+    ).quantized
+
+    found = read_constants(quantized, quantized, find_quantizers(quantized))
+
+    assert {n: c.float_value for n, c in found.items()} == {
+        "k_DequantizeLinear_Output": None,
+        "w_DequantizeLinear_Output": None,
+    }
+    assert found["k_DequantizeLinear_Output"].quantized == 3.0
+
+
 def _known(factor: float) -> list[bool]:
     """Return of each weight whether its float values are found, some channels scaled in between."""
     plain = msgspec.structs.replace(

@@ -191,6 +191,7 @@ def test_too_low_a_ratio_raises_and_keeps_an_existing_output(tmp_path: pathlib.P
         ({"limit": 0}, lowbit.DataError, "limit is 0"),
         ({"data": []}, lowbit.DataError, "empty list"),
         ({"preset": "A8W8", "config": find_preset("A8W8")}, lowbit.ConfigError, "not both"),
+        ({"config": "A8W8"}, lowbit.ConfigError, "expected a QuantConfig: give preset='A8W8'"),
     ],
 )
 def test_bad_arguments_are_named(

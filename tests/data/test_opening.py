@@ -122,7 +122,7 @@ def test_preprocessing_of_what_is_no_image_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("names", "found"), [([], "found nothing"), (["a.npz", "b.txt"], r"found only \.npz, \.txt")]
+    ("names", "found"), [([], "found nothing"), (["a.csv", "b.txt"], r"found only \.csv, \.txt")]
 )
 def test_folder_without_data_is_refused(
     tmp_path: Path, image_input: InputInfo, names: list[str], found: str

@@ -6,7 +6,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from lowbit.evaluate.output_kinds import find_measured, measured_tensors, strongest
+from lowbit.evaluate.output_kinds import find_measured, measured_tensors, seen_in
 from lowbit.graph import io
 
 
@@ -17,7 +17,7 @@ def _model(graph: str):
 def _found(graph: str, **values):
     model = _model(graph)
     names = {name: name for name in measured_tensors(model)}
-    return [(m.name, m.kind, m.tensor) for m in find_measured(model, values, names)]
+    return [(m.name, m.kind, m.tensor) for m in find_measured(model, seen_in([values]), names)]
 
 
 _RNG = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def test_without_the_logits_the_probabilities_are_measured() -> None:
     model = _model("g (float[1,9] x) => (float[1,9] z) { z = Softmax<axis=-1>(x) }")
     values = {"z": np.full((1, 9), 1 / 9, np.float32)}
 
-    (found,) = find_measured(model, values, {"z": "z"})
+    (found,) = find_measured(model, seen_in([values]), {"z": "z"})
 
     assert (found.kind, found.tensor, found.logits) == ("classes", "z", False)
 
@@ -127,7 +127,7 @@ def test_several_outputs_of_a_detector_are_read_where_its_scores_are() -> None:
     model = _model(graph)
     values = {"a": _normal(1, 1, 8, 8), "heat": heat, "box": _normal(1, 4, 8, 8)}
 
-    _, box = find_measured(model, values, {name: name for name in values})
+    _, box = find_measured(model, seen_in([values]), {name: name for name in values})
 
     assert box.name == "box (weighted by heat)"
     assert np.array_equal(box.of(values["box"], values), values["box"] * heat)
@@ -136,7 +136,26 @@ def test_several_outputs_of_a_detector_are_read_where_its_scores_are() -> None:
 def test_of_several_samples_the_one_that_shows_something_tells() -> None:
     quiet, loud = {"y": np.float32([0.1])}, {"y": np.float32([0.9])}
 
-    assert strongest([quiet, loud, quiet])["y"] is loud["y"]
+    assert seen_in([quiet, loud, quiet]).strongest["y"] is loud["y"]
+
+
+def test_positions_of_which_samples_have_different_numbers_are_no_channels() -> None:
+    model = _model("g (float[1,80,t] x) => (float[1,80,t] y) { y = Identity(x) }")
+    long, short = _normal(1, 80, 40), _normal(1, 80, 30)
+    long[:, :, 35:] = 1e-6  # padding after the signal
+
+    (found,) = find_measured(model, seen_in([{"y": long}, {"y": short}]), {"y": "y"})
+
+    assert found.name == "y"
+    assert len(find_measured(model, seen_in([{"y": long}]), {"y": "y"})) == 2
+
+
+def test_numbers_of_which_samples_have_differently_many_are_no_embedding() -> None:
+    model = _model("g (float[1,t] x) => (float[1,t] y) { y = Exp(x) }")
+
+    (found,) = find_measured(model, seen_in([{"y": _normal(1, n)} for n in (128, 100)]), {"y": "y"})
+
+    assert found.kind == "values"
 
 
 def test_a_few_numbers_are_a_regression_and_many_an_embedding() -> None:
@@ -166,3 +185,24 @@ def test_caches_are_not_measured_beside_what_is_made_of_them() -> None:
     found = _found(graph, logits=_normal(1, 9, scale=9), present_key=_normal(1, 2, 3, 4))
 
     assert [name for name, _, _ in found] == ["logits"]
+
+
+def test_an_image_of_integers_is_measured_before_it_is_rounded() -> None:
+    graph = """g (float[1,3,8,8] x) => (uint8[1,8,8,3] y) {
+        r = Round(x)
+        u = Cast<to=2>(r)
+        y = Transpose<perm=[0,2,3,1]>(u) }"""
+    pixels = np.full((1, 3, 8, 8), 200, np.float32)
+
+    assert _found(graph, r=pixels, y=pixels.astype(np.uint8)) == [
+        ("y (before its rounding)", "values", "r")
+    ]
+
+
+def test_integers_of_a_decision_are_labels() -> None:
+    graph = """g (float[1,8] x) => (int64[1,8] y) <float k = {0.5}> {
+        b = Greater(x, k)
+        y = Cast<to=7>(b) }"""
+    names = np.ones((1, 8), bool), np.ones((1, 8), np.int64)
+
+    assert _found(graph, b=names[0], y=names[1]) == [("y", "labels", "y")]

@@ -304,3 +304,25 @@ def test_channels_count_if_any_sample_shows_something_in_them() -> None:
 
     assert outputs(quiet, quiet) == [boxes.name]
     assert outputs(quiet, quiet, quiet, quiet, quiet, shown) == [boxes.name, scores.name]
+
+
+def test_a_sample_without_these_channels_says_nothing_of_them() -> None:
+    part = MeasuredOutput(OutputSlice("y", 1, 4, 8), "values", "y")
+    errors = OutputErrors([part], {})
+    long, short = _rows(1, 1, 8, 3)[0], _rows(1, 1, 4, 3)[0]
+
+    errors.add({"y": long}, {"y": long})
+    errors.add({"y": short}, {"y": short + 1})
+
+    assert errors.verdict(held_out=True).level == "good"
+
+
+def test_logits_that_are_not_finite_any_more_ruin_a_model() -> None:
+    want = _rows(6, 1, 10)
+    got = [row.copy() for row in want]
+    for row in got:
+        row[0, 3] = -np.inf
+
+    verdict = _verdict("classes", want, got, logits=True)
+
+    assert verdict.level == "ruined"

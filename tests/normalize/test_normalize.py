@@ -21,7 +21,7 @@ from lowbit.errors import ModelError
 from lowbit.graph import io
 from lowbit.graph.naming import names_of
 from lowbit.graph.session import session
-from lowbit.normalize.normalize import normalize
+from lowbit.normalize.normalize import normalize, refuse_quantized
 
 
 def ops(model: ir.Model) -> list[str]:
@@ -400,3 +400,19 @@ def test_a_real_model_computes_the_same(path: pathlib.Path) -> None:
         results = ort.InferenceSession(written).run(None, feed)
     for expected, actual in zip(original.run(None, feed), results, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_quantized_model_without_names_of_nodes_is_refused_by_what_is_computed() -> None:
+    model = io.load(
+        onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float[4] x) => (float[4] y) <float s = {0.1}, int8 z = {0}> {
+                q = QuantizeLinear(x, s, z)
+                y = DequantizeLinear(q, s, z) }"""
+        )
+    )
+    for node in model.graph:
+        node.name = None
+
+    with pytest.raises(ModelError, match=r"already quantized .what computes 'q' is a Quantize"):
+        refuse_quantized(model)

@@ -13,14 +13,14 @@ import pytest
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
-from lowbit.config.presets import find_preset
+from lowbit.config.presets import MORE_PRECISE, PURPOSES, find_preset
 from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.errors import VerificationError
 from lowbit.evaluate.runner import Run
 from lowbit.graph import io, parts
 from lowbit.graph.tensors import tensors_size
 from lowbit.pipeline import verify as verifying
-from lowbit.pipeline.verify import check_sqnr, verify
+from lowbit.pipeline.verify import check_sqnr, next_step, verify
 from lowbit.report.values import Report, Score, Step
 
 _MODEL = """<ir_version: 8, opset_import: ["" : 17]>
@@ -367,3 +367,60 @@ def test_a_large_model_is_verified_in_one_pass_of_each_kind(
     for rows in (lambda report: report.layers, lambda report: report.outputs):
         got, want = ([score.sqnr_db for score in rows(r)] for r in (large, small))
         assert got == pytest.approx(want, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("preset", "target", "expected"),
+    [
+        ("A8W8", "ryzen-ai", "Try --preset A16W8 or BF16, or look"),
+        ("A16W8", "ryzen-ai", "Try --preset BF16, or look"),
+        ("U8S8", "onnxruntime", "Try --preset U16S8_PERCHANNEL or W8, or look"),
+        ("DYNAMIC8", "onnxruntime-weights", "Try --preset W8, or look"),
+        ("BF16", "ryzen-ai-float", "Look for the cause with"),
+        ("VINT8", "vint8", "Look for the cause with"),
+    ],
+)
+def test_more_precise_presets_for_the_same_devices_are_next(
+    preset: str, target: str, expected: str
+) -> None:
+    report = msgspec.structs.replace(_report(50.0, 3.0), preset=preset, target=target)
+
+    assert next_step(report).startswith(expected)
+
+
+def test_presets_that_are_more_precise_are_for_devices_of_the_same_purpose() -> None:
+    for target, presets in MORE_PRECISE.items():
+        (purpose,) = [p for p in PURPOSES if target in p.targets]
+        floats = [p for p in PURPOSES if "ryzen-ai-float" in p.targets]
+        targets = {find_preset(name).target for name in presets}
+
+        allowed = {*purpose.targets, *(t for p in floats if "ryzen" in target for t in p.targets)}
+        assert targets <= allowed
+
+
+def test_what_onnxruntime_rounds_in_a_default_session_counts() -> None:
+    # As in a mel spectrogram: small sums beside large ones in one block, and a logarithm after them.
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[1,5,64] x) => (float[1,5,8] y) <float[64,8] w> {
+            m = MatMul(x, w)
+            y = Log(m) }"""
+    )
+    rng = np.random.default_rng(0)
+    weight = np.kron(np.eye(8), np.ones((8, 1))) * rng.uniform(0.5, 1, (64, 8))
+    del model.graph.initializer[:]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight.astype(np.float32), "w"))
+    power = np.repeat(np.geomspace(1e-4, 1e4, 8), 8)
+    feeds = [{"x": (power * rng.uniform(0.5, 1, (1, 5, 64))).astype(np.float32)} for _ in range(8)]
+
+    result = lowbit.quantize(model, data=feeds, preset="W8", promote=False, allow_ruined=True)
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    run = ort.InferenceSession(result.model.SerializeToString(), options).run
+    want = [np.log(feed["x"].astype(float) @ weight) for feed in feeds]
+    noise = [np.square(run(None, f)[0] - y).sum() for f, y in zip(feeds, want, strict=True)]
+    signal = sum(np.square(y).sum() for y in want)
+    is_near = np.isfinite(noise).all() and sum(noise) < 1e-3 * signal
+    assert result.report.verdict is not None
+    assert (result.report.verdict.level == "good") == is_near

@@ -82,3 +82,28 @@ def test_a_session_with_exact_arithmetic_loads_it(
     found = ort.InferenceSession(path, options).run(None, feeds[0])
 
     assert [array.shape for array in found] == [(1, 4, 16, 16), (1, 4, 8, 8), (1, 64, 16, 16)]
+
+
+@pytest.mark.parametrize("preset", ["XINT8", "A8W8", "U8S8_PERCHANNEL"])
+@pytest.mark.parametrize("shape", [(), (1, 4, 1, 1)])
+def test_such_a_session_loads_constants_that_other_operators_share(
+    normal, floats, run, tmp_path, preset, shape
+) -> None:
+    graph = """g (float[1,4,16,16] x) => (float[1,4,16,16] y) {
+      [one] a = Conv<pads=[1,1,1,1]>(x, w)
+      [first] b = Max(a, k)
+      [two] c = Conv<pads=[1,1,1,1]>(b, v)
+      [second] y = Max(c, k)
+    }"""
+    constants = {"w": 0.3 * floats(4, 4, 3, 3), "v": 0.3 * floats(4, 4, 3, 3)}
+    model = normal(graph, {**constants, "k": np.full(shape, -0.4, np.float32)})
+    path = tmp_path / "int8.onnx"
+    feeds = [{"x": floats(1, 4, 16, 16)} for _ in range(4)]
+    lowbit.quantize(ir.to_proto(model), path, data=feeds, preset=preset)
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")
+
+    (found,) = ort.InferenceSession(path, options).run(None, feeds[0])
+
+    want = run(model, feeds[0])["y"]
+    assert np.square(found - want).sum() < 0.01 * np.square(want).sum()

@@ -274,6 +274,11 @@ def read_constants(
     for quantizer in quantizers:
         if quantizer.kind != "weight":
             continue
+        if rounds_floats(quantizer):
+            # What it is rounded to, only running the model tells.
+            data = np.asarray(_float(model.graph.initializers, quantizer.source))
+            found[quantizer.results[0]] = Constant(data, data, None)
+            continue
         codes, weight, step = _dequantized(values[quantizer.results[0]])
         plain = _like(codes, weight, step, _float(known, quantizer.tensor))
         found[quantizer.results[0]] = Constant(codes, weight, plain)
@@ -286,6 +291,11 @@ def read_constants(
                 codes, bias, was.reshape(bias.shape) if fits and was is not None else None
             )
     return found
+
+
+def rounds_floats(quantizer: Quantizer) -> bool:
+    """Whether a constant is stored in float and rounded by nodes, as a weight in bfloat16 is."""
+    return quantizer.kind == "weight" and len(quantizer.nodes) > 1
 
 
 def _float(known: Mapping[str, ir.Value], name: str) -> FloatArray | None:

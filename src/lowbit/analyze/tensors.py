@@ -18,6 +18,7 @@ from lowbit.analyze.quantizers import (
     find_quantizers,
     is_refined,
     read_constants,
+    rounds_floats,
 )
 from lowbit.analyze.region import MUCH_NOISE, OrderedNodes, RegionFinder, find_region
 from lowbit.analyze.sensitivity import (
@@ -162,11 +163,16 @@ def _layer_values(
 def _notes(
     quantizers: Sequence[Quantizer], switches: Mapping[str, Switch], budget: Budget | None
 ) -> Iterator[str]:
-    unknown = [q.tensor for q in quantizers if q.tensor not in switches]
-    if unknown:
+    unknown = [q for q in quantizers if q.tensor not in switches]
+    rounded = sum(map(rounds_floats, unknown))
+    if rounded:
         yield (
-            f"{len(unknown)} weights differ from the float model (equalization rescales them), so "
-            "the error budget does not cover them"
+            f"{rounded} weights are rounded by nodes of the graph, so the error budget does not cover them"
+        )
+    if len(unknown) > rounded:
+        yield (
+            f"{len(unknown) - rounded} weights differ from the float model (equalization rescales them), "
+            "so the error budget does not cover them"
         )
     if budget is not None and budget.float_sqnr_db < budget.sqnr_db + _NEAR_FLOAT_DB:
         yield (

@@ -35,6 +35,7 @@ from lowbit.evaluate.compare_models import (
 from lowbit.evaluate.labels import BATCHES, Label, read_labels, without_labels
 from lowbit.evaluate.latency import Latency, measure_latency
 from lowbit.evaluate.output_kinds import measured_tensors
+from lowbit.evaluate.random_outputs import mark_drawn
 from lowbit.evaluate.runner import Outputs, output_names
 from lowbit.graph import io
 from lowbit.graph.openvino import Runtime, check_runtime
@@ -154,6 +155,7 @@ def _compare_outputs(
     runtime: Runtime,
 ) -> Comparison:
     total, done = len(samples), 0
+    mark_drawn(float_model, next(iter(samples)))
     everywhere = scorer is not None or runtime != "onnxruntime"
 
     def listener(*runs: Outputs | None) -> None:

@@ -12,7 +12,7 @@ from lowbit.analyze.tensors import TensorAnalysis
 from lowbit.data import Data
 from lowbit.evaluate.compare_models import Comparison
 from lowbit.evaluate.latency import Latency
-from lowbit.evaluate.output_kinds import find_measured
+from lowbit.evaluate.output_kinds import find_measured, seen_in
 from lowbit.evaluate.shown_samples import show_samples
 from lowbit.evaluate.upstream import ratios_upstream, wiring
 from lowbit.graph.openvino import Runtime
@@ -89,7 +89,7 @@ def _class_outputs(float_model: ir.Model, found: Comparison) -> frozenset[str]:
     if not found.shown:
         return frozenset()
     first = found.shown[0].outputs
-    measured = find_measured(float_model, first, {name: name for name in first})
+    measured = find_measured(float_model, seen_in([first]), {name: name for name in first})
     return frozenset(m.output for m in measured if m.kind == "classes")
 
 

@@ -376,6 +376,10 @@ def _load(
 def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfig:
     if preset is not None and config is not None:
         raise ConfigError("give a preset or a config, not both")
+    if isinstance(config, str):
+        raise ConfigError(
+            f"config is the text {config!r}, expected a QuantConfig: give preset={config!r}"
+        )
     config = config if config is not None else find_preset(preset or DEFAULT_PRESET)
     wrong = find_not_finite(config)
     if wrong is not None:

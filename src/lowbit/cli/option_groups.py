@@ -40,7 +40,7 @@ def add_data(parser: Parser, verb: str, *, required: bool = True) -> None:
         "--data",
         required=required,
         metavar="PATH",
-        help="a folder of images or .npy files, an .npz, an .npy, a .txt or .jsonl of texts, .tar "
+        help="a folder of images, .npy or .npz files, an .npz, an .npy, a .txt or .jsonl of texts, .tar "
         "(WebDataset) or .parquet shards, a URL of these (s3://...), or the word random",
     )
     parser.add_argument(

@@ -316,6 +316,19 @@ PURPOSES = (
 )
 """The presets by purpose; every built-in target is in one of them."""
 
+MORE_PRECISE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "ryzen-ai": ("A16W8", "BF16"),
+        "ryzen-ai-cnn": ("A16W8", "BF16"),
+        "ryzen-ai-float": ("BF16",),
+        "onnxruntime": ("U16S8_PERCHANNEL", "W8"),
+        "openvino": ("W8",),
+        "onnxruntime-weights": ("W8",),
+        "onnxruntime-nbits": ("W8",),
+    }
+)
+"""Presets for the same devices that lose less, each less than those before it, by the name of the target."""
+
 
 def find_preset(name: str) -> QuantConfig:
     """Return the configuration of a preset, built in or installed.

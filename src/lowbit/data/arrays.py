@@ -152,7 +152,7 @@ def _find_members(
         if _could_feed(archive, member, path, inputs[0], images=images)
     ]
     if len(fitting) != 1:
-        _refuse_names(path, list(members), inputs)
+        refuse_names(path, list(members), inputs)
     return {names[0]: fitting[0]}
 
 
@@ -334,7 +334,8 @@ def _map(path: Path, what: str) -> NDArray[Any]:
     return mapped
 
 
-def _refuse_names(path: Path, found: list[str], inputs: Sequence[InputInfo]) -> NoReturn:
+def refuse_names(path: Path, found: list[str], inputs: Sequence[InputInfo]) -> NoReturn:
+    """Raise for a ``.npz`` that lacks the array of an input."""
     name = next(info.name for info in inputs if info.name not in found)
     arrays = ", ".join(map(repr, found)) or "none"
     raise DataError(

@@ -12,6 +12,7 @@ import numpy as np
 from lowbit.data.arrays import RowSource, Table, at_url, read_npy, read_npz, take_array
 from lowbit.data.dataset import Data, Source
 from lowbit.data.inputs import InputInfo, separated
+from lowbit.data.npz_folder import NpzFolderSource
 from lowbit.data.padding import UnpaddedSource, find_mask
 from lowbit.data.preprocessing import Preprocessing, find_preprocessing
 from lowbit.data.random_source import RandomSource
@@ -36,7 +37,7 @@ RANDOM = "random"
 """The word that asks for made-up data."""
 
 KINDS = (
-    "a folder of images or .npy files, a .npz, a .npy, a .txt or .jsonl of texts, .tar or .parquet shards, a URL of these, "
+    "a folder of images, .npy or .npz files, a .npz, a .npy, a .txt or .jsonl of texts, .tar or .parquet shards, a URL of these, "
     "'random', an iterable of dicts or arrays, a function that returns one, or an object with get_next()"
 )
 
@@ -62,7 +63,7 @@ def open_data(
     """Return the feeds of a source, checked against the inputs they are for.
 
     Args:
-        source: A folder of images or ``.npy`` files, a ``.npz``, a ``.npy``, a ``.txt`` or ``.jsonl``
+        source: A folder of images, ``.npy`` or ``.npz`` files, a ``.npz``, a ``.npy``, a ``.txt`` or ``.jsonl``
             of texts, WebDataset (``.tar``) or Parquet shards, a URL of any of these that fsspec knows, ``"random"``, an
             array of samples, an iterable of dicts or arrays, a function without arguments that returns one, or an
             object with ``get_next()``.
@@ -228,6 +229,10 @@ def _find_folder_source(folder: Path, request: _Request) -> Source:
     if any(path.suffix == ".npy" for path in files):
         _refuse_preprocessing(request, ".npy files")
         return NpyFolderSource(folder, request.inputs, request.limit)
+    archives = [path for path in files if path.suffix == ".npz"]
+    if archives:
+        _refuse_preprocessing(request, ".npz files")
+        return NpzFolderSource(folder, archives, request.inputs, request.limit)
     shards = [str(path) for path in files if _is_shard(path)]
     if shards:
         return _open_shards(shards, request)
@@ -235,7 +240,7 @@ def _find_folder_source(folder: Path, request: _Request) -> Source:
     found = f"only {', '.join(kinds[:5])}" if kinds else "nothing"
     expected = ", ".join(sorted(IMAGE_SUFFIXES))
     raise DataError(
-        f"folder {folder} holds no data: expected images ({expected}) or .npy files, found {found}"
+        f"folder {folder} holds no data: expected images ({expected}), .npy or .npz files, found {found}"
     )
 
 

@@ -6,6 +6,7 @@ Names are those onnxruntime's tools look for: ``T_scale``, ``T_QuantizeLinear_Ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -27,9 +28,13 @@ from lowbit.graph.editing import constant_shape, only_consumer
 from lowbit.graph.naming import MICROSOFT, tensor_name
 from lowbit.numerics.affine import QParams
 from lowbit.numerics.formats import IntegerFormat
+from lowbit.ops.linear import has_constant_weight
 from lowbit.ops.traits import is_data_movement
 from lowbit.planning.plan import BiasPlan, TensorPlan
 from lowbit.scales.stored import Stored
+
+# So many numbers may be stored once more.
+_SMALL = 1 << 12
 
 # The standard Q/DQ take 16 and 4 bits from this operator set on.
 _WIDE_OPSET = 21
@@ -95,9 +100,34 @@ class IntegerNodes:
             self._embeddings.write(embedding, table)
         if not value.uses() and not value.is_graph_output():
             return EmittedTensor(tensor_name(stored), tensor_name(stored))
+        self._separate(tensor, value, make)
         node = self._node("DequantizeLinear", [stored, scale, zero_point], name, params)
         result = self._editor.read_through(value, tuple(value.uses()), [node])
         return EmittedTensor(tensor_name(stored), tensor_name(result))
+
+    def _separate(self, tensor: TensorPlan, value: ir.Value, make: Callable[[], Stored]) -> None:
+        """Give each consumer of a small int8 constant but the first a copy; weights of layers share on.
+
+        onnxruntime (1.31) does not load one that several share if it is asked for exact arithmetic
+        (``session.x64quantprecision``). Layers have their own by a rewrite, where it is asked for.
+        """
+        params = self._context.params.tensors[tensor.name]
+        shape = constant_shape(value)
+        is_small = shape is not None and math.prod(shape) <= _SMALL
+        is_weight = any(index == 1 and has_constant_weight(node) for node, index in value.uses())
+        if params.format is not IntegerFormat.INT8 or not is_small or is_weight:
+            return
+        for consumer, index in tuple(value.uses())[1:]:
+            name = f"{tensor.name}_{consumer.name}"
+            stored = self._editor.lazy(
+                f"{name}_quantized",
+                value,
+                _DTYPES[params.format],
+                lambda taken: _tensor(make(), params.format, taken),
+            )
+            inputs = [stored, *self._parameters(f"{name}_{index}", params)]
+            node = self._node("DequantizeLinear", inputs, name, params)
+            self._editor.read_through(value, ((consumer, index),), [node])
 
     def bias(self, row: BiasPlan, params: QParams, codes: NDArray[np.integer]) -> EmittedTensor:
         """Store the bias of one node as integers before a DequantizeLinear."""

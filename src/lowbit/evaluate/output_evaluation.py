@@ -10,7 +10,7 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.evaluate.figures import LEVELS
-from lowbit.evaluate.output_kinds import find_measured, measured_tensors, strongest
+from lowbit.evaluate.output_kinds import find_measured, measured_tensors, seen_in
 from lowbit.evaluate.runner import Outputs, Run, output_names, run_models
 from lowbit.evaluate.same_outputs import (
     check_same_outputs,
@@ -162,7 +162,7 @@ class OutputEvaluation:
 
     def _begin(self) -> None:
         samples, self._first = self._first, []
-        seen = strongest(want for _, want, _ in samples)
+        seen = seen_in(want for _, want, _ in samples)
         measured = find_measured(self._reference, seen, self._names)
         self._errors = [OutputErrors(measured, self._names) for _ in samples[0][2]]
         for sample in samples:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from lowbit.evaluate.detections import find_scores, split_scores, weighted
 from lowbit.evaluate.outputs import OutputSlice, find_slices
+from lowbit.evaluate.random_outputs import before_noise, is_drawn
 from lowbit.graph.naming import is_cache_name, tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.metrics import softmax
@@ -26,6 +27,7 @@ from lowbit.ops.families import LAYOUT, PROBABILITIES, SELECT, SOFTMAXES
 Kind: TypeAlias = Literal["classes", "labels", "embedding", "scores", "values"]
 
 _EMBEDDING = re.compile(r"embed|feature|hidden|pool|vector|latent", re.IGNORECASE)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _FEW_LABELS = 16
 _LEAST_EMBEDDING = 32
 _PEAKED = 0.1
@@ -43,6 +45,7 @@ class MeasuredOutput:
         axis: Where the classes lie.
         logits: Whether the values are before their softmax or sigmoid.
         scores: What says where the values are read, if they are those of detections.
+        step: What is not computed yet where the values are before their output.
     """
 
     part: OutputSlice
@@ -51,6 +54,7 @@ class MeasuredOutput:
     axis: int = -1
     logits: bool = False
     scores: OutputSlice | None = None
+    step: Literal["selection", "rounding", "noise"] = "selection"
 
     def of(self, array: Array, float_outputs: Mapping[str, Array]) -> Array:
         """Return what is compared of its tensor's value in either model."""
@@ -70,7 +74,7 @@ class MeasuredOutput:
         if self.tensor == self.output:
             where = "" if self.scores is None else f" (weighted by {self.scores.name})"
             return f"{self.part.name}{where}"
-        return f"{self.output} (before its {'activation' if self.logits else 'selection'})"
+        return f"{self.output} (before its {'activation' if self.logits else self.step})"
 
 
 def measured_tensors(model: ir.Model) -> list[str]:
@@ -81,15 +85,37 @@ def measured_tensors(model: ir.Model) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def strongest(samples: Iterable[Mapping[str, Array]]) -> Mapping[str, Array]:
-    """Return of each tensor the sample with the largest value: one where something is seen."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class SeenValues:
+    """The values of each tensor in some samples.
+
+    Attributes:
+        strongest: The value with the largest number: one where something is seen.
+        open_axes: The axes whose sizes differ between samples: these hold positions, never channels.
+    """
+
+    strongest: Mapping[str, Array]
+    open_axes: Mapping[str, frozenset[int]]
+
+
+def seen_in(samples: Iterable[Mapping[str, Array]]) -> SeenValues:
+    """Return what samples show of each tensor, in one pass over them."""
     found: dict[str, Array] = {}
+    open_axes: dict[str, frozenset[int]] = {}
     for outputs in samples:
         for name, array in outputs.items():
-            best = found.get(name)
-            if best is None or _largest(array) > _largest(best):
+            best = found.setdefault(name, array)
+            if isinstance(array, np.ndarray) and isinstance(best, np.ndarray):
+                open_axes[name] = open_axes.get(name, frozenset()) | _axes_that_differ(array, best)
+            if _largest(array) > _largest(best):
                 found[name] = array
-    return found
+    return SeenValues(found, open_axes)
+
+
+def _axes_that_differ(a: Array, b: Array) -> frozenset[int]:
+    return frozenset(
+        i for i, sizes in enumerate(zip(a.shape, b.shape, strict=False)) if len(set(sizes)) > 1
+    )
 
 
 def _largest(array: Array) -> float:
@@ -98,17 +124,18 @@ def _largest(array: Array) -> float:
 
 
 def find_measured(
-    model: ir.Model, values: Mapping[str, Array], known: Mapping[str, str]
+    model: ir.Model, seen: SeenValues, known: Mapping[str, str]
 ) -> tuple[MeasuredOutput, ...]:
-    """Return what to compare, from the float model's values on one sample.
+    """Return what to compare, from what samples show of the float model.
 
     ``known`` are the tensors that the quantized model has too.
     """
+    values = seen.strongest
     found: list[MeasuredOutput] = []
     for output in _telling_outputs(model):
         name = tensor_name(output)
         if isinstance(values.get(name), np.ndarray):
-            found += _measured(output, name, values, known)
+            found += _measured(output, name, seen, known)
         else:
             found += _of_sequence(name, values)
     return tuple(_where_read(list(dict.fromkeys(found)), values))
@@ -146,9 +173,17 @@ def _of_sequence(name: str, values: Mapping[str, Array]) -> list[MeasuredOutput]
 
 
 def _measured(
-    output: ir.Value, name: str, values: Mapping[str, Array], known: Mapping[str, str]
+    output: ir.Value, name: str, seen: SeenValues, known: Mapping[str, str]
 ) -> list[MeasuredOutput]:
+    values, open_axes = seen.strongest, seen.open_axes.get(name, frozenset())
     array = values[name]
+    if is_drawn(output):
+        rows = [
+            _as_values(OutputSlice(n), values[n], name)
+            for n in map(tensor_name, before_noise(output))
+            if n in known and n in values and values[n].dtype.kind == "f" and values[n].size
+        ]
+        return [dataclasses.replace(row, step="noise") for row in rows]
     selected = [tensor_name(v) for v in _selected(output)]
     if selected and any(n in values and n in known for n in selected):
         return [
@@ -157,6 +192,16 @@ def _measured(
             if n in values and n in known and values[n].dtype.kind == "f"
         ]
     if array.dtype.kind in "iub":
+        plain = _rounded(output)
+        inner = values.get(tensor_name(plain)) if plain is not None else None
+        if (
+            plain is not None
+            and inner is not None
+            and tensor_name(plain) in known
+            and inner.dtype.kind == "f"
+        ):
+            row = _as_values(OutputSlice(tensor_name(plain)), inner, name)
+            return [dataclasses.replace(row, step="rounding")]
         return [MeasuredOutput(OutputSlice(name), "labels", name)] if array.size else []
     if array.dtype.kind != "f" or not array.size:
         return []
@@ -165,9 +210,13 @@ def _measured(
         found = _activated(activation, name, array, values, known)
         if found is not None:
             return [found]
-    if activation is None and (found := _bare(name, array)) is not None:
+    if activation is None and (found := _bare(name, array, open_axes)) is not None:
         return [found]
-    slices = [s for part in find_slices({name: array}) for s in split_scores(part, array)]
+    slices = [
+        s
+        for part in find_slices({name: array}, {name: open_axes})
+        for s in split_scores(part, array)
+    ]
     return [_as_values(part, part.of(array), name) for part in slices]
 
 
@@ -201,10 +250,11 @@ def _activated(
     return None
 
 
-def _bare(name: str, array: Array) -> MeasuredOutput | None:
+def _bare(name: str, array: Array, open_axes: frozenset[int]) -> MeasuredOutput | None:
     """Return the measure of rows that look like logits, probabilities or an embedding."""
-    rows = array.ndim == 2 or (array.ndim == 3 and find_slices({name: array})[0].axis is None)
-    if not rows or array.shape[-1] < 2:
+    whole = find_slices({name: array}, {name: open_axes})[0].axis is None
+    rows = array.ndim == 2 or (array.ndim == 3 and whole)
+    if not rows or array.shape[-1] < 2 or array.ndim - 1 in open_axes:
         return None
     part = OutputSlice(name)
     if _EMBEDDING.search(name):
@@ -245,6 +295,21 @@ def _activation(output: ir.Value) -> ir.Node | None:
     return None
 
 
+def _rounded(output: ir.Value) -> ir.Value | None:
+    """Return the floats of which an output is the integers, such as those of an image of 8 bits.
+
+    One off is little there, and as wrong as any other number by the agreement of labels.
+    """
+    value: ir.Value | None = output
+    while value is not None and (node := value.producer()) is not None and node.domain == "":
+        value = node.inputs[0]
+        if value is None or node.op_type not in LAYOUT:
+            return None
+        if node.op_type == "Cast" and (value.dtype is None or value.dtype in _FLOATS):
+            return value
+    return None
+
+
 def _selected(output: ir.Value) -> list[ir.Value]:
     """Return the float values among which an output is a selection, if it is one."""
     seen: set[ir.Node] = set()
@@ -259,10 +324,13 @@ def _selected(output: ir.Value) -> list[ir.Value]:
             found |= dict.fromkeys(v for v in node.inputs[:2] if v is not None and v.producer())
             continue
         stack += [v for v in node.inputs if v is not None]
-    return [v for v in found if v.dtype in (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)]
+    return [v for v in found if v.dtype is None or v.dtype in _FLOATS]
 
 
 def _before(output: ir.Value) -> list[ir.Value]:
+    if is_drawn(output):
+        return before_noise(output)
     node = _activation(output)
     inner = [] if node is None or node.inputs[0] is None else [node.inputs[0]]
-    return [*inner, *_selected(output)]
+    rounded = _rounded(output)
+    return [*inner, *_selected(output), *([] if rounded is None else [rounded])]

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -45,17 +46,24 @@ class OutputSlice:
         return array[(slice(None),) * self.axis + (slice(self.start, self.stop),)]
 
 
-def find_slices(outputs: Mapping[str, Array]) -> tuple[OutputSlice, ...]:
-    """Return the slices of each float output, from one sample of it."""
+def find_slices(
+    outputs: Mapping[str, Array],
+    open_axes: Mapping[str, frozenset[int]] = MappingProxyType({}),
+) -> tuple[OutputSlice, ...]:
+    """Return the slices of each float output, from one sample of it.
+
+    Channels do not lie along ``open_axes``, whose sizes differ between samples.
+    """
     found: list[OutputSlice] = []
     for name, array in outputs.items():
         if array.dtype.kind != "f" or array.size == 0:
             continue
-        runs = max((_runs(array, axis) for axis in _axes(array)), key=len, default=[])
+        axes = [axis for axis in _axes(array) if axis not in open_axes.get(name, ())]
+        runs = max((_runs(array, axis) for axis in axes), key=len, default=[])
         if len(runs) < 2:
             found.append(OutputSlice(name))
         else:
-            axis = next(a for a in _axes(array) if _runs(array, a) == runs)
+            axis = next(a for a in axes if _runs(array, a) == runs)
             found += [OutputSlice(name, axis, start, stop) for start, stop in runs]
     return tuple(found)
 

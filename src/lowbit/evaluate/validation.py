@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lowbit.evaluate.kept_samples import kept_samples
-from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
+from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, seen_in
 from lowbit.evaluate.runner import (
     Outputs,
     ReferenceSample,
@@ -90,10 +90,12 @@ class Validation:
 
     def measured(self, names: Mapping[str, str]) -> list[MeasuredOutput]:
         """Return the float tensors that the verdict rests on: before what saturates."""
-        values = strongest(sample.outputs for sample in self._samples)
-        found = find_measured(self._reference, values, names)
+        seen = seen_in(sample.outputs for sample in self._samples)
+        found = find_measured(self._reference, seen, names)
         # Arrays of a sequence cannot be asked for by themselves.
-        return [r for r in found if r.tensor in names and values[r.tensor].dtype.kind == "f"]
+        return [
+            r for r in found if r.tensor in names and seen.strongest[r.tensor].dtype.kind == "f"
+        ]
 
 
 def _decibels_of_rows(

@@ -35,6 +35,8 @@ _USABLE = LEVELS[:2]
 # Positions of a map of classes that are looked at; more say nothing new.
 _POSITIONS = 4096
 _LEAST_PROBABILITY = 1e-6
+# In nats.
+_FARTHEST = 100.0
 # Fewer classes, or fewer samples, may well agree.
 _MANY_CLASSES, _ENOUGH_SAMPLES, _NEARLY_ALL = 10, 16, 0.9
 # What lies beyond one standard error: an agreement gets the level of one so much better, since a few
@@ -185,7 +187,9 @@ class OutputErrors:
             a, b = want.get(row.tensor), got.get(self._paired.get(row.tensor, row.tensor))
             if a is None or b is None or a.shape != b.shape or not a.size:
                 continue
-            self._add(index, row, row.of(a, want), row.of(b, want))
+            part = row.of(a, want)
+            if part.size:  # channels that this sample has
+                self._add(index, row, part, row.of(b, want))
             if feed is not None and row.kind == "classes" and row.logits:
                 self._perplexity[index].add(feed, a, b)
 
@@ -199,7 +203,7 @@ class OutputErrors:
         self._errors[index].append(found)
         match row.kind:
             case "classes":
-                self._values[index].append(float(np.mean(divergence(p, q))))
+                self._values[index].append(_mean_divergence(p, q))
                 same = p.argmax(axis=-1) == q.argmax(axis=-1)
                 self._agreement[index].append(float(np.mean(same)))
                 if len(p) == 1 or a.ndim == 2:  # not a sequence or a map
@@ -325,6 +329,12 @@ class OutputErrors:
         )
 
 
+def _mean_divergence(p: DoubleArray, q: DoubleArray) -> float:
+    """Return the mean divergence of rows; logits that are not finite are as far off as can be."""
+    mean = float(np.mean(divergence(p, q)))
+    return _FARTHEST if math.isnan(mean) else mean
+
+
 def _one_class(best: Sequence[int]) -> int | None:
     """Return the class of nearly all samples, if they are enough to wonder at it."""
     if len(best) < _ENOUGH_SAMPLES:
@@ -374,4 +384,5 @@ def _rows(array: Array, row: MeasuredOutput) -> DoubleArray:
         rows = rows[:: -(-len(rows) // _POSITIONS)]
     rows = rows if row.logits else np.log(np.maximum(rows, _LEAST_PROBABILITY))
     # A constant added to all logits changes nothing.
-    return np.asarray(rows - rows.mean(axis=-1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(rows - rows.mean(axis=-1, keepdims=True))

@@ -123,8 +123,11 @@ def refuse_quantized(model: ir.Model) -> None:
     """Raise for a model that is quantized already."""
     for node in every_node(model.graph):
         if node.op_type in QUANTIZED:
+            where = (
+                f"node {node.name!r}" if node.name else f"what computes {node.outputs[0].name!r}"
+            )
             raise ModelError(
-                f"the model is already quantized (node {node.name!r} is a {node.op_type}); "
+                f"the model is already quantized ({where} is a {node.op_type}); "
                 "start from the float model it was made from"
             )
 

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
+from lowbit.evaluate.random_outputs import mark_drawn
 from lowbit.evaluate.runner import Run, run_model
 from lowbit.normalize.normalize import normalize as normalize_model
 from lowbit.state import Loaded
@@ -58,3 +59,4 @@ def _check_float_model(state: Loaded) -> None:
     if sample is not None:
         run = dataclasses.replace(Run.float_model(state.loaded), optimize="none")
         list(run_model(run, [sample]))
+        mark_drawn(state.loaded, sample)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.config.presets import MORE_PRECISE
 from lowbit.data.split import Split
 from lowbit.errors import ModelError, RuinedError, VerificationError
 from lowbit.evaluate.compare_models import (
@@ -23,6 +24,7 @@ from lowbit.evaluate.output_evaluation import (
     evaluate_outputs,
 )
 from lowbit.evaluate.output_kinds import measured_tensors
+from lowbit.evaluate.random_outputs import drawn_outputs
 from lowbit.evaluate.runner import run_together
 from lowbit.evaluate.upstream import ratios_upstream, wiring
 from lowbit.evaluate.verdict import Verdict
@@ -192,8 +194,23 @@ def _measured(state: Quantized, samples: Split) -> tuple[SignalNoises, Evaluated
 
 def _runs_fused(state: Quantized) -> bool:
     """Whether fused kernels may give other numbers, and take the model at all."""
+    model = state.emitted.model
     saturates = state.target.saturation is not None and saturates_int8()
-    return saturates and not has_float8(state.emitted.model)
+    return (saturates or _rounds_inputs(model)) and not has_float8(model)
+
+
+def _rounds_inputs(model: ir.Model) -> bool:
+    """Whether onnxruntime rounds what products of floats read to 8 bits, block by block.
+
+    It does in a default session (1.31) where their weights come from a DequantizeLinear.
+    """
+    products = (node for node in model.graph if node.op_type == "MatMul")
+    return any(_is_dequantized(n.inputs[1]) and not _is_dequantized(n.inputs[0]) for n in products)
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    producer = value.producer() if value is not None else None
+    return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 def quantized_names(state: Quantized, wanted: Sequence[str] | None = None) -> dict[str, str]:
@@ -267,6 +284,12 @@ def _doubts(
     # What statistics of an earlier run were made of is not known.
     if not samples.is_verified_on_held_out and calibrated and not reused:
         doubts.append("verified on calibration samples: the data has no others")
+    drawn = drawn_outputs(state.loaded)
+    if drawn:
+        doubts.append(
+            f"{', '.join(drawn)}: the model draws random numbers, so two runs of the float model differ too. Measured is "
+            "what comes before them; to measure all, give data in which their strength is zero"
+        )
     if verdict is not None and not samples.data.is_random:
         doubts += verdict.doubts_of_inputs()
     return tuple(doubts)
@@ -293,16 +316,15 @@ def check_verdict(report: Report, *, allow_ruined: bool) -> None:
 
 def next_step(report: Report) -> str:
     """Return what to try next with a model that is not good."""
-    wider = {"int8": "A16W8", "uint8": "U16S8", "int4": "W8", "uint4": "W8"}
-    narrow = [word for kind in report.quantized for word in kind.split()]
-    found = next((preset for word, preset in wider.items() if word in narrow), None)
     if report.calibration_samples and report.calibration_samples < _FEW_SAMPLES:
         return f"Try more calibration data: {report.calibration_samples} samples are few"
-    if found is None or found == report.preset:
-        return "Try --preset BF16, or look for the cause with `lowbit compare --budget full`"
-    return (
-        f"Try --preset {found} or BF16, or look for the cause with `lowbit compare --budget full`"
-    )
+    presets = MORE_PRECISE.get(report.target, ())
+    if report.preset in presets:
+        presets = presets[presets.index(report.preset) + 1 :]
+    if not presets:
+        return "Look for the cause with `lowbit compare --budget full`"
+    words = " or ".join(presets)
+    return f"Try --preset {words}, or look for the cause with `lowbit compare --budget full`"
 
 
 def check_sqnr(report: Report, lowest: float | None) -> None:

@@ -26,7 +26,7 @@ from lowbit.evaluate.output_kinds import (
     MeasuredOutput,
     find_measured,
     measured_tensors,
-    strongest,
+    seen_in,
 )
 from lowbit.evaluate.runner import (
     Outputs,
@@ -147,8 +147,9 @@ class GoalEvaluator:
         names: Mapping[str, str],
         tail: float,
     ) -> Measurement:
-        values = strongest(sample.outputs for sample in self._known)
-        measured = _as_asked(self.goal.figure, find_measured(self._loaded, values, names), values)
+        seen = seen_in(sample.outputs for sample in self._known)
+        found = find_measured(self._loaded, seen, names)
+        measured = _as_asked(self.goal.figure, found, seen.strongest)
         errors = OutputErrors(measured, names)
         scorer = self._scorer()
         count = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowbit.data.split import Split
 from lowbit.evaluate.kept_samples import kept_samples
-from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, strongest
+from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, seen_in
 from lowbit.evaluate.runner import ReferenceSample, Run, compared, reference_samples
 from lowbit.evaluate.verdict import OutputErrors
 from lowbit.graph.session import Array
@@ -50,7 +50,7 @@ class PromotionSamples:
         feeds = itertools.islice(itertools.chain(held, samples.calibration()), _CONSIDERED)
         run = Run.float_model(state.loaded, wanted)
         known = kept_samples(reference_samples(run, feeds, _MEMORY_FOR_OUTPUTS))
-        measured = find_measured(state.loaded, strongest(s.outputs for s in known), names)
+        measured = find_measured(state.loaded, seen_in(s.outputs for s in known), names)
         chosen = [known[i] for i in _by_strength(known, measured, _SAMPLES)]
         return cls(tuple(chosen), measured, tuple(known[: len(held)][:_UNSEEN]))
 

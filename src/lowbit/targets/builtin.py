@@ -114,7 +114,12 @@ ONNXRUNTIME_WEIGHTS = Target(
     dequantizes=True,
     packed=("GatherBlockQuantized", "DynamicQuantizeLSTM"),
     saturation=X86_PAIRS,
-    transforms=("gemm_to_matmul", "embed_layer_norm_to_gather", "normalized_add_to_sum"),
+    transforms=(
+        "separate_shared_weights",
+        "gemm_to_matmul",
+        "embed_layer_norm_to_gather",
+        "normalized_add_to_sum",
+    ),
 )
 
 MATMUL_NBITS = msgspec.structs.replace(
