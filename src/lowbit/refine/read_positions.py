@@ -41,7 +41,7 @@ def draw_positions(
     Layers are left out whose gradients are not known, and samples of another size than the first.
     The sensitivity is that of ``outputs``.
     """
-    written = _written(model, layers)
+    written = _written(model, [layer for layer in layers if layer.node in wanted])
     samples = iter(feeds)
     first = next(samples, None)
     if first is None or not written:
