@@ -169,7 +169,7 @@ def test_a_sigmoid_is_exact_where_its_approximation_alone_is_too_coarse() -> Non
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    data = [{"x": rng.standard_t(2, size=shape).astype(np.float32)} for _ in range(24)]
+    data = [{"x": rng.standard_t(3, size=shape).astype(np.float32)} for _ in range(24)]
     # Nothing else that changes what is promoted.
     config = msgspec.structs.replace(find_preset("XINT8"), power_of_two_fit=None)
     first = lowbit.quantize(model, data=data, config=config, promote=False, allow_ruined=True)
