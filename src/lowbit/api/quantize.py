@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
+from lowbit.api.configuration import choose_config, with_inputs
 from lowbit.api.goal_request import goal_request, with_labels
 from lowbit.api.samples import (
     calibration_feeds,
@@ -22,11 +22,9 @@ from lowbit.api.samples import (
 )
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.extensible import find_not_finite
-from lowbit.config.presets import find_preset
 from lowbit.data import Preprocessing, Tokenization
 from lowbit.data.opening import RANDOM
-from lowbit.data.split import VERIFIED, Split
+from lowbit.data.split import Split
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.labels import Label
 from lowbit.files import check_outputs, sibling
@@ -68,7 +66,6 @@ from lowbit.targets.target import Target
 ModelSource = Any
 """A path, the bytes of a file, an ``onnx.ModelProto`` or an ``onnx_ir.Model``."""
 
-DEFAULT_PRESET = "A8W8"
 _IN_PYTHON = "lowbit.quantize(...)"
 
 
@@ -204,7 +201,7 @@ def quantize(
         strategies: What to try for the goal (``lowbit.search.goal_strategies``); everything if empty.
         progress: Called with stage, done and total.
     """
-    config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
+    config = with_inputs(choose_config(preset, config, plan), fix_inputs, input_shapes)
     check_outputs({"output": output}, source_files(model, data))
     _check_request(config, plan, limit, min_sqnr)
     request = goal_request(goal, budget, labels, strategies, plan)
@@ -214,10 +211,10 @@ def quantize(
     with clock.stage("load"):
         state = _load(model, config, target, operators)
         validation = 0 if limit is None else validated_on(config, stats, limit)
-        beside = (VERIFIED if verify is None else verify, validation)
-        samples = open_samples(state, data, preprocessing, limit, beside, request)
-        if samples is not None and verify is None and min_sqnr is None:
-            samples = dataclasses.replace(samples, stops_early=True)
+        held_out = (verify, validation)
+        samples = open_samples(
+            state, data, preprocessing, limit, held_out, request, stops_early=min_sqnr is None
+        )
         state = extended(state, Loaded, samples=samples)
         if request is not None and samples is not None:
             request = with_labels(request, labels, samples)
@@ -314,7 +311,7 @@ def plan(
         fix_inputs: Inputs that become constants, with their values.
         input_shapes: Shapes of inputs, instead of those in the file.
     """
-    config = _with_inputs(_choose_config(preset, config), fix_inputs, input_shapes)
+    config = with_inputs(choose_config(preset, config), fix_inputs, input_shapes)
     return planned_state(model, None, config, target, operators).plan
 
 
@@ -326,7 +323,7 @@ def planned_state(
     operators: Operators = OPERATORS,
 ) -> Planned:
     """Return a model after all stages that need no data; its plan may quantize nothing."""
-    loaded = _load(model, _choose_config(preset, config), target, operators)
+    loaded = _load(model, choose_config(preset, config), target, operators)
     with malformed_refused(loaded.loaded):
         return plan_only(loaded)
 
@@ -371,32 +368,3 @@ def _load(
     if target is None or isinstance(target, str):
         target = find_target(target or config.target)
     return Loaded(loaded=loaded, samples=None, config=config, target=target, operators=operators)
-
-
-def _choose_config(preset: str | None, config: QuantConfig | None) -> QuantConfig:
-    if preset is not None and config is not None:
-        raise ConfigError("give a preset or a config, not both")
-    if isinstance(config, str):
-        raise ConfigError(
-            f"config is the text {config!r}, expected a QuantConfig: give preset={config!r}"
-        )
-    config = config if config is not None else find_preset(preset or DEFAULT_PRESET)
-    wrong = find_not_finite(config)
-    if wrong is not None:
-        raise ConfigError(f"config.{wrong}; expected a finite number")
-    return config
-
-
-def _with_inputs(
-    config: QuantConfig,
-    fixed: Mapping[str, Any] | None,
-    shapes: Mapping[str, Sequence[int | str | None]] | None,
-) -> QuantConfig:
-    """Return the configuration with inputs fixed and reshaped as well."""
-    values = {name: np.asarray(value).tolist() for name, value in (fixed or {}).items()}
-    sizes = {name: tuple(shape) for name, shape in (shapes or {}).items()}
-    return msgspec.structs.replace(
-        config,
-        fix_inputs={**config.fix_inputs, **values},
-        input_shapes={**config.input_shapes, **sizes},
-    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
 from lowbit.data import Preprocessing, Tokenization, open_data
-from lowbit.data.split import Split, split, split_for_goal, validation_count
+from lowbit.data.split import VERIFIED, Split, split, split_for_goal, validation_count
 from lowbit.errors import DataError
 from lowbit.evaluate.generated_texts import generate_texts
 from lowbit.graph.session import Feed, model_inputs
@@ -22,13 +23,32 @@ def open_samples(
     data: Any,
     preprocessing: Preprocessing | Tokenization | str | None,
     limit: int | None,
+    held_out: tuple[int | None, int],
+    request: Request | None,
+    *,
+    stops_early: bool = False,
+) -> Split | None:
+    """Open the data; ``held_out`` is how many samples verify, if that is asked for, and how many validate.
+
+    Where none is given and layers could be refined on some, a language model writes its own. ``stops_early``:
+    where fewer than the usual number verify without a doubt, no more do.
+    """
+    asked, validating = held_out
+    verifying = VERIFIED if asked is None else asked
+    found = _opened(state, data, preprocessing, limit, (verifying, validating), request)
+    if found is None or not stops_early or asked is not None:
+        return found
+    return dataclasses.replace(found, stops_early=True)
+
+
+def _opened(
+    state: Loaded,
+    data: Any,
+    preprocessing: Preprocessing | Tokenization | str | None,
+    limit: int | None,
     held_out: tuple[int, int],
     request: Request | None,
 ) -> Split | None:
-    """Open the data; ``held_out`` is how many samples verify and how many validate.
-
-    Where none is given and layers could be refined on some, a language model writes its own.
-    """
     if data is None:
         own = None if state.config.refinement is None else generate_texts(state.loaded)
         return None if own is None else split(own, None, held_out[0])

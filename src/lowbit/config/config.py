@@ -68,6 +68,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         keep_only_if_better: Whether equalization, SmoothQuant and bias correction are kept only if they lower the
             error on samples held out of calibration, and ``sensitivity`` and ``power_of_two_fit`` unless they
             raise it.
+        steps_decided: Whether an earlier run decided which of these help, as in ``Result.config``: they are done
+            on the same samples, and kept.
         fix_inputs: Inputs that become constants, with their values; the quantized model has them no more.
         input_shapes: Shapes of inputs, instead of those in the file.
         skip_rewrites: Names of graph rewrites of the target to skip (``lowbit.transforms.rewrites``).
@@ -96,6 +98,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     smooth_quant: FloatTransform | None = None
     bias_correction: bool = False
     keep_only_if_better: bool = False
+    steps_decided: bool = False
     sensitivity: SensitivityWeighting | None = None
     power_of_two_fit: PowerOfTwoFit | None = None
     rescaling: Rescaling | None = None

@@ -15,6 +15,7 @@ from lowbit.config.specs import (
     IntegerSpec,
     Spec,
 )
+from lowbit.config.transforms import Rescaling
 from lowbit.errors import PlanError, did_you_mean
 from lowbit.ops.linear import linear_operator
 from lowbit.planning.unquantized import why_nothing
@@ -112,11 +113,15 @@ class FloatNode(_Row, frozen=True, kw_only=True):
 
 
 class Plan(_Row, frozen=True, kw_only=True):
-    """All decisions made before any data is seen."""
+    """All decisions made before any data is seen.
+
+    ``rescaling``: how tensors are multiplied before; ranges of these are of what they are multiplied to.
+    """
 
     version: int = VERSION
     preset: str
     target: str
+    rescaling: Rescaling | None = None
     tensors: tuple[TensorPlan, ...]
     biases: tuple[BiasPlan, ...] = ()
     groups: tuple[AlignedGroup, ...] = ()

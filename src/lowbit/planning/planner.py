@@ -64,6 +64,7 @@ def make_plan(
     return Plan(
         preset=config.name,
         target=target.name,
+        rescaling=config.rescaling,
         tensors=tensors,
         biases=_biases(placement, schemes) if target.integer_bias else (),
         groups=find_groups(placement, graph, target),

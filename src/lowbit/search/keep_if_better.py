@@ -128,12 +128,15 @@ def keep_what_helps(
         with clock.stage("validate"):
             after = expected_sqnr(validation, candidate, known)
         step = step_of(option.name, before.sqnr, after.sqnr, unless_worse=option.unless_worse)
+        if config.steps_decided:
+            step = msgspec.structs.replace(step, kept=True)
         steps.append(step)
         if step.kept:
             best, before = candidate, after
     if len(compared) < len(fitting):
         best = _from_all(pipeline, best, fitting, compared, plan)
-    return best, tuple(steps)
+    decided = msgspec.structs.replace(best.config, steps_decided=True)
+    return extended(best, Quantized, config=decided), tuple(steps)
 
 
 def with_every_step(pipeline: Pipeline, state: Quantized, plan: Plan | None) -> Quantized:
