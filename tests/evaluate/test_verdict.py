@@ -117,7 +117,7 @@ def test_the_worst_output_decides_and_all_are_shown() -> None:
 
     assert [row.level for row in verdict.outputs] == ["good", "ruined"]
     assert (verdict.level, verdict.worst.output, verdict.is_usable) == ("ruined", "b", False)
-    assert ", on 1 calibration sample; so few samples say little" in verdict.describe()
+    assert verdict.describe().endswith(", on 1 calibration sample")
 
 
 def test_outputs_that_cannot_be_compared_give_no_verdict() -> None:

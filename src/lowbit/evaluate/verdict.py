@@ -147,7 +147,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         matters = (worst in _USABLE) != (best in _USABLE) or "ruined" in (worst, best)
         more = "give more" if self.held_out is None else "--verify more"
         if worst == best or not matters:
-            return f"; so few samples say little ({more})" if self.samples < _FEW_SAMPLES else ""
+            says_little = self.samples < _FEW_SAMPLES and self.level != "ruined"
+            return f"; so few samples say little ({more})" if says_little else ""
         return f"; so few samples leave open whether it is {best} or {worst} ({more})"
 
     def doubts_of_inputs(self) -> tuple[str, ...]:
