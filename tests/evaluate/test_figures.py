@@ -27,8 +27,8 @@ def test_only_what_is_ruined_for_certain_is_called_so() -> None:
     assert figure.sure_level(5.0, 1.0) == "ruined"
     assert figure.sure_level(5.0, 3.0) == "poor"
     assert figure.sure_level(5.0, math.nan) == "ruined"  # of a single sample nothing else is known
-    assert figure.range(14.0, 1.0) == ("poor", "usable")
-    assert GOALS["kl"].range(0.9, 0.2) == ("ruined", "poor")
+    assert figure.range(14.0, 2.0) == ("poor", "usable")
+    assert GOALS["kl"].range(0.9, 0.4) == ("ruined", "poor")
     assert GOALS["kl"].sure_level(1.1, 0.2) == "poor"
 
 

@@ -95,6 +95,31 @@ def test_without_an_activation_values_tell(name: str, array: np.ndarray, kind: s
     assert [row[1] for row in _found(graph, **{name: array})] == [kind]
 
 
+_ATTENTION = """s = Transpose<perm=[0,2,1]>(x)
+    m = MatMul(x, s)
+    p = Softmax<axis=-1>(m)
+    """
+
+
+@pytest.mark.parametrize(
+    ("before", "node", "shape", "kind"),
+    [
+        (_ATTENTION, "MatMul(p, x)", (1, 50, 80), "embedding"),  # of each token
+        (_ATTENTION, "Log(x)", (1, 50, 80), "values"),
+        ("", "Log(x)", (1, 50, 80), "values"),  # a spectrogram
+        ("", "Log(x)", (2, 50, 80), "values"),
+        ("", "Log(x)", (1, 1, 80), "embedding"),
+    ],
+)
+def test_rows_called_features_are_embeddings_if_attention_computes_them(
+    before: str, node: str, shape: tuple[int, ...], kind: str
+) -> None:
+    sizes = ",".join(map(str, shape))
+    graph = f"g (float[{sizes}] x) => (float[{sizes}] features) {{ {before} features = {node} }}"
+
+    assert {row[1] for row in _found(graph, features=_normal(*shape))} == {kind}
+
+
 def test_boxes_and_scores_in_one_output_are_apart() -> None:
     y = np.concatenate([_normal(1, 4, 50, scale=90), np.abs(_normal(1, 3, 50)) / 9], axis=1)
     graph = "g (float[1,7,50] x) => (float[1,7,50] y) { y = Identity(x) }"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -181,6 +182,26 @@ def test_who_stops_early_closes_the_sessions(monkeypatch) -> None:
     results.close()
 
     assert events == ["open the float model", "close the float model"]
+
+
+def test_in_turn_what_waits_for_the_other_model_is_not_copied_into_memory(monkeypatch) -> None:
+    nodes = "\n".join(f"t{i + 1} = Neg(t{i})" for i in range(8))
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1,40000] t0) => (float[1,40000] t8) {{ {nodes} }}"""
+    many = io.load(onnx.parser.parse_model(text))
+    runs = [Run.quantized_model(many, [f"t{i}" for i in range(1, 9)])] * 2
+    monkeypatch.setattr(runner, "_MEMORY_FOR_SAMPLES", 0)
+    samples = [{"t0": np.full((1, 40000), i, np.float32)} for i in range(3)]
+
+    # Of NumPy's own arrays, not of onnxruntime's.
+    tracemalloc.start()
+    found = run_models_in_turn(runs, samples)
+    _, (got, _) = next(found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    np.testing.assert_array_equal(got["t3"], -samples[0]["t0"])
+    assert peak < 4 * samples[0]["t0"].nbytes  # a sample has eight such tensors
 
 
 def test_without_samples_nothing_is_opened_in_turn(monkeypatch) -> None:

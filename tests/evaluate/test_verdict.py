@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 import numpy as np
@@ -218,6 +219,32 @@ def test_what_few_samples_leave_open_is_said(
     assert compared == verdict.doubt.replace("--verify more", "give more")
 
 
+def _noisy(*ratios_db: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    want, noise = _rows(len(ratios_db), 1, 4, 50, 50), _rows(len(ratios_db), 1, 4, 50, 50, seed=1)
+    pairs = zip(want, noise, ratios_db, strict=True)
+    return want, [a + b * np.float32(10 ** (-ratio / 20)) for a, b, ratio in pairs]
+
+
+@pytest.mark.parametrize(
+    ("ratios_db", "words"),
+    [
+        # A detector's figure from two samples, where that of eight others was 8.4 dB.
+        ((17.2, 18.0), r"± 5\.\d dB \(95 %\), on 2 held-out samples; so few samples leave open"),
+        (
+            (60.0, 60.5),
+            r"± 3\.\d dB \(95 %\), on 2 held-out samples; so few samples say little \(--",
+        ),
+        ((60.0,), r"60\.0 dB, on 1 held-out sample; so few samples say little \(--verify more\)$"),
+        ((17.4, 17.8) * 16, r"17\.6 ± 0\.0 dB, on 32 held-out samples$"),
+    ],
+)
+def test_a_few_samples_are_said_to_say_little(ratios_db: tuple[float, ...], words: str) -> None:
+    verdict = _verdict("values", *_noisy(*ratios_db))
+
+    assert re.search(words, verdict.describe())
+    assert bool(verdict.doubt) is (len(ratios_db) < 8)
+
+
 def _decided(same: int, count: int, *, near: float = 0.02) -> tuple[list[np.ndarray], ...]:
     """Logits of two classes that nearly tie: little noise, of which some decisions turn."""
     want = [np.float32([[near, -near]])] * count
@@ -256,13 +283,9 @@ def test_a_level_is_certain_where_the_limits_are_many_standard_errors_away(kind:
 @pytest.mark.parametrize(("ratio_db", "certain"), [(25.0, False), (25.3, False), (28.0, True)])
 def test_a_figure_near_a_limit_is_not_certain(ratio_db: float, certain: bool) -> None:
     # Samples whose noise differs by a decibel: the standard error of eight is 0.35 dB, of which 4.8 count.
-    want, noise = _rows(8, 1, 4, 50, 50), _rows(8, 1, 4, 50, 50, seed=1)
-    decibels = ratio_db + np.tile([-1.0, 1.0], 4)
-    got = [
-        a + b * np.float32(10 ** (-db / 20)) for a, b, db in zip(want, noise, decibels, strict=True)
-    ]
+    ratios = ratio_db + np.tile([-1.0, 1.0], 4)
 
-    assert _is_certain("values", want, got) is certain
+    assert _is_certain("values", *_noisy(*ratios)) is certain
 
 
 def test_few_decisions_are_not_certain() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.helper
 import onnx.parser
 import pytest
 
@@ -44,6 +45,22 @@ def test_what_is_no_name_is_forgotten(with_sample: bool) -> None:
         assert [a.shape for a in running.run(["y", "z"], _feed())] == [(2, 8), (2, 3)]
     values = [*found.graph.inputs, *found.graph.outputs]
     assert "?" not in {dim.value for v in values if v.shape is not None for dim in v.shape}
+
+
+def test_what_is_no_name_stays_where_one_size_of_inputs_and_outputs_has_it() -> None:
+    model = onnx.parser.parse_model(_TEXT.format("N"))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
+    model.graph.value_info.append(
+        onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, ["?", "N"])
+    )
+
+    found = normalize(
+        io.load(model), {"a": np.ones((2, 4), np.float32), "b": np.ones((4, 4), np.float32)}
+    )
+
+    assert [str(v.shape) for v in found.graph.inputs] == ["[?,N]", "[N,N]"]
+    by_name = {v.name: v.shape for node in found.graph for v in node.outputs}
+    assert "?" not in {dim.value for dim in by_name["d"]}  # which has another size
 
 
 def test_a_name_that_a_sample_contradicts_is_forgotten() -> None:

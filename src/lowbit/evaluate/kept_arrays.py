@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -18,17 +19,21 @@ class ArrayKeeper:
         """Begin; ``room`` bytes stay in memory."""
         self._folder = TemporaryFolder()
         self._store = Store(self._folder.path, room)
-        self._count = 0
+        self._numbers = itertools.count()  # threads ask at once
 
     def kept(self, arrays: Mapping[str, Array]) -> KeptArrays:
         """Copy arrays into the store; Python's objects, such as strings, have no bytes for a file."""
         if isinstance(arrays, KeptArrays):
             return arrays
-        objects = {n: array for n, array in arrays.items() if np.asarray(array).dtype.hasobject}
-        self._count += 1
-        for name in arrays.keys() - objects.keys():
-            self._store.put(self._count, name, np.asarray(arrays[name]))
-        return KeptArrays(self, self._count, tuple(arrays), objects)
+        number, objects, size = next(self._numbers), dict[str, Array](), 0
+        for name, value in arrays.items():
+            array = np.asarray(value)
+            size += array.nbytes
+            if array.dtype.hasobject:
+                objects[name] = np.array(array)
+            else:
+                self._store.put(number, name, array)
+        return KeptArrays(self, number, tuple(arrays), objects, size)
 
     def get(self, number: int, name: str) -> Array:
         """Return an array."""
@@ -44,9 +49,11 @@ class KeptArrays(Mapping[str, Array]):
         number: int,
         names: tuple[str, ...],
         objects: Mapping[str, Array],
+        nbytes: int,
     ) -> None:
-        """Take the number under which a keeper has them, and those that it has not."""
+        """Take the number under which a keeper has them, those that it has not, and the size of all."""
         self._keeper, self._number, self._names, self._objects = keeper, number, names, objects
+        self.nbytes = nbytes
 
     def __getitem__(self, name: str) -> Array:
         """Return an array."""

@@ -19,10 +19,11 @@ import onnx_ir as ir
 from lowbit.evaluate.detections import find_scores, split_scores, weighted
 from lowbit.evaluate.outputs import OutputSlice, find_slices
 from lowbit.evaluate.random_outputs import before_noise, is_drawn
-from lowbit.graph.naming import is_cache_name, tensor_name
+from lowbit.graph.editing import node_inputs
+from lowbit.graph.naming import is_cache_name, operator_name, tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.metrics import softmax
-from lowbit.ops.families import LAYOUT, PROBABILITIES, SELECT, SOFTMAXES
+from lowbit.ops.families import ATTENTION, LAYOUT, PROBABILITIES, SELECT, SOFTMAXES
 
 Kind: TypeAlias = Literal["classes", "labels", "embedding", "scores", "values"]
 
@@ -210,7 +211,7 @@ def _measured(
         found = _activated(activation, name, array, values, known)
         if found is not None:
             return [found]
-    if activation is None and (found := _bare(name, array, open_axes)) is not None:
+    if activation is None and (found := _bare(output, name, array, open_axes)) is not None:
         return [found]
     slices = [
         s
@@ -250,14 +251,18 @@ def _activated(
     return None
 
 
-def _bare(name: str, array: Array, open_axes: frozenset[int]) -> MeasuredOutput | None:
+def _bare(
+    output: ir.Value, name: str, array: Array, open_axes: frozenset[int]
+) -> MeasuredOutput | None:
     """Return the measure of rows that look like logits, probabilities or an embedding."""
     whole = find_slices({name: array}, {name: open_axes})[0].axis is None
     rows = array.ndim == 2 or (array.ndim == 3 and whole)
     if not rows or array.shape[-1] < 2 or array.ndim - 1 in open_axes:
         return None
     part = OutputSlice(name)
-    if _EMBEDDING.search(name):
+    # A spectrogram is called features, too, and its size matters.
+    is_vector = array.ndim == 2 or array.shape[:2] == (1, 1)
+    if _EMBEDDING.search(name) and (is_vector or _follows_attention(output)):
         return MeasuredOutput(part, "embedding", name)
     flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
     total = flat.sum(axis=-1)
@@ -269,6 +274,22 @@ def _bare(name: str, array: Array, open_axes: frozenset[int]) -> MeasuredOutput 
     # A few numbers are a regression: their size matters, not only their direction.
     is_embedding = array.ndim == 2 and array.shape[-1] >= _LEAST_EMBEDDING
     return MeasuredOutput(part, "embedding", name) if is_embedding else None
+
+
+def _follows_attention(output: ir.Value) -> bool:
+    """Whether a transformer computes an output: its rows are embeddings of tokens."""
+    seen: set[ir.Node] = set()
+    stack: list[ir.Value | None] = [output]
+    while stack:
+        value = stack.pop()
+        node = value.producer() if value is not None else None
+        if node is None or node in seen:
+            continue
+        if node.op_type in SOFTMAXES or operator_name(node) in ATTENTION:
+            return True
+        seen.add(node)
+        stack += node_inputs(node)
+    return False
 
 
 def _is_wide(array: Array) -> bool:

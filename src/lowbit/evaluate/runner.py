@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.evaluate.kept_arrays import ArrayKeeper
+from lowbit.evaluate.kept_arrays import ArrayKeeper, KeptArrays
+from lowbit.evaluate.kept_outputs import Keep, KeptOutputs
 from lowbit.evaluate.runs_on_workers import CHUNK, WorkerRun, run_on_workers
-from lowbit.evaluate.same_outputs import arrays_of
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.narrow_types import has_float8
 from lowbit.graph.openvino import OpenVinoSession, Runtime, openvino_session
@@ -23,7 +23,6 @@ from lowbit.graph.sharing import SIDE_BY_SIDE, Sharing, sharing_of
 from lowbit.parallel import cpu_count, ordered_map, worker_count
 
 Outputs = Mapping[str, Array]
-Keep = Callable[[str, Array], Array]
 
 # Values of one model that wait for another's, in bytes.
 _MEMORY_FOR_VALUES = 32 << 20
@@ -108,8 +107,7 @@ class Run:
 
     def for_workers(self) -> WorkerRun:
         """Return it for other processes."""
-        kept = _Kept(tuple(self.names), self.samples, self.keep)
-        return WorkerRun(self.model, kept.names, self.name, self.optimize, kept)
+        return WorkerRun(self.model, self.kept.names, self.name, self.optimize, self.kept)
 
     def opened(
         self, sharing: Sharing = SIDE_BY_SIDE
@@ -122,33 +120,12 @@ class Run:
 
     def on(self, running: Session | OpenVinoSession, index: int, feed: Feed) -> Outputs | None:
         """Return what the model gives for one sample, or ``None`` if it is not run on it."""
-        return _Kept(tuple(self.names), self.samples, self.keep)(running, index, feed)
+        return self.kept(running, index, feed)
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Kept:
-    """Runs a model on samples and keeps what ``Run.keep`` returns of each tensor."""
-
-    names: tuple[str, ...]
-    samples: frozenset[int] | None
-    keep: Keep
-
-    def __call__(
-        self, running: Session | OpenVinoSession, index: int, feed: Feed
-    ) -> Outputs | None:
-        """Return it for one sample, or ``None`` if the model is not run on it.
-
-        The arrays of a sequence are ``name[0]``, ``name[1]`` and so on.
-        """
-        if self.samples is not None and index not in self.samples:
-            return None
-        values = zip(self.names, running.run(self.names, feed), strict=True)
-        # Copied: an array of onnxruntime's keeps all memory of its session.
-        return {
-            part: np.array(self.keep(name, array))
-            for name, value in values
-            for part, array in arrays_of(name, value)
-        }
+    @property
+    def kept(self) -> KeptOutputs:
+        """What is kept of each sample."""
+        return KeptOutputs(tuple(self.names), self.samples, self.keep)
 
 
 def output_names(model: ir.Model) -> list[str]:
@@ -299,8 +276,13 @@ def _values(
         return run.in_parts(items)
     sharing = sharing_of(items[0][1] if items else None)
     with run.opened(sharing) as running:
-        found = ordered_map(lambda item: run.on(running, *item), items, sharing.samples)
-        return [x if x is None or keeper is None else keeper.kept(x) for x in found]
+
+        def work(item: _Item) -> Outputs | None:
+            if keeper is None:
+                return run.on(running, *item)
+            return run.kept.into(keeper, running, *item)
+
+        return list(ordered_map(work, items, sharing.samples))
 
 
 def _some_values(run: Run, items: Iterator[_Item]) -> list[tuple[_Item, Outputs | None]]:
@@ -338,17 +320,16 @@ def _first_values(
             yield item
             index = item[0]
 
-    def work(item: _Item) -> tuple[_Item, Outputs | None]:
-        return item, run.on(running, *item)
+    def work(item: _Item) -> tuple[_Item, KeptArrays | None]:
+        return item, run.kept.into(keeper, running, *item)
 
     sharing = sharing_of(first[1])
     with run.opened(sharing) as running:
         for item, outputs in ordered_map(work, more(), sharing.samples):
             room -= sum(np.asarray(value).nbytes for value in item[1].values())
-            room -= len(runs) * sum(array.nbytes for array in (outputs or {}).values())
+            room -= 0 if outputs is None else len(runs) * outputs.nbytes
             index, feed = item
-            kept = None if outputs is None else keeper.kept(outputs)
-            found.append(((index, keeper.kept(feed)), kept))
+            found.append(((index, keeper.kept(feed)), outputs))
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from lowbit.evaluate.figures import BEST_CLASS, LEVELS, Figure, Level, figure_of
+from lowbit.evaluate.figures import BEST_CLASS, LEVELS, Figure, Level, figure_of, with_error
 from lowbit.evaluate.output_kinds import (
     Kind,
     MeasuredOutput,
@@ -24,6 +24,7 @@ from lowbit.numerics.intervals import (
     TAIL,
     Interval,
     error_of_sqnr,
+    half_interval,
     interval_of_mean,
     interval_of_share,
     interval_of_sqnr,
@@ -31,6 +32,8 @@ from lowbit.numerics.intervals import (
 from lowbit.numerics.metrics import SignalNoise, binary_divergence, divergence
 
 _USABLE = LEVELS[:2]
+# Fewer say little: of what is wrong in one sample of ten, seven hold nothing half of the time.
+_FEW_SAMPLES = 8
 
 # Positions of a map of classes that are looked at; more say nothing new.
 _POSITIONS = 4096
@@ -44,7 +47,6 @@ _MANY_CLASSES, _ENOUGH_SAMPLES, _NEARLY_ALL = 10, 16, 0.9
 _ONE_ERROR = 0.1587
 # Logits of this SQNR are usable, whatever their divergence on few samples.
 _LOGITS_DB = 10.0
-_MOST_DIGITS = 6
 # How likely the truth may lie beyond one end of the interval where more samples are not run: an interval of
 # 99.8 %, as it is asked more than once, and errors have longer tails than Student's distribution.
 _CERTAIN_TAIL = 0.001
@@ -53,7 +55,7 @@ _CERTAIN_TAIL = 0.001
 class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """How good one output is.
 
-    ``value`` is its figure, ``agreement`` how often the best class is the float model's, and
+    ``value`` is its figure, of so many ``samples``, ``agreement`` how often the best class is the float model's, and
     ``margin_db`` how far the noise is below what is usable, known to ``error_db``. ``worst_level`` and
     ``best_level`` are those at the ends of the figure's 95 % interval. ``agreement_decides``: the level
     is that of the agreement, which is worse than the figure's. ``perplexity`` is that of a
@@ -68,6 +70,7 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     standard_error: float
     level: Level
+    samples: int = 0
     sqnr_db: float
     margin_db: float
     error_db: float = 0.0
@@ -80,7 +83,7 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Return it in words: ``logits: KL divergence 0.043 ± 0.004, same best class in 97 %``."""
-        text = f"{self.output}: {self.figure} {_with_error(self.value, self.standard_error, self.unit)}"
+        text = f"{self.output}: {self.figure} {self._value_with_error()}"
         if self.agreement is not None:
             only = "only " if self.agreement_decides else ""
             text += f", same best class in {only}{self.agreement:.0%}"
@@ -88,16 +91,17 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
             text += f", {self.perplexity.describe()}"
         return text
 
+    def _value_with_error(self) -> str:
+        """Return the figure with its standard error; with the interval where samples are few.
 
-def _with_error(value: float, error: float, unit: str) -> str:
-    """Return a figure to the place that its standard error leaves sure: ``0.0373 ± 0.0095``."""
-    known = math.isfinite(error) and error > 0
-    if unit == "dB":
-        return f"{value:.1f} ± {error:.1f} dB" if known else f"{value:.1f} dB"
-    if not known or not math.isfinite(value):
-        return f"{value:.3g}"
-    digits = min(max(1 - math.floor(math.log10(error)), 0), _MOST_DIGITS)
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
+        The standard error of two samples is itself hardly known: their 95 % interval is six times wider than
+        it would be with many.
+        """
+        if not 1 < self.samples < _FEW_SAMPLES:
+            return with_error(self.value, self.standard_error, self.unit)
+        half = half_interval(self.standard_error, self.samples)
+        text = with_error(self.value, half, self.unit)
+        return f"{text} (95 %)" if math.isfinite(half) and half > 0 else text
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,15 +139,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def doubt(self) -> str:
-        """Words for a limit that matters within the error of these samples; none if there is none."""
+        """Words for what these samples leave open; none if they are enough."""
         worst, best = (
             max((getattr(row, end) for row in self.outputs), key=LEVELS.index)
             for end in ("worst_level", "best_level")
         )
         matters = (worst in _USABLE) != (best in _USABLE) or "ruined" in (worst, best)
-        if worst == best or not matters:
-            return ""
         more = "give more" if self.held_out is None else "--verify more"
+        if worst == best or not matters:
+            says_little = self.samples < _FEW_SAMPLES and self.level != "ruined"
+            return f"; so few samples say little ({more})" if says_little else ""
         return f"; so few samples leave open whether it is {best} or {worst} ({more})"
 
     def doubts_of_inputs(self) -> tuple[str, ...]:
@@ -306,7 +311,7 @@ class OutputErrors:
         # Of all samples together, so that one without any signal does not decide.
         value = sums.sqnr_db if is_ratio else float(values.mean())
         error = error_of_sqnr(self._errors[index]) if is_ratio else _standard_error(values)
-        worst, best = figure.range(value, error)
+        worst, best = figure.range(value, half_interval(error, len(values)))
         agreement, decisions = self._agreement[index], self._decisions[index]
         levels = figure.sure_level(value, error), _level_of_decisions(decisions)
         return OutputVerdict(
@@ -317,6 +322,7 @@ class OutputErrors:
             value=value,
             standard_error=error,
             level=max(levels, key=LEVELS.index),
+            samples=len(values),
             sqnr_db=sums.sqnr_db,
             margin_db=min(_margin(figure, value, sums, measured), _margin_of_decisions(decisions)),
             error_db=figure.error_db(value, error),

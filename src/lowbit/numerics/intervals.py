@@ -12,10 +12,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lowbit.numerics.formats import DoubleArray
 from lowbit.numerics.metrics import SignalNoise, decibels
 
 TAIL = 0.025
 _LOWEST_DB, _HIGHEST_DB = -120.0, 120.0
+# A sample this much better than all together counts as one that is so much better: one without noise says
+# nothing of how loud others are.
+_CLEANEST_DB = 10.0
+_NEPER_DB = 10 / math.log(10)
+# Where one sample holds all of the signal but this share, the spread of samples is not known.
+_ALONE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,6 +58,11 @@ def student_quantile(freedom: int, tail: float = TAIL) -> float:
     return z + sum(term / float(freedom**power) for power, term in enumerate(terms, start=1))
 
 
+def half_interval(error: float, count: int, tail: float = TAIL) -> float:
+    """Return half of Student's interval, for the standard error of this many samples."""
+    return student_quantile(count - 1, tail) * error if count > 1 else math.nan
+
+
 def interval_of_mean(values: Sequence[float], tail: float = TAIL) -> Interval:
     """Return Student's interval of a mean; unbounded for a single value."""
     array = np.asarray(values, np.float64)
@@ -58,7 +70,7 @@ def interval_of_mean(values: Sequence[float], tail: float = TAIL) -> Interval:
     if len(array) < 2:
         return Interval(mean, -math.inf, math.inf)
     error = float(array.std(ddof=1)) / math.sqrt(len(array))
-    half = student_quantile(len(array) - 1, tail) * error
+    half = half_interval(error, len(array), tail)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -82,20 +94,22 @@ def interval_of_share(values: Sequence[float], tail: float = TAIL) -> Interval:
 
 
 def interval_of_sqnr(parts: Sequence[SignalNoise], tail: float = TAIL) -> Interval:
-    """Return the interval of the SQNR of all samples together, in decibels (jackknife)."""
+    """Return the interval of the SQNR of all samples together, in decibels."""
     value = decibels(sum(part.signal for part in parts), sum(part.noise for part in parts))
     if len(parts) < 2:
         return Interval(value if parts else math.nan, -math.inf, math.inf)
     if not math.isfinite(value):
         return Interval(value, value, value)
-    half = student_quantile(len(parts) - 1, tail) * error_of_sqnr(parts)
+    half = half_interval(error_of_sqnr(parts), len(parts), tail)
     return Interval(value, value - half, value + half)
 
 
 def error_of_sqnr(parts: Sequence[SignalNoise]) -> float:
-    """Return the standard error of the SQNR of all samples together, in decibels (jackknife).
+    """Return the standard error of the SQNR of all samples together, in decibels.
 
-    That of the samples' own decibels says little: a few of them hold most of the signal, or of the noise.
+    The jackknife's, or that of log-normal noise with the spread of these samples, whichever is larger. A
+    few samples seldom include the loud ones that hold most of the noise, of which the jackknife then
+    knows nothing.
     """
     if len(parts) < 2:
         return math.nan
@@ -103,5 +117,31 @@ def error_of_sqnr(parts: Sequence[SignalNoise]) -> float:
     noise = np.array([part.noise for part in parts])
     with np.errstate(invalid="ignore"):  # what is no number has no error either
         others = zip(signal.sum() - signal, noise.sum() - noise, strict=True)
-    rest = [min(max(decibels(float(s), float(n)), _LOWEST_DB), _HIGHEST_DB) for s, n in others]
-    return math.sqrt((len(parts) - 1) * statistics.pvariance(rest))
+    rest = [_bounded_db(float(s), float(n)) for s, n in others]
+    jackknife = math.sqrt((len(parts) - 1) * statistics.pvariance(rest))
+    return max(jackknife, _log_normal_error(signal, noise))
+
+
+def _log_normal_error(signal: DoubleArray, noise: DoubleArray) -> float:
+    """Return the standard error of the logarithm of a log-normal's mean (Cox), in decibels.
+
+    Each sample counts by its share of the signal.
+    """
+    total = float(signal.sum())
+    value = decibels(total, float(noise.sum()))
+    if not math.isfinite(value):
+        return 0.0
+    share = signal / total
+    own = [_bounded_db(float(s), float(n)) for s, n in zip(signal, noise, strict=True)]
+    logs = np.minimum(own, value + _CLEANEST_DB) / _NEPER_DB
+    most = float(
+        np.square(share).sum()
+    )  # one over the number of samples, where all have one strength
+    if 1 - most < _ALONE:
+        return 0.0
+    variance = float(share @ np.square(logs - share @ logs)) / (1 - most)
+    return math.sqrt(variance * most + variance**2 * most / (2 * (1 - most))) * _NEPER_DB
+
+
+def _bounded_db(signal: float, noise: float) -> float:
+    return min(max(decibels(signal, noise), _LOWEST_DB), _HIGHEST_DB)
