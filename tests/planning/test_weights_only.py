@@ -1,6 +1,8 @@
 import msgspec
 import numpy as np
 import onnx
+import onnx.parser
+import onnxruntime as ort
 import pytest
 from helpers.token_models import token_model
 from onnx import TensorProto, helper, numpy_helper
@@ -160,3 +162,67 @@ def test_recurrent_layers_beside_static_scales_keep_their_states_in_float(preset
     assert [(t.name, t.axis) for t in result.plan.weights()] == [("w", 1), ("r", 1)]
     assert not result.plan.activations()
     assert result.report.sqnr_db > 30
+
+
+def _bands(between: str) -> onnx.ModelProto:
+    """Return a model of the sums of bands of a spectrum, then other nodes, then a linear layer."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1,20,129] x) => (float[1,20,4] y) <float low = {{0.00001}}, float half = {{0.5}}>
+        {{ p = Mul (x, x)\n s = MatMul (p, bands)\n {between}\n y = MatMul (l, w) }}""")
+    rng = np.random.default_rng(0)
+    bands = np.maximum(0, 1 - np.abs(np.arange(129)[:, None] - 8 * np.arange(1, 17)) / 8)
+    weights = {"bands": bands, "w": rng.normal(size=(16, 4))}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()
+    )
+    return model
+
+
+_LOG = "a = Add (s, low)\n l = Log (a)"
+
+
+@pytest.mark.parametrize(
+    ("between", "exact"),
+    [
+        (_LOG, True),
+        ("a = Max (s, low)\n b = Mul (half, a)\n l = Log (b)", True),
+        ("a = Squeeze (s)\n b = Add (a, low)\n l = Reciprocal (b)", True),
+        ("a = Exp (s)\n b = Add (a, low)\n l = Log (b)", False),  # never near the pole
+        ("a = Mul (s, s)\n l = Log (a)", False),
+        ("l = Add (s, low)", False),
+    ],
+)
+def test_a_product_whose_logarithm_is_taken_reads_no_integers(between: str, exact: bool) -> None:
+    plan = lowbit.plan(_bands(between), preset="DYNAMIC8")
+
+    assert {t.name for t in plan.activations()} == ({"l"} if exact else {"p", "l"})
+    assert {t.name for t in plan.weights()} == {"bands", "w"}
+
+
+def test_a_rule_makes_a_product_whose_logarithm_is_taken_read_integers() -> None:
+    config = find_preset("DYNAMIC8")
+    rule = Rule(op_type="MatMul", activation=DynamicSpec())
+
+    plan = lowbit.plan(_bands(_LOG), config=msgspec.structs.replace(config, rules=(rule,)))
+
+    assert {t.name for t in plan.activations()} == {"p", "l"}
+
+
+def test_the_logarithm_of_small_sums_survives_a_dynamic_scale() -> None:
+    """Bands that differ by eight powers of ten: an input rounded to 8 bits has nothing of the small ones."""
+    fall = np.exp(-np.arange(129) / 14).astype(np.float32) * 30
+    rng = np.random.default_rng(1)
+    feeds = [{"x": rng.normal(size=(1, 20, 129)).astype(np.float32) * fall} for _ in range(4)]
+    model = _bands(_LOG)
+    exact = ort.SessionOptions()
+    exact.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+    made = lowbit.quantize(
+        model, preset="DYNAMIC8", data=feeds, promote=False, allow_ruined=True
+    ).model
+
+    want, got = (
+        ort.InferenceSession(m.SerializeToString(), exact).run(None, feeds[0])[0]
+        for m in (model, made)
+    )
+    assert np.square(got - want).mean() < np.square(want).mean() / 1000

@@ -124,7 +124,7 @@ class Run:
 
     @property
     def kept(self) -> KeptOutputs:
-        """What is kept of each sample."""
+        """Return what takes the values to keep from a session."""
         return KeptOutputs(tuple(self.names), self.samples, self.keep)
 
 

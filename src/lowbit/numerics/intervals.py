@@ -18,7 +18,7 @@ from lowbit.numerics.metrics import SignalNoise, decibels
 TAIL = 0.025
 _LOWEST_DB, _HIGHEST_DB = -120.0, 120.0
 # A sample this much better than all together counts as one that is so much better: one without noise says
-# nothing of how loud others are.
+# nothing of how noisy others are.
 _CLEANEST_DB = 10.0
 _NEPER_DB = 10 / math.log(10)
 # Where one sample holds all of the signal but this share, the spread of samples is not known.
@@ -108,7 +108,7 @@ def error_of_sqnr(parts: Sequence[SignalNoise]) -> float:
     """Return the standard error of the SQNR of all samples together, in decibels.
 
     The jackknife's, or that of log-normal noise with the spread of these samples, whichever is larger. A
-    few samples seldom include the loud ones that hold most of the noise, of which the jackknife then
+    few samples seldom include the noisy ones that hold most of the noise, of which the jackknife then
     knows nothing.
     """
     if len(parts) < 2:

@@ -43,6 +43,9 @@ SUMS = frozenset(("Add", "Sub", "Sum"))
 SCALINGS = frozenset(("Mul", "Div"))
 """Element by element, with factors that may have any scale."""
 
+BOUNDS = frozenset(("Clip", "Max", "Min", "Relu"))
+"""Operators that bound what they read."""
+
 PRODUCTS = frozenset(("MatMul", "Einsum", "FusedMatMul"))
 """Operators that multiply two tensors and sum over an axis."""
 

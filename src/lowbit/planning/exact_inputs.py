@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from lowbit.graph.editing import is_float_tensor
+from lowbit.graph.editing import is_constant, is_float_tensor
 from lowbit.graph.naming import tensor_name
-from lowbit.ops.families import POLE_AT_ZERO, READ_SHAPES, STEPS
+from lowbit.ops.families import BOUNDS, POLE_AT_ZERO, READ_SHAPES, SCALINGS, STEPS, SUMS
+from lowbit.ops.linear import linear_operator
 from lowbit.ops.traits import OPERATORS, Operators, is_data_movement, traits_of
 from lowbit.planning.requests import Placement
 
@@ -88,6 +89,34 @@ def _from_input(
         producer = value.producer()
     if producer is None and value.is_graph_input() and is_float_tensor(value):
         yield from way
+
+
+def feeds_pole(node: ir.Node, operators: Operators = OPERATORS) -> bool:
+    """Whether an operator with a pole at zero reads a matrix product, moved, scaled, shifted or bounded.
+
+    The product of an input in 8 bits has nothing left of what is small, such as the quiet bands of a
+    spectrogram, of which the logarithm makes as much as of what is large.
+    """
+    row = linear_operator(node)
+    pending = [node] if row is not None and row.is_matrix else []
+    seen = set(pending)
+    while pending:
+        for use in pending.pop().outputs[0].uses():
+            reader = use.node
+            if reader.domain == "" and reader.op_type in POLE_AT_ZERO:
+                return True
+            if reader not in seen and _keeps_order(reader, operators):
+                seen.add(reader)
+                pending.append(reader)
+    return False
+
+
+def _keeps_order(node: ir.Node, operators: Operators) -> bool:
+    """Whether a node moves, scales, shifts or bounds one tensor by constants."""
+    if is_data_movement(node, operators):
+        return True
+    by_constants = node.op_type in SUMS | SCALINGS | BOUNDS and node.domain == ""
+    return by_constants and sum(v is not None and not is_constant(v) for v in node.inputs) == 1
 
 
 def drop_before_poles(graph: ir.Graph, placement: Placement, operators: Operators) -> None:

@@ -16,6 +16,7 @@ from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name, tensor_name
 from lowbit.ops.traits import OpTraits, traits_of
 from lowbit.ops.weights import IN_FLOAT, RECURRENT, WeightInput, is_embedding, weight_inputs
+from lowbit.planning.exact_inputs import feeds_pole
 from lowbit.planning.requests import Placement, Request
 from lowbit.planning.rules import Scheme
 from lowbit.targets.target import Target
@@ -86,6 +87,8 @@ def _size(node: ir.Node, weight: WeightInput) -> int:
 def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target) -> bool:
     """Whether the target computes the node in integers with a scale found at run time."""
     is_dynamic = scheme.activation is not None and scheme.activation.is_dynamic
+    if scheme.priority == 0 and feeds_pole(node):
+        return False
     if not is_dynamic or operator_name(node) not in target.dynamic:
         return False
     if operator_name(node) in RECURRENT:
