@@ -124,7 +124,7 @@ class Run:
 
     @property
     def kept(self) -> KeptOutputs:
-        """Return what takes the values to keep from a session."""
+        """The values that are kept of a session's outputs."""
         return KeptOutputs(tuple(self.names), self.samples, self.keep)
 
 
