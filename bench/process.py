@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
 
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.@+-]+/)+")
 _PERIOD = 0.01
 
 
@@ -51,7 +53,12 @@ def measure(command: Sequence[str], folder: pathlib.Path, timeout: float = 3600.
         tail = said.read()[-2000:].decode(errors="replace")
     error = tail.strip().splitlines() or [f"exit code {process.returncode}"]
     cpu = usage.ru_utime + usage.ru_stime
-    return Run(wall, cpu, peak, error[-1] if process.returncode else "")
+    return Run(wall, cpu, peak, without_folders(error[-1]) if process.returncode else "")
+
+
+def without_folders(text: str) -> str:
+    """Return a message in which paths of this machine are names of files; names of nodes look like paths, too."""
+    return _FOLDERS.sub(lambda found: "" if pathlib.Path(found[0]).is_dir() else found[0], text)
 
 
 def _environment() -> dict[str, str]:

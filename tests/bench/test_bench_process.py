@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from bench.machine import field
-from bench.process import descendants, measure, parse_kilobytes
+from bench.process import descendants, measure, parse_kilobytes, without_folders
 from bench.regress import steps_back
 
 pytestmark = pytest.mark.skipif(
@@ -68,3 +68,11 @@ def test_only_steps_back_beyond_what_is_allowed_are_named() -> None:
     stored = {"a": 10.0, "b": 10.0}
 
     assert steps_back({"a": 12.9, "b": 13.1, "new": 99.0}, stored) == ["b"]
+
+
+def test_an_error_names_files_without_the_folders_of_this_machine(tmp_path) -> None:
+    said = f"Load model from {tmp_path}/model.onnx failed: node (/model.9/m_2/MaxPool_output_0)"
+
+    found = without_folders(said)
+
+    assert found == "Load model from model.onnx failed: node (/model.9/m_2/MaxPool_output_0)"
