@@ -13,7 +13,7 @@ from lowbit.graph.store import Store
 
 
 class ArrayKeeper:
-    """A store in a folder that goes with the last who has it."""
+    """A store in a temporary folder, which is removed with the last reference to it."""
 
     def __init__(self, room: int) -> None:
         """Begin; ``room`` bytes stay in memory."""

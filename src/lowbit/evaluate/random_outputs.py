@@ -1,6 +1,6 @@
 """Outputs that a model draws anew in each run, such as the speech of a synthesizer that is fed noise.
 
-Two runs of one model differ there, so nothing can be compared after the noise. What is known before it can.
+Two runs of one model differ there, so the tensors before the noise are compared instead.
 """
 
 from __future__ import annotations

@@ -134,9 +134,8 @@ def _log_normal_error(signal: DoubleArray, noise: DoubleArray) -> float:
     share = signal / total
     own = [_bounded_db(float(s), float(n)) for s, n in zip(signal, noise, strict=True)]
     logs = np.minimum(own, value + _CLEANEST_DB) / _NEPER_DB
-    most = float(
-        np.square(share).sum()
-    )  # one over the number of samples, where all have one strength
+    # One over the number of samples, where all have the same signal.
+    most = float(np.square(share).sum())
     if 1 - most < _ALONE:
         return 0.0
     variance = float(share @ np.square(logs - share @ logs)) / (1 - most)
