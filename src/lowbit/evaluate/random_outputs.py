@@ -59,7 +59,7 @@ def before_noise(output: ir.Value) -> list[ir.Value]:
 
 
 def _drawn_values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield what the random numbers of a sorted graph decide."""
+    """Yield the values that depend on random numbers, of a sorted graph."""
     drawn: set[ir.Value] = set()
     for node in graph:
         if node.op_type in RANDOM or any(value in drawn for value in node.inputs):

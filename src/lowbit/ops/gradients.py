@@ -32,7 +32,7 @@ class OutputPart:
         is_one: Whether all channels have one size: scores, most of which are next to nothing. Otherwise each
             counts relative to its own.
         read_at: The scores whose best says how much each position counts, if not all do.
-        counts: What an error of the part counts by, beside one relative to its size.
+        counts: A factor on the error of the part, which is relative to its size.
     """
 
     tensor: str
