@@ -217,6 +217,23 @@ def test_errors_of_this_package_come_as_they_are_and_once(tmp_path) -> None:
     assert task.runs(3) == 1
 
 
+@pytest.mark.xdist_group("workers")
+@pytest.mark.usefixtures("processes")
+def test_a_caller_who_stops_early_keeps_the_workers(tmp_path) -> None:
+    task = tasks.Recorded(tmp_path, {})
+    before = set()
+    while len(before) < 2:  # one worker may have done all before the other was there
+        before |= {process for process, _, _ in distributed_map(tasks.process, range(20), name="t")}
+    for _ in range(3):
+        running = distributed_map(task, range(200), name="test")
+        assert [next(running) for _ in range(3)] == [0, 1, 4]
+        running.close()
+    # Of 600 items few were started: those that the workers had been given.
+    assert sum(task.runs(item) for item in range(200)) <= 3 * 40
+    after = {process for process, _, _ in distributed_map(tasks.process, range(20), name="test")}
+    assert after <= before
+
+
 def test_the_backend_that_the_program_chose_is_used() -> None:
     with joblib.parallel_config(backend="threading", n_jobs=2):
         assert worker_count() is None

@@ -201,7 +201,8 @@ class _Distributed(Generic[S, T]):
         """
         doubtful = [index for index in self._left if self._attempts[index] >= _ATTEMPTS - 1]
         started: list[int] = []
-        running = self._run(doubtful[:1] or list(self._left), started)
+        source = iter(doubtful[:1] or list(self._left))
+        running = self._run(source, started)
         try:
             for index, outcome in running:
                 if isinstance(outcome, _Failure):
@@ -209,7 +210,12 @@ class _Distributed(Generic[S, T]):
                 else:
                     del self._left[index]
                     yield index, outcome
-        except LowbitError:
+        except (LowbitError, GeneratorExit):
+            # Nobody wants the rest. Workers finish what they are at, which is little: joblib would
+            # kill them, and then each map that follows waits for new ones.
+            collections.deque(source, maxlen=0)
+            with contextlib.suppress(Exception):
+                collections.deque(running, maxlen=0)
             raise
         except Exception as error:  # each engine has its own kinds for workers that died
             reason = f"the worker died or was lost ({type(error).__name__}: {error})"
@@ -233,7 +239,7 @@ class _Distributed(Generic[S, T]):
             )
 
     def _run(
-        self, indices: Sequence[int], started: list[int]
+        self, indices: Iterator[int], started: list[int]
     ) -> Generator[tuple[int, Any], None, None]:
         import joblib
 
@@ -251,9 +257,9 @@ class _Distributed(Generic[S, T]):
             yield from parallel(calls(indices))
             return
         with joblib.Parallel(batch_size=1) as parallel:  # Ray gives all results at once
-            wave = 2 * (worker_count() or 1)
-            for start in range(0, len(indices), wave):
-                yield from parallel(calls(indices[start : start + wave]))
+            size = 2 * (worker_count() or 1)
+            while wave := list(itertools.islice(indices, size)):
+                yield from parallel(calls(wave))
 
 
 def _placed(arrays: Sequence[Any], engine: str) -> Sequence[Any]:
