@@ -177,6 +177,21 @@ def test_an_interruption_at_any_moment_leaves_no_folder(tmp_path, monkeypatch) -
         assert names(tmp_path) == []
 
 
+def test_an_interrupted_removal_is_finished(tmp_path, monkeypatch) -> None:
+    whole, made = files.shutil.rmtree, TemporaryFolder(tmp_path)
+
+    def interrupted(*_, **__):
+        monkeypatch.setattr(files.shutil, "rmtree", whole)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.shutil, "rmtree", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        made.remove()
+
+    assert names(tmp_path) == []
+
+
 def test_no_room_for_a_temporary_folder_is_explained(tmp_path, monkeypatch) -> None:
     def full(*_, **__):
         raise OSError(28, "No space left on device")

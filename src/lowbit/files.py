@@ -107,9 +107,14 @@ def _lock(folder: pathlib.Path, locks: list[int]) -> bool:
 
 
 def _remove(folder: pathlib.Path, locks: Sequence[int]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for lock in locks:
-        os.close(lock)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:  # an interruption, after which nothing removes the rest
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        for lock in locks:
+            os.close(lock)
 
 
 @functools.cache
