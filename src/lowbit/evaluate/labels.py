@@ -70,22 +70,30 @@ def _by_folder(names: Sequence[str]) -> list[Label]:
 
 
 def _by_name(source: str, names: Sequence[str]) -> list[Label]:
+    known = _read_csv(source)
     if not names:
         raise DataError(
             f"{source} gives labels by file, but these samples have no names; give a .txt or .npy "
             "with one label per sample, in order"
         )
-    known = _read_csv(source)
-    short = {pathlib.PurePosixPath(name).name: label for name, label in known.items()}
+    by_last_part: dict[str, set[Label]] = {}
+    for name, label in known.items():
+        by_last_part.setdefault(pathlib.PurePosixPath(name).name, set()).add(label)
     found: list[Label] = []
     for name in names:
-        label = known.get(name, short.get(pathlib.PurePosixPath(name).name))
-        if label is None:
+        same = by_last_part.get(pathlib.PurePosixPath(name).name, set())
+        labels = {known[name]} if name in known else same
+        if len(labels) > 1:
+            raise DataError(
+                f"{source} does not name {name}, but several files of that name in other folders, with "
+                "different labels; name the files in it as in the data"
+            )
+        if not labels:
             raise DataError(
                 f"{source} has no label for {name}; expected a row for each file of the data, found "
                 f"{len(known)} of others, such as {next(iter(known), '')!r}"
             )
-        found.append(label)
+        found.extend(labels)
     return found
 
 
