@@ -130,9 +130,9 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
         if role == "weight" and spec.is_dynamic:
             raise ConfigError("weights have fixed scales: dynamic is for activations")
         if not target.takes(spec, formats):
-            known = [f.value for f in (*formats, *target.float_formats)] + [*target.format_kinds]
+            known = ", ".join(target.words_of(formats))
             raise ConfigError(
-                f"target {target.name} takes {role}s as {', '.join(known)}, not {spec.format_name}"
+                f"target {target.name} takes {role}s as {known}, not {spec.format_name}"
             )
         integer = spec if isinstance(spec, IntegerSpec) else None
         if target.power_of_two and not (integer and integer.power_of_two):
