@@ -64,9 +64,11 @@ def test_labels_by_order(tmp_path, monkeypatch) -> None:
         ("no.csv", None, "cannot read the labels"),
         ("no.txt", None, "cannot read the labels no.txt"),
         ("a.npy", "no array", "cannot read the labels a.npy"),
+        ("scores.npy", None, "labels scores.npy hold float32 that are no integers"),
     ],
 )
 def test_labels_that_cannot_be_read_are_named(images, tmp_path, source, content, message) -> None:
+    np.save("scores.npy", np.float32([0.5, np.nan, 1, 2, 3, 4]))
     if content is not None:
         (tmp_path / source).write_text(content)
 

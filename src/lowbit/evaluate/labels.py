@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowbit.data import Data
 from lowbit.errors import DataError
@@ -120,19 +121,31 @@ def _listed(source: str) -> list[Label]:
         if file.suffix == ".txt":
             return [_label(line) for line in file.read_text("utf-8").split()]
         if file.suffix == ".npy":
-            return [int(label) for label in np.load(file, allow_pickle=False).reshape(-1)]
+            return _integers(np.load(file, allow_pickle=False), source)
         if name:
             with np.load(file, allow_pickle=False) as arrays:
                 if name not in arrays:
                     have = ", ".join(arrays.files)
                     raise DataError(f"{file} has no array {name!r} (it has {have})")
-                return [int(label) for label in arrays[name].reshape(-1)]
+                return _integers(arrays[name], source)
     except DAMAGED as error:
         raise DataError(f"cannot read the labels {source}: {error}") from error
     raise DataError(
         f"labels {source} are of unknown kind; expected a .csv, .txt or .npy, FILE.npz:NAME, or "
         f"the word {FOLDERS}"
     )
+
+
+def _integers(array: NDArray[Any], source: str) -> list[Label]:
+    labels = array.reshape(-1)
+    with np.errstate(invalid="ignore"):
+        numbers = labels.astype(np.int64)
+    if not np.array_equal(labels, numbers):
+        raise DataError(
+            f"labels {source} hold {labels.dtype} that are no integers; expected the number of a class for "
+            "each sample"
+        )
+    return [int(label) for label in numbers]
 
 
 def _label(text: str) -> Label:
