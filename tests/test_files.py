@@ -93,6 +93,36 @@ def test_folders_in_use_of_other_machines_and_of_others_are_left_alone(tmp_path)
     used.remove()
 
 
+def test_the_folder_of_another_user_is_left_alone(tmp_path, monkeypatch) -> None:
+    others = tmp_path / f".{files._prefix()}abcdefgh"
+    others.mkdir()
+    whole = os.open
+
+    def refused(path, *args, **kwargs):
+        if pathlib.Path(path) == others:
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refused)
+
+    with temporary_folder(tmp_path) as folder:
+        assert names(tmp_path) == sorted([others.name, folder.name])
+    assert names(tmp_path) == [others.name]
+
+
+def test_without_locks_a_folder_is_made_and_those_of_others_are_left(tmp_path, monkeypatch) -> None:
+    left = _left_by_a_killed_process(tmp_path)
+
+    def no_locks(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+
+    with temporary_folder(tmp_path) as folder:
+        assert names(tmp_path) == sorted([left.name, folder.name])
+    assert names(tmp_path) == [left.name]
+
+
 def test_a_folder_that_is_being_removed_is_waited_for(tmp_path, monkeypatch) -> None:
     whole, tries = files._lock, []
 
@@ -145,6 +175,21 @@ def test_an_interruption_at_any_moment_leaves_no_folder(tmp_path, monkeypatch) -
                 TemporaryFolder(tmp_path)
         gc.collect()
         assert names(tmp_path) == []
+
+
+def test_an_interrupted_removal_is_finished(tmp_path, monkeypatch) -> None:
+    whole, made = files.shutil.rmtree, TemporaryFolder(tmp_path)
+
+    def interrupted(*_, **__):
+        monkeypatch.setattr(files.shutil, "rmtree", whole)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.shutil, "rmtree", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        made.remove()
+
+    assert names(tmp_path) == []
 
 
 def test_no_room_for_a_temporary_folder_is_explained(tmp_path, monkeypatch) -> None:

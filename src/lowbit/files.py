@@ -85,12 +85,13 @@ def temporary_folder(parent: Path | None = None) -> Iterator[pathlib.Path]:
 
 
 def _lock(folder: pathlib.Path, locks: list[int]) -> bool:
-    """Lock a folder until the process ends, if it can be; whether nobody else has it.
+    """Lock a folder until the process ends, if it can be; whether no other process is known to have it.
 
     Where there are no locks to be had, nobody removes the folders of others.
     """
     if sys.platform == "win32":
         return True
+    is_free = False
     try:
         locks.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
         fcntl.flock(locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,18 +99,22 @@ def _lock(folder: pathlib.Path, locks: list[int]) -> bool:
             return True
     except (BlockingIOError, FileNotFoundError):
         pass
-    except OSError:
-        os.close(locks.pop())
-        return True
+    except OSError:  # a file system without locks, another user's folder, too many open files
+        is_free = True
     while locks:
         os.close(locks.pop())
-    return False
+    return is_free
 
 
 def _remove(folder: pathlib.Path, locks: Sequence[int]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for lock in locks:
-        os.close(lock)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:  # an interruption, after which nothing removes the rest
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        for lock in locks:
+            os.close(lock)
 
 
 @functools.cache

@@ -117,14 +117,14 @@ def test_a_float_model_has_nothing_to_account_for() -> None:
 
     assert (report.budget, report.fused, report.layers, report.tensors) == (None, (), (), ())
     assert (report.preset, report.target) == ("unknown", "unknown")
-    assert any("nothing in the second model is quantized" in note for note in report.notes)
+    assert any("nothing in the second model is quantized" in doubt for doubt in report.doubts)
     assert report.latency is not None
 
 
 def test_models_in_the_wrong_order_are_told(quantized) -> None:
     report = compare_models(quantized, small_cnn(), small_feeds(2), budget="none")
 
-    assert report.notes[0].endswith("the float model comes first")
+    assert report.doubts[0].endswith("the float model comes first")
 
 
 def test_a_model_of_other_outputs_is_refused() -> None:

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from lowbit.api.configuration import DEFAULT_PRESET, choose_config, with_inputs
+from lowbit.api.configuration import choose_config, with_inputs
+from lowbit.config import DEFAULT_PRESET
 from lowbit.config.config import QuantConfig
 from lowbit.config.presets import find_preset
 from lowbit.config.transforms import Rescaling

@@ -251,7 +251,7 @@ def test_files_that_are_no_statistics_are_refused(tmp_path: Path, content: bytes
 def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "stats.npz", x=np.ones(3))
 
-    with pytest.raises(CalibrationError, match="cannot read"):
+    with pytest.raises(CalibrationError, match=r"stats\.npz holds no statistics"):
         load_stats(tmp_path / "stats.npz")
 
 

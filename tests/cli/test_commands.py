@@ -241,8 +241,8 @@ def test_a_file_is_converted_and_its_size_said(run, model) -> None:
     ran = run("convert", model, "bf16.onnx", "--to", "bf16", "--operators")
 
     assert (ran.code, ran.err) == (0, "")
-    size = Path("bf16.onnx").stat().st_size / 1e6
-    assert ran.out == f"wrote bf16.onnx in bf16 ({size:.1f} MB)\n"
+    size = Path("bf16.onnx").stat().st_size / 1e3
+    assert ran.out == f"wrote bf16.onnx in bf16 ({size:.1f} kB)\n"
     domains = {node.domain for node in onnx.load("bf16.onnx").graph.node}
     assert domains == {"", "com.amd.quark"}
 

@@ -7,7 +7,6 @@ from typing import get_args
 import pytest
 
 from lowbit.api.compare import Effort
-from lowbit.api.configuration import DEFAULT_PRESET
 from lowbit.api.convert import FORMATS
 from lowbit.cli import option_groups, options
 from lowbit.cli.completion import SHELLS
@@ -31,7 +30,6 @@ def test_choices_are_those_of_the_library() -> None:
     assert get_args(Effort) == options.EFFORTS
     assert options.FLOAT_FORMATS == FORMATS
     assert tuple(SHELLS) == options.SHELLS
-    assert option_groups.DEFAULT_PRESET == DEFAULT_PRESET
     assert tuple(STRATEGIES) == option_groups.STRATEGIES
 
 

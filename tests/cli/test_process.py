@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from helpers.chain_models import chain, smooth
 
 from lowbit.cli import main
+from lowbit.cli.process import TerminatedError, own_process
 from lowbit.errors import visible
 
 
@@ -103,9 +105,28 @@ def test_a_signal_ends_the_command_and_leaves_nothing_temporary(folder, number, 
 
     assert process.returncode == code, said
     assert said.count(b"\n") == 1
-    assert b"nothing was written" in said
+    assert b"nothing was written but finished layers, in int8.onnx.refining: --resume" in said
     assert Path("int8.onnx").read_bytes() == b"from before"
     assert _left(temporary) == _left(folder) == []
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGTERM, TerminatedError), (signal.SIGINT, KeyboardInterrupt)],
+)
+def test_a_signal_while_an_object_is_removed_ends_the_command_too(number, kind) -> None:
+    class Signalled:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    def signalled_while_removed():
+        Signalled()
+        for _ in range(10_000):
+            threading.Event().wait(0.01)
+
+    with pytest.raises(kind), own_process():
+        signalled_while_removed()
 
 
 def test_names_are_shown_and_not_obeyed(capsys) -> None:

@@ -138,7 +138,7 @@ def test_arrays_saved_without_names_are_those_of_the_inputs_in_order(
 
 
 def test_fewer_rows_than_the_batch_are_refused() -> None:
-    with pytest.raises(DataError, match="an array has 7 rows, but a feed needs 8"):
+    with pytest.raises(DataError, match="an array has 7 rows, but the model takes 8 at a time"):
         open_data(ROWS, vector(8))
 
 

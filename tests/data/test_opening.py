@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,6 +82,24 @@ def test_broken_image_is_named(
 
     with pytest.raises(DataError, match=r"image .*b\.jpg cannot be read"):
         list(open_data(tmp_path, [image_input]))
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, image_input: InputInfo, save_image: SaveImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_image(tmp_path / "a.png")
+    (tmp_path / "closed").mkdir()
+    whole = os.scandir
+
+    def refused(folder: str) -> object:
+        if Path(folder).name == "closed":
+            raise PermissionError(13, "Permission denied", folder)
+        return whole(folder)
+
+    monkeypatch.setattr(os, "scandir", refused)
+
+    with pytest.raises(DataError, match=r"folder .*closed cannot be read \(Permission denied\)"):
+        open_data(tmp_path, [image_input])
 
 
 def test_images_for_several_inputs_are_refused(

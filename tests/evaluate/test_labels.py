@@ -55,18 +55,41 @@ def test_labels_by_order(tmp_path, monkeypatch) -> None:
         ("a.csv", "x,y\n1,2\n", "expected file and label"),
         ("a.csv", "file;label\na;2\n", "has the columns file;label; .* with commas between"),
         ("a.txt", "1 2", "holds 2 labels, but the data 6 samples"),
+        (
+            "a.csv",
+            "file,label\na/cat0.png,1\nb/cat0.png,2\n",
+            "does not name cat/cat0.png, but several",
+        ),
         ("a.md", "1", "unknown kind"),
         ("no.csv", None, "cannot read the labels"),
         ("no.txt", None, "cannot read the labels no.txt"),
         ("a.npy", "no array", "cannot read the labels a.npy"),
+        ("scores.npy", None, "labels scores.npy hold float32 that are no integers"),
     ],
 )
 def test_labels_that_cannot_be_read_are_named(images, tmp_path, source, content, message) -> None:
+    np.save("scores.npy", np.float32([0.5, np.nan, 1, 2, 3, 4]))
     if content is not None:
         (tmp_path / source).write_text(content)
 
     with pytest.raises(DataError, match=message):
         read_labels(source, images)
+
+
+def test_files_of_one_name_may_share_a_label(images, tmp_path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "file,label\n"
+        + "".join(f"{part}/{n.split('/')[1]},7\n" for part in "ab" for n in images.names)
+    )
+
+    assert read_labels("a.csv", images) == [7] * 6
+
+
+def test_labels_by_file_that_are_missing_are_missing_whatever_the_data(tmp_path) -> None:
+    data = open_data(np.ones((4, 3, 8, 8), np.float32), INPUT)
+
+    with pytest.raises(DataError, match=r"cannot read the labels .*no\.csv"):
+        read_labels(str(tmp_path / "no.csv"), data)
 
 
 def test_words_are_labels_too(images, tmp_path) -> None:

@@ -51,6 +51,13 @@ def test_what_does_not_fit_is_named(parse, fixed, shapes, message: str) -> None:
         settle_inputs(io.load(parse(GRAPH)), fixed, shapes)
 
 
+def test_sizes_without_a_number_are_named_in_errors(parse) -> None:
+    model = parse("g (float[N,2,?] x) => (float[N,2,?] y) { y = Neg(x) }")
+
+    with pytest.raises(ConfigError, match=r"has 3 axes \(\[N, 2, \?\]\), not 1 \(\[4\]\)"):
+        settle_inputs(io.load(model), {}, {"x": (4,)})
+
+
 def test_a_shape_that_was_too_small_can_be_larger(parse, floats) -> None:
     model = io.load(parse("g (float[1,2,4,4] x) => (float[1,2,4,4] y) { h = Relu(x) y = Neg(h) }"))
     x = np.abs(floats(1, 2, 6, 5))

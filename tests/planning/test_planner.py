@@ -9,6 +9,7 @@ import pytest
 from helpers.planned_models import int8_config
 
 from lowbit.config.config import QuantConfig
+from lowbit.config.presets import find_preset
 from lowbit.config.specs import BLOCKS, AccumulatorBias, IntegerSpec, Rule, TensorOverride
 from lowbit.errors import ConfigError, PlanError
 from lowbit.numerics.formats import IntegerFormat
@@ -124,8 +125,12 @@ def test_an_optional_override_is_passed_over(small: ir.Model, plan_of: Callable)
 def test_what_a_target_cannot_do_is_refused(
     small: ir.Model, plan_of: Callable, target: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as raised:
         plan_of(small, target, **options)
+    fitting = str(raised.value).partition("presets that fit it: ")[2].split(", ")
+    assert fitting[0] == {"ryzen-ai-cnn": "XINT8", "ryzen-ai": "A8W8"}[target]
+    for name in fitting:
+        assert make_plan(small, find_preset(name), find_target(target)).target == target
 
 
 def _with_formats(*formats: OperatorFormats) -> Target:

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.config.specs import DynamicSpec, Rule
+from lowbit.ops.traits import OPERATORS
 from lowbit.planning.plan import Plan, load_plan, save_plan
 from lowbit.planning.rules import Scheme
 from lowbit.planning.weights_only import is_weight_only
@@ -197,6 +198,15 @@ def test_a_product_whose_logarithm_is_taken_reads_no_integers(between: str, exac
 
     assert {t.name for t in plan.activations()} == ({"l"} if exact else {"p", "l"})
     assert {t.name for t in plan.weights()} == {"bands", "w"}
+
+
+def test_rows_of_operators_of_ones_own_count_without_static_scales_too() -> None:
+    moved = _bands("a = Sign (s)\n l = Log (a)")
+    own = OPERATORS | {"Sign": OPERATORS["Transpose"]}
+
+    for operators, read in ((OPERATORS, {"p", "l"}), (own, {"l"})):
+        plan = lowbit.plan(moved, preset="DYNAMIC8", operators=operators)
+        assert {t.name for t in plan.activations()} == read
 
 
 def test_a_rule_makes_a_product_whose_logarithm_is_taken_read_integers() -> None:

@@ -155,11 +155,12 @@ def test_timings_are_told_beside_the_first(console) -> None:
 
 
 def test_targets_have_their_formats_and_kind_of_scale(console) -> None:
-    screen = console(160)
+    screen = console(200)
 
-    show_targets(screen, [BUILTIN["ryzen-ai-cnn"], BUILTIN["onnxruntime"]])
+    show_targets(screen, [BUILTIN[n] for n in ("ryzen-ai-cnn", "onnxruntime", "ryzen-ai-float")])
 
     text = screen.file.getvalue()
+    assert text.count("bfloat16 float16 bfp mx") == 4  # activations and weights of two targets
     assert "power-of-two" in rows_of(text, "ryzen-ai-cnn")
     assert "float" in rows_of(text, "onnxruntime")
     assert "`lowbit targets NAME` prints one as JSON" in text

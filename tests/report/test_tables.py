@@ -23,6 +23,7 @@ from lowbit.report.tables import (
     nodes_table,
     reasons_table,
     shorten,
+    shorten_among,
     show,
     stderr,
     stdout,
@@ -41,6 +42,33 @@ def test_never_longer_than_allowed_and_unchanged_when_it_fits(text, width) -> No
 
 def test_both_ends_stay() -> None:
     assert shorten("/features/features.18/Conv_output_0", 15) == "/featu...tput_0"
+
+
+@given(st.text("ab/", max_size=20), st.lists(st.text("ab/", max_size=20)), st.integers(0, 24))
+def test_among_others_it_is_never_longer_than_allowed_either(text, others, width) -> None:
+    short = shorten_among(text, width, others)
+
+    assert len(short) <= width
+    assert short == text or len(text) > width
+
+
+def test_names_that_differ_in_the_middle_stay_apart() -> None:
+    layers = [
+        f"/encoder/layer.{index}/attention/self/{kind}/MatMul_output_0"
+        for index in (3, 10, 11)
+        for kind in ("query", "key")
+    ]
+
+    assert len({shorten(name, 32) for name in layers}) < len(layers)
+    for width in (26, 32, 40, 48):
+        assert len({shorten_among(name, width, layers) for name in layers}) == len(layers), width
+    assert shorten_among(layers[2], 32, layers) == "...layer.10/at...on/self/quer..."
+
+
+def test_names_that_are_told_apart_are_shortened_as_ever() -> None:
+    names = ["/features/features.18/Conv_output_0", "/stem/features.18/features.18/Conv_output_0"]
+
+    assert shorten_among(names[0], 15, names) == shorten(names[0], 15)
 
 
 def _printed(text: str, width: int) -> list[str]:

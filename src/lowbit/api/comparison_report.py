@@ -44,7 +44,10 @@ def comparison_report(
         held_out=True,
         outputs=scores(found.outputs),
         verdict=found.verdict,
-        doubts=found.verdict.doubts_of_inputs() if found.verdict and not samples.is_random else (),
+        doubts=(
+            *_unquantized(float_model, other),
+            *(found.verdict.doubts_of_inputs() if found.verdict and not samples.is_random else ()),
+        ),
         slices=scores(found.sliced),
         fused=scores(found.fused),
         runtime=runtime,
@@ -53,7 +56,6 @@ def comparison_report(
         tensors=analysis.views if analysis else (),
         network=draw_network(other, find_quantizers(other)),
         notes=(
-            *_unquantized(float_model, other),
             *_notes(found, runtime),
             *(analysis.notes if analysis else ()),
             *_refined(other, analysis),

@@ -8,13 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lowbit.config import DEFAULT_PRESET
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import find_not_finite
 from lowbit.config.presets import find_preset
 from lowbit.errors import ConfigError
 from lowbit.planning.plan import Plan
-
-DEFAULT_PRESET = "A8W8"
 
 
 def choose_config(

@@ -297,7 +297,9 @@ def _read(raw: BinaryIO, path: str) -> Stats:
             header = _decoded(text, _Header)
             tensors = {row.name: _read_row(file, i, row) for i, row in enumerate(header.tensors)}
     except DAMAGED as error:
-        raise CalibrationError(f"cannot read the statistics {path}: {error}") from error
+        raise CalibrationError(
+            f"{path} holds no statistics that can be read ({error}); --save-stats writes them"
+        ) from error
     made = (header.equalized, header.smoothed, header.rescaling)
     return Stats(tensors, header.samples, *made)
 

@@ -47,11 +47,11 @@ def _run(argv: Sequence[str]) -> int:
     except LowbitError as error:
         say(f"error: {visible(str(error))}")
         return next((code for kind, code in _CODES if isinstance(error, kind)), WRONG)
-    except KeyboardInterrupt:
-        say("interrupted; nothing was written")
+    except KeyboardInterrupt as error:  # with what was written after all, if anything was
+        say(f"interrupted; nothing was written{error}")
         return INTERRUPTED
-    except TerminatedError:
-        say("terminated; nothing was written")
+    except TerminatedError as error:
+        say(f"terminated; nothing was written{error}")
         return TERMINATED
     except BrokenPipeError:
         drop_output()

@@ -93,16 +93,15 @@ def convert(args: argparse.Namespace) -> None:
         half_weights=not args.full_weights,
     )
     if not args.quiet:
-        sys.stdout.write(
-            f"wrote {visible(args.output)} in {args.to} ({_megabytes(args.output)} MB)\n"
-        )
+        sys.stdout.write(f"wrote {visible(args.output)} in {args.to} ({_size(args.output)})\n")
 
 
-def _megabytes(path: str) -> str:
+def _size(path: str) -> str:
     from lowbit.graph import io
+    from lowbit.report.tables import size
 
     files = [pathlib.Path(path), *io.weight_files(path)]
-    return f"{sum(file.stat().st_size for file in files) / 1e6:.1f}"
+    return size(sum(file.stat().st_size for file in files))
 
 
 def presets(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 
 import msgspec
 
-from lowbit.api.configuration import DEFAULT_PRESET
+from lowbit.config import DEFAULT_PRESET
 from lowbit.config.config import QuantConfig
 from lowbit.config.files import read_config
 from lowbit.config.methods import BY_NAME, FOR_WEIGHTS, Method, Percentile

@@ -10,6 +10,7 @@ import argparse
 
 from lowbit.cli import parser as types
 from lowbit.cli.parser import Parser, one_of
+from lowbit.config import DEFAULT_PRESET
 
 METHODS = ("minmax", "percentile", "entropy", "mse", "nonoverflow", "distribution", "layerwise")
 WEIGHT_METHODS = ("minmax", "mse", "output", "hqq")
@@ -20,7 +21,6 @@ LAYOUTS = ("auto", "NCHW", "NHWC")
 CHANNEL_ORDERS = ("RGB", "BGR")
 STRATEGIES = ("calibration", "reconstruction", "accurate", "promotion", "mixed-precision")
 RUNTIMES = ("onnxruntime", "openvino")
-DEFAULT_PRESET = "A8W8"
 
 
 def add_runtime(parser: Parser, what: str) -> None:

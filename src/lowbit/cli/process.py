@@ -5,11 +5,13 @@ Imports nothing heavy.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from types import FrameType
@@ -34,7 +36,7 @@ def own_process() -> Iterator[None]:
     silent = logging.NullHandler()
     logging.getLogger().addHandler(silent)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _signals_sent_again():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")
             yield
@@ -47,6 +49,32 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     del frame
     signal.signal(number, signal.SIG_IGN)  # cleaning up is not interrupted by a second one
     raise TerminatedError
+
+
+@contextlib.contextmanager
+def _signals_sent_again() -> Iterator[None]:
+    """Send a signal again that came while an object was removed: Python ignores what is raised there."""
+    show = sys.unraisablehook
+
+    def send_again(ignored: Any) -> None:
+        if ignored.exc_type is TerminatedError:
+            number = signal.SIGTERM
+            signal.signal(number, _terminate)
+        elif ignored.exc_type is KeyboardInterrupt:
+            number = signal.SIGINT
+        else:
+            show(ignored)
+            return
+        # Not before this function, which has to end first, has returned.
+        later = threading.Timer(0.05, _thread.interrupt_main, (number,))
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = show
 
 
 def _open_closed_streams() -> None:

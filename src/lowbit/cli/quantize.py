@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from lowbit.api.compare import examine
@@ -15,7 +17,7 @@ from lowbit.api.quantize import Result, checkpoint_of, source_files
 from lowbit.api.quantize import quantize as run
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.cli.configuration import make_config, make_preprocessing
-from lowbit.cli.process import say
+from lowbit.cli.process import TerminatedError, say
 from lowbit.config.config import QuantConfig
 from lowbit.errors import ConfigError, GoalMissedError, visible
 from lowbit.evaluate.accuracy import find_metric
@@ -41,6 +43,7 @@ def quantize(args: argparse.Namespace) -> None:
     config = make_config(args, plan)
     stats = load_stats(args.stats) if args.stats else None
     with (
+        _kept_layers_named(args.output),
         engine(args.cluster, args.workers),
         show_stages(quiet=args.quiet or args.json, stages=_stages(config, args)) as progress,
     ):
@@ -82,6 +85,21 @@ def quantize(args: argparse.Namespace) -> None:
         show_summary(stdout(), result.report, args.output, _next_step(args))
     _warn(result, args.output)
     refuse_missed(result.report, args.output)
+
+
+@contextlib.contextmanager
+def _kept_layers_named(output: str) -> Iterator[None]:
+    """Make an interruption of the body say where finished layers are, and how to go on with them."""
+    try:
+        yield
+    except (KeyboardInterrupt, TerminatedError) as error:
+        kept = checkpoint_of(output)
+        if not kept.is_dir():
+            raise
+        kind = type(error)
+        raise kind(
+            f" but finished layers, in {visible(str(kept))}: --resume continues with them"
+        ) from error
 
 
 def _warn(result: Result, output: str) -> None:

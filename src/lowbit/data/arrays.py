@@ -303,8 +303,8 @@ class RowSource(IndexedSource):
             )
         if min(feeds.values()) == 0:
             raise DataError(
-                f"{self._table.origin} has {min(rows.values())} rows, but a feed needs "
-                f"{self._batch}: give at least as many samples as the model fixes for the batch"
+                f"{self._table.origin} has {min(rows.values())} rows, but the model takes "
+                f"{self._batch} at a time: give at least as many"
             )
         return min(feeds.values())
 

@@ -245,9 +245,15 @@ def _find_folder_source(folder: Path, request: _Request) -> Source:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder, followlinks=True):
+    for parent, _, names in os.walk(folder, onerror=_refuse_unreadable, followlinks=True):
         # Systems leave hidden files such as ._photo.jpg that are no images.
         yield from (Path(parent, name) for name in names if not name.startswith("."))
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise DataError(
+        f"folder {error.filename} cannot be read ({error.strerror}): make it readable, or move it away"
+    ) from error
 
 
 def _find_row_source(table: Table, request: _Request) -> Source:

@@ -43,7 +43,7 @@ class RandomSource(IndexedSource):
 
     def describe(self) -> str:
         """Say that the data is random."""
-        return f"{self._count} feeds of random numbers (seed {self._seed}), not real data"
+        return f"{self._count} feeds of random numbers (seed {self._seed}; not real data)"
 
 
 def _shape(info: InputInfo) -> tuple[int, ...]:

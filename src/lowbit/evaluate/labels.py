@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowbit.data import Data
 from lowbit.errors import DataError
@@ -70,22 +71,30 @@ def _by_folder(names: Sequence[str]) -> list[Label]:
 
 
 def _by_name(source: str, names: Sequence[str]) -> list[Label]:
+    known = _read_csv(source)
     if not names:
         raise DataError(
             f"{source} gives labels by file, but these samples have no names; give a .txt or .npy "
             "with one label per sample, in order"
         )
-    known = _read_csv(source)
-    short = {pathlib.PurePosixPath(name).name: label for name, label in known.items()}
+    by_last_part: dict[str, set[Label]] = {}
+    for name, label in known.items():
+        by_last_part.setdefault(pathlib.PurePosixPath(name).name, set()).add(label)
     found: list[Label] = []
     for name in names:
-        label = known.get(name, short.get(pathlib.PurePosixPath(name).name))
-        if label is None:
+        same = by_last_part.get(pathlib.PurePosixPath(name).name, set())
+        labels = {known[name]} if name in known else same
+        if len(labels) > 1:
+            raise DataError(
+                f"{source} does not name {name}, but several files of that name in other folders, with "
+                "different labels; name the files in it as in the data"
+            )
+        if not labels:
             raise DataError(
                 f"{source} has no label for {name}; expected a row for each file of the data, found "
                 f"{len(known)} of others, such as {next(iter(known), '')!r}"
             )
-        found.append(label)
+        found.extend(labels)
     return found
 
 
@@ -112,19 +121,31 @@ def _listed(source: str) -> list[Label]:
         if file.suffix == ".txt":
             return [_label(line) for line in file.read_text("utf-8").split()]
         if file.suffix == ".npy":
-            return [int(label) for label in np.load(file, allow_pickle=False).reshape(-1)]
+            return _integers(np.load(file, allow_pickle=False), source)
         if name:
             with np.load(file, allow_pickle=False) as arrays:
                 if name not in arrays:
                     have = ", ".join(arrays.files)
                     raise DataError(f"{file} has no array {name!r} (it has {have})")
-                return [int(label) for label in arrays[name].reshape(-1)]
+                return _integers(arrays[name], source)
     except DAMAGED as error:
         raise DataError(f"cannot read the labels {source}: {error}") from error
     raise DataError(
         f"labels {source} are of unknown kind; expected a .csv, .txt or .npy, FILE.npz:NAME, or "
         f"the word {FOLDERS}"
     )
+
+
+def _integers(array: NDArray[Any], source: str) -> list[Label]:
+    labels = array.reshape(-1)
+    with np.errstate(invalid="ignore"):
+        numbers = labels.astype(np.int64)
+    if not np.array_equal(labels, numbers):
+        raise DataError(
+            f"labels {source} hold {labels.dtype} that are no integers; expected the number of a class for "
+            "each sample"
+        )
+    return [int(label) for label in numbers]
 
 
 def _label(text: str) -> Label:

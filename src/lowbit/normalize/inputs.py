@@ -6,7 +6,7 @@ that chooses its branch by a sampling rate becomes the model of one rate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -141,9 +141,15 @@ def _reshape(value: ir.Value, shape: Sequence[SizeOrName]) -> None:
     if value.shape is not None and len(value.shape) != len(shape):
         raise ConfigError(
             f"input_shapes: input {value.name!r} has {len(value.shape)} axes "
-            f"({list(value.shape)}), not {len(shape)} ({list(shape)})"
+            f"({_listed(value.shape)}), not {len(shape)} ({_listed(shape)})"
         )
     value.shape = ir.Shape([None if size == -1 else size for size in shape])
+
+
+def _listed(shape: Iterable[object]) -> str:
+    """Return the sizes of a shape, those without a number by their names."""
+    known = (size.value if isinstance(size, ir.SymbolicDim) else size for size in shape)
+    return f"[{', '.join('?' if size is None else str(size) for size in known)}]"
 
 
 def _forget_shapes(graph: ir.Graph) -> None:

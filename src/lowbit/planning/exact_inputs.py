@@ -19,7 +19,7 @@ from lowbit.graph.editing import is_constant, is_float_tensor
 from lowbit.graph.naming import tensor_name
 from lowbit.ops.families import BOUNDS, POLE_AT_ZERO, READ_SHAPES, SCALINGS, STEPS, SUMS
 from lowbit.ops.linear import linear_operator
-from lowbit.ops.traits import OPERATORS, Operators, is_data_movement, traits_of
+from lowbit.ops.traits import Operators, is_data_movement, traits_of
 from lowbit.planning.requests import Placement
 
 
@@ -40,7 +40,7 @@ class Decisions:
         return "its decision needs the exact input" if node in self.nodes else None
 
 
-def find_decisions(graph: ir.Graph, operators: Operators = OPERATORS) -> Decisions:
+def find_decisions(graph: ir.Graph, operators: Operators) -> Decisions:
     """Return the nodes that decide by inputs of the model, and what leads from these to them."""
     nodes: set[ir.Node] = set()
     readers: dict[ir.Value, set[ir.Node]] = {}
@@ -91,7 +91,7 @@ def _from_input(
         yield from way
 
 
-def feeds_pole(node: ir.Node, operators: Operators = OPERATORS) -> bool:
+def feeds_pole(node: ir.Node, operators: Operators) -> bool:
     """Whether an operator with a pole at zero reads a matrix product, moved, scaled, shifted or bounded.
 
     The product of an input in 8 bits has nothing left of what is small, such as the quiet bands of a

@@ -40,8 +40,6 @@ from lowbit.planning.rules import Scheme
 from lowbit.planning.weights_only import is_weight_only, place_dequantized, place_weights
 from lowbit.targets.target import FusedPair, Target
 
-# They read what tensors look like, not their numbers.
-
 # Trees and the like compare numbers with thresholds, which rounding crosses.
 _CLASSICAL = "ai.onnx.ml"
 
@@ -68,7 +66,7 @@ def place(
         if not weights and not _touches_floats(node):
             continue
         if alone and schemes[node].excluded is None:
-            place_weights(placement, node, schemes[node], target, weights)
+            place_weights(placement, node, schemes[node], target, weights, operators)
             continue
         traits = _traits(node, target, operators)
         reason = _stays_float(node, traits, schemes[node], target, shapes)

@@ -9,6 +9,7 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.config.config import QuantConfig
+from lowbit.config.presets import PRESETS
 from lowbit.config.specs import (
     AccumulatorBias,
     IntegerSpec,
@@ -32,6 +33,8 @@ from lowbit.planning.rules import Scheme, choose_schemes
 from lowbit.planning.saturation import within_pairs
 from lowbit.planning.sharing import find_groups, find_leaders, find_observed
 from lowbit.targets.target import Target
+
+_FEW = 4
 
 
 @garbage_collection_paused()
@@ -120,6 +123,20 @@ def _within(scheme: Scheme, operator: str, target: Target) -> Scheme:
 
 
 def _check_formats(config: QuantConfig, target: Target) -> None:
+    wrong = _misfit(config, target)
+    if wrong is None:
+        return
+    fitting = [name for name, preset in PRESETS.items() if _fits(preset.config, target)]
+    way_out = f"; presets that fit it: {', '.join(fitting[:_FEW])}" if fitting else ""
+    raise ConfigError(f"target {target.name} {wrong}{way_out}")
+
+
+def _fits(config: QuantConfig, target: Target) -> bool:
+    return config.activation is not None and _misfit(config, target) is None
+
+
+def _misfit(config: QuantConfig, target: Target) -> str | None:
+    """Return what a target needs that a configuration does not have, if there is anything."""
     roles = (
         ("activation", config.activation, target.activation_formats),
         ("weight", config.weight, target.weight_formats),
@@ -128,23 +145,19 @@ def _check_formats(config: QuantConfig, target: Target) -> None:
         if spec is None:
             continue
         if role == "weight" and spec.is_dynamic:
-            raise ConfigError("weights have fixed scales: dynamic is for activations")
+            return "has fixed scales for weights: dynamic is for activations"
         if not target.takes(spec, formats):
-            known = [f.value for f in (*formats, *target.float_formats)] + [*target.format_kinds]
-            raise ConfigError(
-                f"target {target.name} takes {role}s as {', '.join(known)}, not {spec.format_name}"
-            )
+            known = ", ".join(target.words_of(formats))
+            return f"takes {role}s as {known}, not {spec.format_name}"
         integer = spec if isinstance(spec, IntegerSpec) else None
         if target.power_of_two and not (integer and integer.power_of_two):
-            raise ConfigError(f"target {target.name} needs power-of-two scales for {role}s")
+            return f"needs power-of-two scales for {role}s"
         if target.symmetric and integer and not integer.symmetric:
-            raise ConfigError(
-                f"target {target.name} needs zero points of zero for {role}s: take symmetric "
-                "integers, as in A8W8 (XINT8 where scales are powers of two)"
-            )
+            return f"needs symmetric integers for {role}s, with zero points of zero"
         fine = integer and (integer.per_channel or integer.group_size is not None)
         if fine and not target.per_channel:
-            raise ConfigError(f"target {target.name} has no per-channel scales")
+            return "has no per-channel scales"
+    return None
 
 
 def _override(placement: Placement, graph: ir.Graph, overrides: tuple[TensorOverride, ...]) -> None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from lowbit.graph.editing import constant_shape
 from lowbit.graph.naming import operator_name, tensor_name
-from lowbit.ops.traits import OpTraits, traits_of
+from lowbit.ops.traits import Operators, OpTraits, traits_of
 from lowbit.ops.weights import IN_FLOAT, RECURRENT, WeightInput, is_embedding, weight_inputs
 from lowbit.planning.exact_inputs import feeds_pole
 from lowbit.planning.requests import Placement, Request
@@ -36,6 +36,7 @@ def place_weights(
     scheme: Scheme,
     target: Target,
     weights: Sequence[WeightInput],
+    operators: Operators,
 ) -> None:
     """Request the weights of one node, and its input where its scale is found at run time."""
     if weights and not _takes(node, target):
@@ -47,8 +48,8 @@ def place_weights(
     if not weights or scheme.weight is None:
         placement.float_why[node] = "it has no weights"
         return
-    placement.active[node] = traits_of(node) or OpTraits()
-    is_dynamic = _takes_dynamic(node, scheme, target)
+    placement.active[node] = traits_of(node, operators) or OpTraits()
+    is_dynamic = _takes_dynamic(node, scheme, target, operators)
     for weight in weights:
         _place_weight(placement, node, weight, scheme)
     if is_dynamic:
@@ -84,10 +85,10 @@ def _size(node: ir.Node, weight: WeightInput) -> int:
     return math.prod(constant_shape(node.inputs[weight.index]) or (0,))
 
 
-def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target) -> bool:
+def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target, operators: Operators) -> bool:
     """Whether the target computes the node in integers with a scale found at run time."""
     is_dynamic = scheme.activation is not None and scheme.activation.is_dynamic
-    if scheme.priority == 0 and feeds_pole(node):
+    if scheme.priority == 0 and feeds_pole(node, operators):
         return False
     if not is_dynamic or operator_name(node) not in target.dynamic:
         return False

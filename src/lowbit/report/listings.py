@@ -144,8 +144,8 @@ def show_targets(console: Console, targets: Sequence[Target]) -> None:
     rows = [
         (
             target.name,
-            " ".join(f.value for f in target.activation_formats),
-            " ".join(f.value for f in target.weight_formats),
+            " ".join(target.words_of(target.activation_formats)),
+            " ".join(target.words_of(target.weight_formats)),
             "power-of-two" if target.power_of_two else "float",
             target.description,
         )
@@ -170,8 +170,7 @@ def _show(
         for name, *properties, summary in rows:
             details = Text(f"\n{' / '.join(properties)}" if properties else "", style="dim")
             table.add_row(name, Text.assemble(summary, details))
-    for column in table.columns[:-1]:
-        column.no_wrap = True
+    table.columns[0].no_wrap = True
     show(console, table)
 
 

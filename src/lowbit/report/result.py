@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -76,8 +76,10 @@ def _rows(budget: Budget) -> Table:
     table = make_table(
         title, "tensor, and why", "own SQNR", "sensitivity", "if in float", figures=3
     )
-    for row in budget.rows[:_SHOWN]:
-        lines: list[RenderableType] = [Name(f"{row.tensor} ({row.format})")]
+    rows = budget.rows[:_SHOWN]
+    names = [f"{row.tensor} ({row.format})" for row in rows]
+    for name, row in zip(names, rows, strict=True):
+        lines: list[RenderableType] = [Name(name, among=names)]
         lines += [Name(f"  weight of {row.node}", style="dim")] if row.node else []
         lines += [below(f"{c.name}: {c.detail}") for c in row.causes]
         # Not "-0.0%": rounded first, and no negative zero.
@@ -91,8 +93,11 @@ def _suggested_fixes(budget: Budget) -> Table:
     table = make_table(
         "suggested fixes, tried one at a time", "", "tensor", "fix", "gain dB", figures=1
     )
-    for index, (tensor, fix) in enumerate(_fixes(budget), 1):
-        table.add_row(str(index), Name(tensor), fix.what, f"{fix.gain_db:+.2f}")
+    fixes = _fixes(budget)
+    names = [tensor for tensor, _ in fixes]
+    for index, (tensor, fix) in enumerate(fixes, 1):
+        name = Name(tensor, among=names)
+        table.add_row(str(index), name, fix.what, f"{fix.gain_db:+.2f}")
     return table
 
 
@@ -319,11 +324,12 @@ def _needed(report: Report) -> Text:
     )
 
 
-def _scores(title: str, scores: Iterable[Score]) -> Table:
+def _scores(title: str, scores: Sequence[Score]) -> Table:
     table = make_table(title, "tensor", "SQNR dB", "cosine", "max error", figures=3)
+    names = [score.tensor for score in scores]
     for score in scores:
         table.add_row(
-            Name(score.tensor),
+            Name(score.tensor, among=names),
             decibels(score.sqnr_db),
             cosine(score.cosine),
             number(score.max_error),
@@ -334,9 +340,12 @@ def _scores(title: str, scores: Iterable[Score]) -> Table:
 def sources_table(report: Report, most: int) -> Table:
     """Return the layers that add most error, with the SQNR before and after each."""
     table = make_table("the error arises at", "tensor", "SQNR from", "to dB", figures=2)
-    for score in report.error_sources(most):
+    scores = report.error_sources(most)
+    names = [score.tensor for score in scores]
+    for score in scores:
         before = math.nan if score.upstream_db is None else score.upstream_db
-        table.add_row(Name(score.tensor), decibels(before), decibels(score.sqnr_db))
+        name = Name(score.tensor, among=names)
+        table.add_row(name, decibels(before), decibels(score.sqnr_db))
     return table
 
 

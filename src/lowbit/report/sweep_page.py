@@ -13,7 +13,7 @@ from rich.text import Text
 from lowbit.evaluate.accuracy import Accuracy
 from lowbit.evaluate.latency import Latency
 from lowbit.report.result import LEVEL_COLOURS
-from lowbit.report.tables import Name, below, make_table, show, size
+from lowbit.report.tables import Name, below, make_table, number, show, size
 
 
 class SweepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,9 @@ def _accuracy(row: SweepRow) -> str:
 def _cells(row: SweepRow) -> tuple[str, ...]:
     share = "" if row.float_share is None else f"{row.float_share:.0%}"
     latency = row.latency
-    times = "" if latency is None else f"{latency.float_ms:.1f} / {latency.quantized_ms:.1f}"
+    times = (
+        "" if latency is None else f"{number(latency.float_ms)} / {number(latency.quantized_ms)}"
+    )
     return _accuracy(row), size(row.size_after), share, f"{row.seconds:.1f} s", times
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -93,14 +94,18 @@ _NARROWEST = 14
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Name:
-    """A text that takes one line, however narrow the column."""
+    """A text that takes one line, however narrow the column.
+
+    ``among``: the texts of its column, from which it is to be told however short it becomes.
+    """
 
     text: str
     style: str = ""
+    among: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the text, shortened to what there is room for."""
-        short = shorten(self.text, options.max_width)
+        short = shorten_among(self.text, options.max_width, self.among)
         yield Text(short, style=self.style, no_wrap=True, overflow="ellipsis")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -155,6 +160,31 @@ def shorten(text: str, width: int) -> str:
     # The end of a tensor's name says more than its beginning: it gets the odd character.
     front = kept // 2
     return f"{text[:front]}{_ELLIPSIS}{text[front - kept :]}"
+
+
+def shorten_among(text: str, width: int, among: Iterable[str]) -> str:
+    """Return the text in at most ``width`` characters, with the part that tells it from others.
+
+    Layers of one kind differ in the middle of their names (``encoder/layer.11/attention/query``).
+    """
+    short = shorten(text, width)
+    group = [text, *(other for other in among if other != text and shorten(other, width) == short)]
+    if len(group) == 1:
+        return short
+    start = _common(group)
+    end = max(start, len(text) - _common([name[::-1] for name in group]))
+    # Whole words, and as much of what follows as there is room for.
+    start = text.rfind("/", 0, start) + 1
+    end = min(len(text), max(end, start + width - 2 * len(_ELLIPSIS)))
+    front, back = _ELLIPSIS * (start > 0), _ELLIPSIS * (end < len(text))
+    room = width - len(front) - len(back)
+    return f"{front}{shorten(text[start:end], room)}{back}" if room > 0 else short
+
+
+def _common(texts: Sequence[str]) -> int:
+    """Return with how many characters all texts begin alike."""
+    columns = zip(*texts, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 _UNITS = ("kB", "MB", "GB", "TB")

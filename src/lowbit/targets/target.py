@@ -189,8 +189,11 @@ class Target(_Data, frozen=True, kw_only=True):
         """Whether a tensor may have a spec, ``formats`` being the integers of its role."""
         if spec.is_dynamic:
             return bool(self.dynamic)
-        names = {f.value for f in (*formats, *self.float_formats)}
-        return spec.format_name in names or tag_of(type(spec)) in self.format_kinds
+        return not {spec.format_name, tag_of(type(spec))}.isdisjoint(self.words_of(formats))
+
+    def words_of(self, formats: tuple[IntegerFormat, ...]) -> tuple[str, ...]:
+        """Return all formats of a role by their words, ``formats`` being its integers."""
+        return (*(f.value for f in (*formats, *self.float_formats)), *self.format_kinds)
 
 
 def read_target(path: pathlib.Path) -> Target:

@@ -19,8 +19,6 @@ from lowbit.ops.families import READ_SHAPES, LayerNorm, layer_norm
 from lowbit.ops.linear import has_constant_weight, linear_operator
 from lowbit.ops.weights import is_embedding
 
-# They tell sizes, not channels.
-
 
 def channel_readers(value: ir.Value) -> list[ir.Node]:
     """Return the nodes that read a value's numbers, after casts that change nothing."""
