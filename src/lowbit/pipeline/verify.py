@@ -164,7 +164,7 @@ def _measured(state: Quantized, samples: Split) -> tuple[SignalNoises, Evaluated
     references = [_layer_reference(state)]
     held_out, fused = samples.is_verified_on_held_out, _runs_fused(state)
     if not is_large(quantized):
-        large = sharing_of(samples.first()).one_by_one
+        large = sharing_of(samples.first(), quantized).one_by_one
         few = _LAYERS_ON_LARGE if large else _LAYERS_ON
         first = itertools.islice(samples.verification(), few)
         (layers,) = compare_tensors(references, quantized, first)
@@ -275,10 +275,8 @@ def _doubts(
         )
     doubts = []
     calibrated = _calibrated_on(state, samples) > 0
-    if samples.data.is_random and calibrated:
-        doubts.append("calibrated on random data, as asked for: accuracy will be poor")
-    if samples.data.is_random and not calibrated:
-        doubts.append("verified on random data, as asked for: the figures mean little")
+    if samples.data.is_random:
+        doubts.append(doubt_of_random_data(calibrated=calibrated))
     # What statistics of an earlier run were made of is not known.
     if not samples.is_verified_on_held_out and calibrated and not reused:
         doubts.append("verified on calibration samples: the data has no others")
@@ -293,6 +291,13 @@ def _doubts(
     if evaluated.verdict is not None and not samples.data.is_random:
         doubts += evaluated.verdict.doubts_of_inputs()
     return tuple(doubts)
+
+
+def doubt_of_random_data(*, calibrated: bool) -> str:
+    """Say why the figures of a model that was calibrated, or only verified, on random data say little."""
+    if calibrated:
+        return "calibrated on random data, as asked for: accuracy will be poor"
+    return "verified on random data, as asked for: the figures mean little"
 
 
 def _reused_note(state: Quantized) -> tuple[str, ...]:
