@@ -197,7 +197,7 @@ def test_values_of_a_large_sample_are_told_in_several_passes_each_once(
     seen = [f"r{i}" for i in range(LAYERS)]
     told = {}
     for one_by_one in (False, True):
-        monkeypatch.setattr(sensitivity, "sharing_of", lambda _, own=one_by_one: Sharing(own))
+        monkeypatch.setattr(sensitivity, "sharing_of", lambda *_, own=one_by_one: Sharing(own))
         calls = told[one_by_one] = []
         with open_variant_runner(model, [OutputSlice(f"r{LAYERS - 1}")], seen) as runner:
             runner.load(samples[:1], lambda *both, into=calls: into.append(both))

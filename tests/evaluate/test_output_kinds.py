@@ -76,6 +76,26 @@ def test_a_selection_is_measured_by_what_it_selects_from() -> None:
 
 
 @pytest.mark.parametrize(
+    ("goes_on", "found"),
+    [
+        ("m = ReduceMax<keepdims=0>(r)\n go = Greater(m, low)", ("z (before its selection)", "f")),
+        ("go = Identity(c)", ("z", "z")),  # as often as is asked for
+    ],
+)
+def test_a_loop_that_ends_by_data_is_measured_before_it(
+    goes_on: str, found: tuple[str, str]
+) -> None:
+    graph = f"""g (float[1,9] x) => (float[n,1,9] z) <int64 n = {{5}}, bool yes = {{1}}, float low = {{0.1}}> {{
+        f = Neg(x)
+        one = Constant<value_float = 1.0>()
+        last, z = Loop(n, yes, f) <body = b (int64 i, bool c, float[1,9] s) => (bool go, float[1,9] r, float[1,9] o) {{
+            m1 = Mul(s, f)\n r = Mul(m1, one)\n {goes_on}\n o = Identity(r) }}> }}"""
+    shown = _found(graph, f=_normal(1, 9), z=np.ones((3, 1, 9), np.float32))
+
+    assert [(row[0], row[2]) for row in shown] == [found]
+
+
+@pytest.mark.parametrize(
     ("name", "array", "kind"),
     [
         ("y", _normal(1, 10, scale=8.0), "classes"),  # peaked, as logits are

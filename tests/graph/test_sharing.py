@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import pytest
 
-from lowbit.graph import sharing
+from lowbit.graph import io, sharing
 from lowbit.graph.sharing import sharing_of
 
 
@@ -18,6 +19,26 @@ def test_samples_of_large_images_run_one_by_one(
     found = sharing_of({"x": np.zeros((1, 3, size, size), np.float32)})
 
     assert (found.samples, found.threads) == (samples, threads)
+
+
+@pytest.mark.parametrize(
+    ("batch", "enlarged", "one_by_one"),
+    [("1", 32, False), ("1", 64, True), ("n", 64, True), ("64", 16, True), ("n", 16, False)],
+)
+def test_samples_of_which_large_maps_are_computed_run_one_by_one(
+    batch: str, enlarged: int, one_by_one: bool
+) -> None:
+    size = 32 * enlarged
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[{batch},4,32,32] x) => (float[{batch},4,4] y)
+        <float[4] by = {{1.0, 1.0, {enlarged}.0, {enlarged}.0}}, float[{batch},4,{size},{size}] m> {{
+            m = Resize<mode="nearest"> (x, , by)
+            y = Resize<mode="nearest"> (m, , by) }}"""
+    model = io.load(onnx.parser.parse_model(text))
+    sample = {"x": np.zeros((1, 4, 32, 32), np.float32)}
+
+    assert sharing_of(sample, model).one_by_one == one_by_one
+    assert not sharing_of(sample).one_by_one
 
 
 def test_only_what_is_looked_at_in_large_samples_keeps_its_layout() -> None:

@@ -14,6 +14,7 @@ from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
 from lowbit.config.presets import MORE_PRECISE, PURPOSES, find_preset
+from lowbit.config.specs import Rule
 from lowbit.config.transforms import CrossLayerEqualization
 from lowbit.errors import VerificationError
 from lowbit.evaluate.runner import Run
@@ -232,6 +233,21 @@ def test_doubts_say_how_far_the_figures_can_be_trusted(data, preset, words) -> N
         assert doubt.startswith(word)
 
 
+def test_it_is_said_that_no_output_can_be_compared() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1,64] x) => (string[1,8] y) <float[64,8] w> { m = MatMul (x, w)\n y = Cast<to=8> (m) }""")
+    rng = np.random.default_rng(0)
+    del model.graph.initializer[:]
+    weight = rng.normal(size=(64, 8)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    feeds = [{"x": rng.normal(size=(1, 64)).astype(np.float32)} for _ in range(2)]
+
+    report = lowbit.quantize(model, data=feeds, preset="W8").report
+
+    assert report.verdict is None
+    assert report.doubts[-1].startswith("no output can be compared")
+
+
 # Figures that came from elsewhere, and those that are not good enough
 
 
@@ -413,7 +429,12 @@ def test_what_onnxruntime_rounds_in_a_default_session_counts() -> None:
     power = np.repeat(np.geomspace(1e-4, 1e4, 8), 8)
     feeds = [{"x": (power * rng.uniform(0.5, 1, (1, 5, 64))).astype(np.float32)} for _ in range(8)]
 
-    result = lowbit.quantize(model, data=feeds, preset="W8", promote=False, allow_ruined=True)
+    # Left alone, the product stays in float.
+    config = find_preset("W8")
+    rule = Rule(op_type="MatMul", weight=config.weight)
+    config = msgspec.structs.replace(config, rules=(rule,))
+
+    result = lowbit.quantize(model, data=feeds, config=config, promote=False, allow_ruined=True)
 
     options = ort.SessionOptions()
     options.log_severity_level = 4

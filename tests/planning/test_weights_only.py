@@ -193,11 +193,18 @@ _LOG = "a = Add (s, low)\n l = Log (a)"
         ("l = Add (s, low)", False),
     ],
 )
-def test_a_product_whose_logarithm_is_taken_reads_no_integers(between: str, exact: bool) -> None:
-    plan = lowbit.plan(_bands(between), preset="DYNAMIC8")
+@pytest.mark.parametrize("preset", ["DYNAMIC8", "W8", "W4"])
+def test_a_product_whose_logarithm_is_taken_stays_in_float(
+    between: str, exact: bool, preset: str
+) -> None:
+    plan = lowbit.plan(_bands(between), preset=preset)
 
-    assert {t.name for t in plan.activations()} == ({"l"} if exact else {"p", "l"})
-    assert {t.name for t in plan.weights()} == {"bands", "w"}
+    assert {t.name for t in plan.weights()} == ({"w"} if exact else {"bands", "w"})
+    if preset == "DYNAMIC8":
+        assert {t.name for t in plan.activations()} == ({"l"} if exact else {"p", "l"})
+    whys = [row.why for row in plan.float_nodes if row.op_type == "MatMul"]
+    assert len(whys) == exact
+    assert all("logarithm" in why for why in whys)
 
 
 def test_rows_of_operators_of_ones_own_count_without_static_scales_too() -> None:
@@ -218,21 +225,21 @@ def test_a_rule_makes_a_product_whose_logarithm_is_taken_read_integers() -> None
     assert {t.name for t in plan.activations()} == {"p", "l"}
 
 
-def test_the_logarithm_of_small_sums_survives_a_dynamic_scale() -> None:
+@pytest.mark.parametrize("preset", ["DYNAMIC8", "W8"])
+def test_the_logarithm_of_small_sums_survives_in_a_default_session(preset: str) -> None:
     """Bands that differ by eight powers of ten: an input rounded to 8 bits has nothing of the small ones."""
     fall = np.exp(-np.arange(129) / 14).astype(np.float32) * 30
     rng = np.random.default_rng(1)
     feeds = [{"x": rng.normal(size=(1, 20, 129)).astype(np.float32) * fall} for _ in range(4)]
     model = _bands(_LOG)
-    exact = ort.SessionOptions()
-    exact.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 
-    made = lowbit.quantize(
-        model, preset="DYNAMIC8", data=feeds, promote=False, allow_ruined=True
-    ).model
+    made = lowbit.quantize(model, preset=preset, data=feeds, promote=False, allow_ruined=True).model
 
-    want, got = (
-        ort.InferenceSession(m.SerializeToString(), exact).run(None, feeds[0])[0]
-        for m in (model, made)
-    )
-    assert np.square(got - want).mean() < np.square(want).mean() / 1000
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
+        options = ort.SessionOptions()
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+        want, got = (
+            ort.InferenceSession(m.SerializeToString(), options).run(None, feeds[0])[0]
+            for m in (model, made)
+        )
+        assert np.square(got - want).mean() < np.square(want).mean() / 1000

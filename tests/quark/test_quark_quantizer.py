@@ -30,6 +30,7 @@ from lowbit.quark.onnx import (
     QuantGranularity,
     QuantizationConfig,
     QuantType,
+    RandomDataReader,
     UInt8Spec,
     XInt8Spec,
     quantize_dynamic,
@@ -133,6 +134,26 @@ def test_random_data_is_used_when_asked_for(preset: str) -> None:
 
     assert model is not None
     assert any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+
+
+@pytest.mark.parametrize("reader", [True, False])
+def test_what_is_calibrated_on_random_data_is_doubted(
+    reader: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = quiet("XINT8")
+    config.global_quant_config.print_summary = True
+    config.global_quant_config.extra_options["UseRandomData"] = not reader
+    given = RandomDataReader(small_cnn()) if reader else None
+
+    ModelQuantizer(config).quantize_model(small_cnn(), calibration_data_reader=given)
+
+    assert "calibrated on random data" in capsys.readouterr().out
+    given = ListReader(small_feeds(2))
+    config.global_quant_config.extra_options["UseRandomData"] = False
+
+    ModelQuantizer(config).quantize_model(small_cnn(), calibration_data_reader=given)
+
+    assert "random data" not in capsys.readouterr().out
 
 
 def test_calib_data_size_takes_the_first_samples() -> None:

@@ -27,7 +27,7 @@ from lowbit.evaluate.runner import Outputs, ReferenceSample
 from lowbit.graph.editing import add_constant, bypass, drop_unused, take_over
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array
-from lowbit.graph.sharing import sharing_of
+from lowbit.graph.sharing import Sharing, sharing_of
 from lowbit.graph.submodels import Tail, open_tails
 from lowbit.numerics.formats import FloatArray
 from lowbit.parallel import ordered_map
@@ -215,9 +215,13 @@ class VariantRunner:
     """Measures how far variants are from the float reference, on a few samples."""
 
     def __init__(
-        self, tails: Sequence[Tail], switches: Sequence[str], slices: Sequence[OutputSlice]
+        self,
+        model: ir.Model,
+        tails: Sequence[Tail],
+        switches: Sequence[str],
+        slices: Sequence[OutputSlice],
     ) -> None:
-        self._tails = tails
+        self._model, self._tails = model, tails
         self._off = {name: np.array(False) for name in switches}
         self._slices = slices
         self._outputs = list(dict.fromkeys(part.output for part in slices))
@@ -228,13 +232,14 @@ class VariantRunner:
         """Run both bases on the samples, report all values, and keep the inputs of the tails."""
         whole = self._tails[0]
         kept = {name for tail in self._tails for name in tail.inputs} | set(self._outputs)
-        self._at_once = sharing_of(samples[0].feed if samples else None).samples
+        sharing = sharing_of(samples[0].feed if samples else None, self._model)
+        self._at_once = sharing.samples
         for sample in samples:
             read: dict[Base, dict[str, Array]] = {
                 base: {k: v for k, v in sample.feed.items() if k in kept} for base in _BASES
             }
             known: Outputs = sample.feed
-            for names in _seen_at_once(whole.session.outputs, sample):
+            for names in _seen_at_once(whole.session.outputs, sharing):
                 values: dict[Base, Outputs] = {}
                 for base in _BASES:
                     feed = {**sample.feed, **(self._off if base == "float" else {})}
@@ -282,9 +287,9 @@ class VariantRunner:
         return dict(zip(self._outputs, tail.session.run(self._outputs, feed), strict=True))
 
 
-def _seen_at_once(names: Sequence[str], sample: ReferenceSample) -> Iterator[Sequence[str]]:
+def _seen_at_once(names: Sequence[str], sharing: Sharing) -> Iterator[Sequence[str]]:
     """Yield values that are looked at in one pass: all, or a few of a large sample."""
-    count = _LARGE_PASSES if sharing_of(sample.feed).one_by_one else 1
+    count = _LARGE_PASSES if sharing.one_by_one else 1
     size = max(1, -(-len(names) // count))
     return (names[start : start + size] for start in range(0, len(names), size))
 
@@ -296,4 +301,4 @@ def open_variant_runner(
     """Yield a runner without samples; its sessions end with it."""
     switches = [switch.name for switch in switched.switches.values()]
     with open_tails(switched.model, _TAILS, observed, "the model with switches") as tails:
-        yield VariantRunner(tails, switches, slices)
+        yield VariantRunner(switched.model, tails, switches, slices)

@@ -92,7 +92,7 @@ def collect(
     if is_large(model):
         return _collected_in_parts(model, specs, data, optimize, progress, mask, ordered=ordered)
     first, feeds = _peeked(data)
-    sharing = sharing_of(first)
+    sharing = sharing_of(first, model)
     threads = max(threads_per_sample, sharing.threads)
     # The graph does not know which positions are masked.
     pooled = {} if mask else _pooled(model.graph, specs)
@@ -165,7 +165,8 @@ def _collected(
     ) as running:
         observer = OrderedObserver(observed.specs) if ordered else Observer(observed.specs)
         runner = SampleRunner(running, observed.specs, observed.pooled, observer, observed.mask)
-        samples = _run_all(runner, first, feeds, progress, ordered=ordered)
+        at_once = sharing_of(first, probe).samples
+        samples = _run_all(runner, first, feeds, progress, at_once=at_once, ordered=ordered)
     if samples == 0:
         raise CalibrationError("the data holds no samples; at least one is needed")
     return Stats(observer.result(), samples)
@@ -235,13 +236,14 @@ def _run_all(
     feeds: Iterator[Feed],
     progress: Progress,
     *,
+    at_once: int,
     ordered: bool,
 ) -> int:
     """Run every sample and observe it; return how many there were."""
     if first is None:
         return 0
     begun = runner.observe(runner.run(first))
-    threads = min(_thread_count(begun), sharing_of(first).samples)
+    threads = min(_thread_count(begun), at_once)
     rest: Iterator[int]
     if ordered:
         # One after the other, while the next is run if there is room for two. To share one sample's

@@ -47,7 +47,7 @@ def collect_sensitivity(
         return {}
     total: dict[str, Sensitivity] = {}
     alike = (feed for feed in itertools.chain([first], samples) if made.fits(feed))
-    sharing = sharing_of(first)
+    sharing = sharing_of(first, model)
     with session(
         made.found.model, threads=sharing.threads, optimize="all", name="the model with gradients"
     ) as running:

@@ -344,8 +344,25 @@ def _selected(output: ir.Value) -> list[ir.Value]:
         if node.op_type in SELECT:
             found |= dict.fromkeys(v for v in node.inputs[:2] if v is not None and v.producer())
             continue
+        if _ends_by_data(node):
+            read = [(v, v.producer()) for v in node_inputs(node)]
+            found |= {v: None for v, by in read if by is not None and by.op_type != "Constant"}
+            continue
         stack += [v for v in node.inputs if v is not None]
     return [v for v in found if v.dtype is None or v.dtype in _FLOATS]
+
+
+def _ends_by_data(node: ir.Node) -> bool:
+    """Whether a loop computes when to end: a decoder, of which one other token changes all that follow."""
+    if node.op_type != "Loop":
+        return False
+    body = node.attributes["body"].as_graph()
+    goes_on: ir.Value | None = body.outputs[0]
+    while goes_on is not None and (last := goes_on.producer()) is not None:
+        if last.op_type not in LAYOUT:
+            return last.op_type != "Constant"
+        goes_on = last.inputs[0]
+    return False
 
 
 def _before(output: ir.Value) -> list[ir.Value]:

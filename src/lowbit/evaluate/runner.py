@@ -161,7 +161,7 @@ def run_models(
         if len(few) > CHUNK:
             yield from run_on_workers([run.for_workers() for run in runs], items)
             return
-    sharing = sharing_of(first)
+    sharing = sharing_of(first, *(run.model for run in runs))
     if sharing.one_by_one and len(runs) > 1:
         yield from run_models_in_turn(runs, (feed for _, feed in items), looks)
         return
@@ -274,7 +274,7 @@ def _values(
 ) -> list[Outputs | None]:
     if run.is_large:
         return run.in_parts(items)
-    sharing = sharing_of(items[0][1] if items else None)
+    sharing = sharing_of(items[0][1] if items else None, run.model)
     with run.opened(sharing) as running:
 
         def work(item: _Item) -> Outputs | None:
@@ -323,7 +323,7 @@ def _first_values(
     def work(item: _Item) -> tuple[_Item, KeptArrays | None]:
         return item, run.kept.into(keeper, running, *item)
 
-    sharing = sharing_of(first[1])
+    sharing = sharing_of(first[1], *(each.model for each in runs))
     with run.opened(sharing) as running:
         for item, outputs in ordered_map(work, more(), sharing.samples):
             room -= sum(np.asarray(value).nbytes for value in item[1].values())

@@ -7,14 +7,20 @@ holds feature maps of its own, and those of a large image take hundreds of megab
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
+import onnx_ir as ir
 
 from lowbit.graph.session import Feed, Optimize
 from lowbit.parallel import cpu_count
 
 # Inputs of a sample above which it runs by itself, in bytes: an image of 300 x 300 in floats.
 _LARGE = 1 << 20
+# Size of its largest tensor above which it does as well, in bytes: some classifiers of images of 224 x 224
+# have 12 MB, networks that enlarge images a hundred. Two or three of that size are there at once.
+_LARGE_TENSOR = 1 << 24
+_BYTES = 4
 # Threads of a large sample: as many on every machine and in every worker, because onnxruntime's sums
 # differ in the last bit with their number. Each more waits for the others a tenth of its time.
 _THREADS = 2
@@ -44,7 +50,20 @@ class Sharing:
 SIDE_BY_SIDE, ONE_BY_ONE = Sharing(one_by_one=False), Sharing(one_by_one=True)
 
 
-def sharing_of(feed: Feed | None) -> Sharing:
-    """Return how samples like this one share the processors."""
+def sharing_of(feed: Feed | None, *models: ir.Model) -> Sharing:
+    """Return how samples like this one share the processors, while any of these models runs."""
     size = sum(np.asarray(value).nbytes for value in (feed or {}).values())
-    return Sharing(one_by_one=size > _LARGE)
+    large = size > _LARGE or any(_largest_tensor(model) > _LARGE_TENSOR for model in models)
+    return Sharing(one_by_one=large)
+
+
+def _largest_tensor(model: ir.Model) -> int:
+    """Return the bytes of one sample's largest tensor, of those whose sizes the graph says."""
+    shapes = (value.shape for node in model.graph for value in node.outputs)
+    return _BYTES * max((_numbers(shape) for shape in shapes if shape is not None), default=0)
+
+
+def _numbers(shape: ir.Shape) -> int:
+    """Return how many numbers a tensor of one sample has: none if more than the batch is not known."""
+    sizes = shape.dims if shape.rank() and isinstance(shape[0], int) else shape.dims[1:]
+    return math.prod(size if isinstance(size, int) else 0 for size in sizes)

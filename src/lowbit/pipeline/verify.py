@@ -27,7 +27,6 @@ from lowbit.evaluate.output_kinds import measured_tensors
 from lowbit.evaluate.random_outputs import drawn_outputs
 from lowbit.evaluate.runner import run_together
 from lowbit.evaluate.upstream import ratios_upstream, wiring
-from lowbit.evaluate.verdict import Verdict
 from lowbit.graph import io
 from lowbit.graph.editing import constant
 from lowbit.graph.naming import tensor_name
@@ -126,7 +125,6 @@ def verify(
     evaluated = EvaluatedOutputs(None, {})
     if samples is not None:
         layers, evaluated = _measured(state, samples)
-    verdict = evaluated.verdict
     largest = {name: row.largest for name, row in (*evaluated.outputs.items(), *layers.items())}
     overflows = near_overflow(state.adapted, plan, largest)
     return Report(
@@ -139,8 +137,8 @@ def verify(
         verification_samples=evaluated.samples,
         held_out=samples is not None and samples.is_verified_on_held_out,
         outputs=scores(evaluated.outputs),
-        verdict=verdict,
-        doubts=_doubts(state, samples, verdict, reused=reused),
+        verdict=evaluated.verdict,
+        doubts=_doubts(state, samples, evaluated, reused=reused),
         saturation=find_saturating(state),
         speed=slow_kernels(plan, state.adapted.graph),
         layers=_layers(state, layers),
@@ -166,7 +164,7 @@ def _measured(state: Quantized, samples: Split) -> tuple[SignalNoises, Evaluated
     references = [_layer_reference(state)]
     held_out, fused = samples.is_verified_on_held_out, _runs_fused(state)
     if not is_large(quantized):
-        large = sharing_of(samples.first()).one_by_one
+        large = sharing_of(samples.first(), quantized).one_by_one
         few = _LAYERS_ON_LARGE if large else _LAYERS_ON
         first = itertools.islice(samples.verification(), few)
         (layers,) = compare_tensors(references, quantized, first)
@@ -268,7 +266,7 @@ def _calibrated_on(state: Quantized, samples: Split | None) -> int:
 
 
 def _doubts(
-    state: Quantized, samples: Split | None, verdict: Verdict | None, *, reused: bool
+    state: Quantized, samples: Split | None, evaluated: EvaluatedOutputs, *, reused: bool
 ) -> tuple[str, ...]:
     """Say why the figures may say little: too little data, or inputs that it was not trained on."""
     if samples is None:
@@ -277,10 +275,8 @@ def _doubts(
         )
     doubts = []
     calibrated = _calibrated_on(state, samples) > 0
-    if samples.data.is_random and calibrated:
-        doubts.append("calibrated on random data, as asked for: accuracy will be poor")
-    if samples.data.is_random and not calibrated:
-        doubts.append("verified on random data, as asked for: the figures mean little")
+    if samples.data.is_random:
+        doubts.append(doubt_of_random_data(calibrated=calibrated))
     # What statistics of an earlier run were made of is not known.
     if not samples.is_verified_on_held_out and calibrated and not reused:
         doubts.append("verified on calibration samples: the data has no others")
@@ -290,9 +286,18 @@ def _doubts(
             f"{', '.join(drawn)}: the model draws random numbers, so two runs of the float model differ too. Measured is "
             "what comes before them; to measure all, give data in which their strength is zero"
         )
-    if verdict is not None and not samples.data.is_random:
-        doubts += verdict.doubts_of_inputs()
+    if evaluated.samples and evaluated.verdict is None:
+        doubts.append("no output can be compared with the float model's: accuracy is not known")
+    if evaluated.verdict is not None and not samples.data.is_random:
+        doubts += evaluated.verdict.doubts_of_inputs()
     return tuple(doubts)
+
+
+def doubt_of_random_data(*, calibrated: bool) -> str:
+    """Say why the figures of a model that was calibrated, or only verified, on random data say little."""
+    if calibrated:
+        return "calibrated on random data, as asked for: accuracy will be poor"
+    return "verified on random data, as asked for: the figures mean little"
 
 
 def _reused_note(state: Quantized) -> tuple[str, ...]:

@@ -24,6 +24,10 @@ from lowbit.targets.target import Target
 # A table of a few rows, such as one for two kinds of tokens, gains nothing and is read everywhere.
 _FEWEST_IN_TABLE = 1024
 
+_READ_AT_POLE = (
+    "a logarithm or reciprocal reads it, and would make much of a small error of its input"
+)
+
 
 def is_weight_only(scheme: Scheme) -> bool:
     """Whether a node's activations have no scales that calibration finds."""
@@ -47,6 +51,10 @@ def place_weights(
         return
     if not weights or scheme.weight is None:
         placement.float_why[node] = "it has no weights"
+        return
+    # onnxruntime fuses a product with quantized weights, and rounds its input to 8 bits, block by block.
+    if scheme.priority == 0 and feeds_pole(node, operators):
+        placement.float_why[node] = _READ_AT_POLE
         return
     placement.active[node] = traits_of(node, operators) or OpTraits()
     is_dynamic = _takes_dynamic(node, scheme, target, operators)
@@ -88,8 +96,6 @@ def _size(node: ir.Node, weight: WeightInput) -> int:
 def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target, operators: Operators) -> bool:
     """Whether the target computes the node in integers with a scale found at run time."""
     is_dynamic = scheme.activation is not None and scheme.activation.is_dynamic
-    if scheme.priority == 0 and feeds_pole(node, operators):
-        return False
     if not is_dynamic or operator_name(node) not in target.dynamic:
         return False
     if operator_name(node) in RECURRENT:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -22,6 +23,7 @@ from lowbit.data.sources import Reader
 from lowbit.files import check_outputs
 from lowbit.graph import io
 from lowbit.graph.session import model_inputs
+from lowbit.pipeline.verify import doubt_of_random_data
 from lowbit.quark import by_onnxruntime, rewriting
 from lowbit.quark.by_onnxruntime import nbits_by_lowbit
 from lowbit.quark.errors import (
@@ -166,10 +168,21 @@ def _calibrated(
     path = range_file(job.options)
     if path is not None and not path.exists() and not _is_secret(config):
         save_ranges(path, result.state)
-    _warn(result.report)
+    report = _with_doubts(result.report, given, job.options)
+    _warn(report)
     message = _handed_over(_in_format(result.quantized, config, job.options), given, config)
-    _tell(result, source, given, config, job.options)
+    _tell(result, report, source, given, config, job.options)
     return message
+
+
+def _with_doubts(report: Report, given: Given, options: ExtraOptions) -> Report:
+    """Return the report with the doubt that random data deserve: Quark refines on them, so lowbit is not told."""
+    source = given.reader if given.reader is not None else given.data_path
+    is_random = options.UseRandomData if source is None else getattr(source, "is_random", False)
+    if not is_random:
+        return report
+    doubt = doubt_of_random_data(calibrated=report.calibration_samples > 0)
+    return msgspec.structs.replace(report, doubts=(doubt, *report.doubts))
 
 
 def _warn(report: Report) -> None:
@@ -291,6 +304,7 @@ def _first(feeds: Iterator[Any], count: int | None) -> Iterator[Any]:
 
 def _tell(
     result: Result,
+    report: Report,
     source: ir.Model,
     given: Given,
     config: QuantizationConfig,
@@ -298,9 +312,8 @@ def _tell(
 ) -> None:
     """Print what was done, unless told not to."""
     if config.print_summary and options.PrintSummary is not False:
-        show_result(stdout(), result.report, str(given.output or "(returned)"))
+        show_result(stdout(), report, str(given.output or "(returned)"))
     if options.EvalMetrics:
-        report = result.report
         if options.EvalDataReader is not None:
             report = compare(source, result.quantized, _feeds(options.EvalDataReader, source))
         show_comparison(stdout(), report)

@@ -67,7 +67,7 @@ def _drawn_of_each(
     squares = [to.sum(to.node("Mul", g, g), (_axis(layers[n]),)) for n, g in found.items()]
     read = made.read(squares)
     first = next(feeds)
-    threads = sharing_of(first).threads
+    threads = sharing_of(first, made.found.model).threads
     with session(made.found.model, threads=threads, optimize="all", name="gradients") as running:
         for number, feed in enumerate(itertools.chain([first], feeds)):
             if not made.fits(feed):

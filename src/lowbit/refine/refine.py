@@ -145,7 +145,7 @@ def refine(
         used = min(samples, config.data_size or samples)
         limited: Feeds = functools.partial(_first, feeds, config.data_size)
         if settings.few_samples and config.data_size is None:
-            large = sharing_of(next(iter(feeds()), None)).one_by_one
+            large = sharing_of(next(iter(feeds()), None), state.adapted).one_by_one
             used = enough_samples(_unknowns(state, layers), samples, large=large)
             limited = functools.partial(_spread, feeds, used, samples)
         if settings.batch_size > 1:
@@ -208,7 +208,7 @@ def _loop(
     rest = layers[len(done) :]
     others = iter(feeds())  # read once: the first layers' run keeps what the next ones need
     first = list(itertools.islice(others, 1))
-    sharing = sharing_of(first[0] if first else None)
+    sharing = sharing_of(first[0] if first else None, state.adapted)
     with contextlib.ExitStack() as stack:
         room = _ROOM if settings.moments else _ROOM_WITH_SAMPLES
         room = 0 if settings.on_disk else room

@@ -162,7 +162,8 @@ def _compared(samples: Selection, state: Normalized, steps: Sequence[object]) ->
     )
     if not several:
         return samples
-    count = _LARGE_COMPARED if sharing_of(next(iter(samples), None)).one_by_one else _COMPARED
+    large = sharing_of(next(iter(samples), None), model).one_by_one
+    count = _LARGE_COMPARED if large else _COMPARED
     return samples.spread(count) if len(samples) >= 2 * count else samples
 
 

@@ -91,7 +91,8 @@ class SwitchedModel:
             given |= {name: array for name, array in scales.items() if name in own.defaults}
             return dict(zip(self._outputs, own.session.run(self._outputs, given), strict=True))
 
-        at_once = sharing_of(self._samples[0].feed).samples if self._samples else 1
+        first = self._samples[0].feed if self._samples else None
+        at_once = sharing_of(first, self._model).samples
         for index, got in zip(samples, ordered_map(work, samples, at_once), strict=True):
             yield self._samples[index].outputs, got
 
@@ -146,7 +147,7 @@ def _opened(
     outputs: Sequence[str],
     samples: Sequence[ReferenceSample],
 ) -> Iterator[SwitchedModel]:
-    threads = sharing_of(samples[0].feed if samples else None).threads
+    threads = sharing_of(samples[0].feed if samples else None, model).threads
     with open_tails(model, _CUTS, (), "the model with switches", threads=threads) as tails:
         yield SwitchedModel(model, tails, switches, outputs, samples)
 

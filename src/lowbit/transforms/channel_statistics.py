@@ -72,7 +72,7 @@ def channel_sizes(
         return _sizes(array, wanted[name], signed=name not in bounded)
 
     probe = _with_pools(model, pooled)
-    found = reduce_channels(probe, list(outputs), _enough(data), of, _join_sizes, progress)
+    found = reduce_channels(probe, list(outputs), _enough(model, data), of, _join_sizes, progress)
     rows = {name: found[name] for name in found if name not in pooled}
     if found:
         rows |= {n: _together(found[highest_of(n)], found[mean_square_of(n)]) for n in pooled}
@@ -82,11 +82,11 @@ def channel_sizes(
     }
 
 
-def _enough(data: Iterable[Feed]) -> Iterable[Feed]:
+def _enough(model: ir.Model, data: Iterable[Feed]) -> Iterable[Feed]:
     """Return the samples that are looked at."""
     if not isinstance(data, Selection) or len(data) <= _LARGE_SAMPLES:
         return data
-    is_large_sample = sharing_of(next(iter(data), None)).one_by_one
+    is_large_sample = sharing_of(next(iter(data), None), model).one_by_one
     return data.spread(_LARGE_SAMPLES) if is_large_sample else data
 
 
@@ -178,7 +178,7 @@ def _by_threads(
     del join
     feeds = iter(data)
     some = list(itertools.islice(feeds, 1))
-    sharing = sharing_of(some[0] if some else None)
+    sharing = sharing_of(some[0] if some else None, model)
     threads = sharing.threads
     with session(model, names, threads=threads, optimize="all", name=_NAME) as running:
         reduced = _Reduced(tuple(names), of, None)
