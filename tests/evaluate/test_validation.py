@@ -145,7 +145,7 @@ def test_large_samples_are_looked_at_after_a_quarter_and_a_half(monkeypatch) -> 
     monkeypatch.setattr(sharing, "_LARGE", 1)
     looks = [Validation(_model(_SAME), _feeds(count)).looks for count in (1, 4, 5, 6, 11, 12, 16)]
 
-    assert looks == [(), (), (), (3,), (5,), (3, 6), (4, 8)]
+    assert looks == [(), (), (4,), (4,), (4, 5), (4, 6), (4, 8)]
 
 
 def test_small_samples_are_measured_all_at_once() -> None:
@@ -160,8 +160,9 @@ def test_what_was_decided_on_the_first_samples_holds_on_all(unless_worse: bool) 
         rise = rng.normal(mean, 1, 8)
         some, every = (Gain.of(np.zeros(n), rise[:n]) for n in (4, 8))
         kept = [g.is_not_worse if unless_worse else g.is_better for g in (some, every)]
-        decided += some.is_decided(8)
-        wrong += some.is_decided(8) and kept[0] != kept[1]
+        is_decided = some.is_decided(8, unless_worse=unless_worse)
+        decided += is_decided
+        wrong += is_decided and kept[0] != kept[1]
 
     assert decided > 800
     assert wrong < 0.01 * decided
@@ -171,5 +172,10 @@ def test_a_gain_is_decided_once_all_samples_are_seen_and_never_on_one() -> None:
     assert Gain(0.0, 1.0, 6).is_decided(6)
     assert not Gain(5.0, 0.0, 1).is_decided(6)
     assert Gain(5.0, 0.0, 2).is_decided(6)
-    # The limit is the standard error of all six: 0.5 times the root of 3 / 6.
-    assert not Gain(0.36, 0.5, 3).is_decided(6)
+    # The limits are the standard error of all six, 0.5 times the root of 3 / 6, and the same below zero.
+    assert not Gain(0.354, 0.5, 3).is_decided(6)
+    assert not Gain(-0.354, 0.5, 3).is_decided(6, unless_worse=True)
+    # The root of half of the samples being left, times 6.96 standard errors of three: 2.46 from the limit.
+    for mean, unless_worse in ((2.9, False), (2.2, True), (-2.2, False), (-2.9, True)):
+        assert Gain(mean, 0.5, 3).is_decided(6, unless_worse=unless_worse)
+        assert not Gain(mean, 0.7, 3).is_decided(6, unless_worse=unless_worse)

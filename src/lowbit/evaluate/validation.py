@@ -32,8 +32,8 @@ from lowbit.numerics.intervals import half_interval
 from lowbit.numerics.metrics import channel_decibels
 
 _ROOM_FOR_OUTPUTS = 64 << 20
-# Samples that tell whether a change gains or loses without a doubt: fewer have no spread to go by.
-_LEAST_LOOK, _ALL = 3, slice(None)
+# Samples that tell whether a change gains or loses without a doubt: the spread of fewer is hardly known.
+_LEAST_LOOK, _ALL = 4, slice(None)
 # How likely the samples that were left out would have decided otherwise.
 _DOUBT = 0.01
 
@@ -89,7 +89,8 @@ class Validation:
         count = len(self)
         if not count or not sharing_of(self._samples[0].feed).one_by_one:
             return ()
-        return tuple(n for n in quarters_of(count)[:2] if n >= _LEAST_LOOK)
+        looks = {max(n, _LEAST_LOOK) for n in quarters_of(count)[:2]}
+        return tuple(sorted(n for n in looks if n < count))
 
     def sqnr(self, quantized: ir.Model, names: Mapping[str, str] | None = None) -> DoubleArray:
         """Return the mean SQNR of each sample; no sample if nothing can be measured.
@@ -170,8 +171,8 @@ class Gain:
         error = float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
         return cls(float(gain.mean()) if len(gain) else 0.0, error, len(gain))
 
-    def is_decided(self, total: int) -> bool:
-        """Whether the rest of ``total`` samples would hardly change that it is better, or that it is not worse."""
+    def is_decided(self, total: int, *, unless_worse: bool = False) -> bool:
+        """Whether the rest of ``total`` samples would hardly change that it is better; ``unless_worse``: not worse."""
         if self.samples >= total:
             return True
         if self.samples < 2:
@@ -180,7 +181,7 @@ class Gain:
         # The mean of all, as far from that of the first ones as it may be, and their standard error.
         off = half_interval(spread * math.sqrt(1 / self.samples - 1 / total), self.samples, _DOUBT)
         error = spread / math.sqrt(total)
-        return not any(abs(self.mean - limit) <= off for limit in (error, -error))
+        return abs(self.mean - (-error if unless_worse else error)) > off
 
     @property
     def is_better(self) -> bool:

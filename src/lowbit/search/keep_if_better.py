@@ -218,7 +218,7 @@ def compared_step(
     """Return whether a step is kept, measured on as many samples as leave no doubt about it."""
     for count in (*validation.looks, len(validation)):
         pair = before.sqnr(count), after.sqnr(count)
-        if Gain.of(*pair).is_decided(len(validation)):
+        if Gain.of(*pair).is_decided(len(validation), unless_worse=unless_worse):
             break
     return step_of(name, *pair, unless_worse=unless_worse)
 
