@@ -12,6 +12,7 @@ import onnx_ir as ir
 assert "sympy.core" not in sys.modules, "loaded too early"
 assert "rich" not in sys.modules, "loaded too early"
 assert "numpy.f2py" not in sys.modules, "loaded too early"
+assert "PIL" not in sys.modules, "loaded too early"
 size = ir.SymbolicDim("n") + 1
 from sympy.core import Symbol
 import sympy

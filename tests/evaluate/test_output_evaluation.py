@@ -59,7 +59,9 @@ def test_samples_that_could_not_change_the_level_are_not_run(noise: float, seen:
             read.append(index)
             yield {"x": x * np.float32(1 + index % 3)}
 
-    evaluated = evaluate_outputs(*models, feeds(), {"y": "y"}, held_out=True, looks=(8, 16))
+    evaluated = evaluate_outputs(
+        *models, feeds(), {"y": "y"}, held_out=True, total=20, looks=(8, 16)
+    )
 
     # 53 dB for certain; 25.0, with a standard error that the limit of 25 is well within.
     assert (evaluated.samples, evaluated.verdict.samples) == (seen, seen)

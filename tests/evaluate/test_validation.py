@@ -10,7 +10,7 @@ import pytest
 
 from lowbit.evaluate import validation as module
 from lowbit.evaluate.validation import Gain, Validation
-from lowbit.graph import io
+from lowbit.graph import io, sharing
 
 
 def _model(graph: str):
@@ -51,10 +51,10 @@ def test_equal_outputs_have_the_highest_ratio_and_broken_ones_the_lowest() -> No
 def test_models_side_by_side_are_measured_as_each_by_itself() -> None:
     validation = Validation(_model(_SAME), _feeds(3))
 
-    same, off = validation.sqnr_of_each([_model(_SAME), _model(_OFF)])
+    same, off = validation.ratios([_model(_SAME), _model(_OFF)], {"y": "y"})
 
-    np.testing.assert_array_equal(same, validation.sqnr(_model(_SAME)))
-    np.testing.assert_array_equal(off, validation.sqnr(_model(_OFF)))
+    np.testing.assert_array_equal(same.of_samples, validation.sqnr(_model(_SAME)))
+    np.testing.assert_array_equal(off.of_samples, validation.sqnr(_model(_OFF)))
 
 
 def test_outputs_that_are_no_floats_say_nothing() -> None:
@@ -120,9 +120,9 @@ def test_each_output_has_its_own_ratio() -> None:
       {{ y = Identity(x) s = Constant<value = float {{{factor}}}>() z = Mul(x, s) }}"""
     validation = Validation(_model(graph.format(factor="2.0")), _feeds(3))
 
-    found = validation.sqnr_of_outputs(_model(graph.format(factor="2.2")), {"y": "y", "z": "z"})
+    (found,) = validation.ratios([_model(graph.format(factor="2.2"))], {"y": "y", "z": "z"})
 
-    assert {row.tensor: pytest.approx(ratio) for row, ratio in found.items()} == {
+    assert {row.tensor: pytest.approx(ratio) for row, ratio in found.of_outputs.items()} == {
         "y": 120.0,
         "z": 20.0,
     }
@@ -139,3 +139,43 @@ def test_an_output_counts_once_whatever_its_channels() -> None:
     (found,) = validation.sqnr(_model(graph.format(first="1.1", second="1.01")))
 
     assert found == pytest.approx((20 + 40) / 2, abs=0.01)
+
+
+def test_large_samples_are_looked_at_after_a_quarter_and_a_half(monkeypatch) -> None:
+    monkeypatch.setattr(sharing, "_LARGE", 1)
+    looks = [Validation(_model(_SAME), _feeds(count)).looks for count in (1, 4, 5, 6, 11, 12, 16)]
+
+    assert looks == [(), (), (4,), (4,), (4, 5), (4, 6), (4, 8)]
+
+
+def test_small_samples_are_measured_all_at_once() -> None:
+    assert Validation(_model(_SAME), _feeds(16)).looks == ()
+
+
+@pytest.mark.parametrize("unless_worse", [False, True])
+def test_what_was_decided_on_the_first_samples_holds_on_all(unless_worse: bool) -> None:
+    rng = np.random.default_rng(0)
+    wrong = decided = 0
+    for mean in np.linspace(-3, 3, 3000):
+        rise = rng.normal(mean, 1, 8)
+        some, every = (Gain.of(np.zeros(n), rise[:n]) for n in (4, 8))
+        kept = [g.is_not_worse if unless_worse else g.is_better for g in (some, every)]
+        is_decided = some.is_decided(8, unless_worse=unless_worse)
+        decided += is_decided
+        wrong += is_decided and kept[0] != kept[1]
+
+    assert decided > 800
+    assert wrong < 0.01 * decided
+
+
+def test_a_gain_is_decided_once_all_samples_are_seen_and_never_on_one() -> None:
+    assert Gain(0.0, 1.0, 6).is_decided(6)
+    assert not Gain(5.0, 0.0, 1).is_decided(6)
+    assert Gain(5.0, 0.0, 2).is_decided(6)
+    # The limits are the standard error of all six, 0.5 times the root of 3 / 6, and the same below zero.
+    assert not Gain(0.354, 0.5, 3).is_decided(6)
+    assert not Gain(-0.354, 0.5, 3).is_decided(6, unless_worse=True)
+    # The root of half of the samples being left, times 6.96 standard errors of three: 2.46 from the limit.
+    for mean, unless_worse in ((2.9, False), (2.2, True), (-2.2, False), (-2.9, True)):
+        assert Gain(mean, 0.5, 3).is_decided(6, unless_worse=unless_worse)
+        assert not Gain(mean, 0.7, 3).is_decided(6, unless_worse=unless_worse)

@@ -25,11 +25,13 @@ def _verdict(kind: str, want: list[np.ndarray], got: list[np.ndarray], **fields)
     return errors.verdict(held_out=True)
 
 
-def _is_certain(kind: str, want: list[np.ndarray], got: list[np.ndarray], **fields) -> bool:
+def _is_certain(
+    kind: str, want: list[np.ndarray], got: list[np.ndarray], *, total: int = 1 << 30, **fields
+) -> bool:
     errors = OutputErrors([MeasuredOutput(OutputSlice("y"), kind, "y", **fields)], {})
     for a, b in zip(want, got, strict=True):
         errors.add({"y": a}, {"y": b})
-    return errors.is_certain
+    return errors.is_certain(total)
 
 
 def _rows(count: int, *shape: int, seed: int = 0) -> list[np.ndarray]:
@@ -286,6 +288,16 @@ def test_a_figure_near_a_limit_is_not_certain(ratio_db: float, certain: bool) ->
     ratios = ratio_db + np.tile([-1.0, 1.0], 4)
 
     assert _is_certain("values", *_noisy(*ratios)) is certain
+
+
+@pytest.mark.parametrize(("total", "certain"), [(1000, False), (16, False), (9, True), (8, True)])
+def test_a_figure_near_a_limit_is_certain_where_few_samples_are_left(
+    total: int, certain: bool
+) -> None:
+    # 4.8 standard errors of 0.35 dB, times sqrt(1 - 8 / total): 1.7, 1.2, 0.6 and none.
+    ratios = 26.0 + np.tile([-1.0, 1.0], 4)
+
+    assert _is_certain("values", *_noisy(*ratios), total=total) is certain
 
 
 def test_few_decisions_are_not_certain() -> None:

@@ -9,6 +9,7 @@ import pytest
 import scipy
 
 from lowbit.numerics.intervals import (
+    Interval,
     error_of_sqnr,
     interval_of_mean,
     interval_of_share,
@@ -100,3 +101,21 @@ def test_a_model_without_noise_is_certain() -> None:
     exact = [SignalNoise(signal=1.0)] * 3
 
     assert interval_of_sqnr(exact).low == math.inf
+
+
+@pytest.mark.parametrize(("count", "total"), [(8, 12), (8, 32), (24, 32)])
+def test_the_figure_of_all_samples_is_inside_its_interval_as_often_as_it_says(
+    count: int, total: int
+) -> None:
+    rows = np.random.default_rng(0).normal(3, 2, (4000, total))
+
+    found = [interval_of_mean(row[:count].tolist()).with_all(count, total) for row in rows]
+
+    inside = [f.low <= row.mean() <= f.high for f, row in zip(found, rows, strict=True)]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.012)  # 3.5 standard errors
+
+
+def test_nothing_is_open_once_all_samples_are_seen() -> None:
+    assert interval_of_mean([1.0, 3.0]).with_all(2, 2) == Interval(2.0, 2.0, 2.0)
+    assert interval_of_mean([1.0]).with_all(1, 1) == Interval(1.0, 1.0, 1.0)
+    assert interval_of_mean([1.0]).with_all(1, 4) == Interval(1.0, -math.inf, math.inf)

@@ -67,9 +67,8 @@ def test_each_counts_relative_to_the_error_that_it_has(detector: Quantized) -> N
     assert detector.samples is not None
     seen = Validation(detector.loaded, detector.samples.calibration())
     names = {"scores": "scores", "boxes": "boxes"}
-    known = {
-        row.tensor: n for row, n in seen.sqnr_of_outputs(detector.emitted.model, names).items()
-    }
+    (ratios,) = seen.ratios([detector.emitted.model], names)
+    known = {row.tensor: n for row, n in ratios.of_outputs.items()}
 
     counts = {part.tensor: part.counts for part in sparse_outputs(detector)}
 
@@ -91,4 +90,5 @@ def test_a_classifier_reads_all_positions() -> None:
     assert sparse_outputs(state) == []
     assert state.samples is not None
     seen = Validation(state.loaded, state.samples.calibration())
-    assert measured_outputs(state, seen) == [OutputPart("y")]
+    (found,) = seen.ratios([state.emitted.model], {"y": "y"})
+    assert measured_outputs(state, found.of_outputs) == [OutputPart("y")]

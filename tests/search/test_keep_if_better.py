@@ -109,6 +109,37 @@ def test_calibration_does_not_see_the_validation_samples() -> None:
     assert result.report.calibration_samples == 21  # the other three are held out
 
 
+def test_progress_counts_the_samples_of_the_calibration_that_runs() -> None:
+    feeds, told = small_feeds(48), []
+
+    lowbit.quantize(
+        _uneven(small_cnn(), 1),
+        data=feeds,
+        config=_config("A8W8"),
+        progress=lambda *p: told.append(p),
+    )
+
+    counts = [(done, total) for stage, done, total in told if stage == "calibrate" and total]
+    ends = [(done, total) for done, total in counts if done == total]
+    # Two models that are compared, and the rest of the 42 for the one that is kept.
+    assert ends == [(16, 16), (16, 16), (26, 26)]
+    assert max(done for done, _ in counts) == 26
+
+
+def test_large_samples_that_would_not_change_the_choice_are_not_run(monkeypatch) -> None:
+    model, feeds = _uneven(small_cnn(), 1), small_feeds(48)
+
+    every = lowbit.quantize(model, data=feeds, config=_config("XINT8")).report.steps
+    monkeypatch.setattr(sharing, "_LARGE", 1)
+    some = lowbit.quantize(model, data=feeds, config=_config("XINT8")).report.steps
+
+    samples = [[int(step.note.split()[-2]) for step in steps] for steps in (every, some)]
+    assert set(samples[0]) == {6}
+    assert set(samples[1]) <= {4, 6}
+    assert 4 in samples[1]
+    assert [step.kept for step in some] == [step.kept for step in every]
+
+
 def _calibrated_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that is told of the number of samples of each calibration."""
     found: list[int] = []

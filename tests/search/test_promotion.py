@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 import numpy as np
 import onnx
@@ -12,10 +14,11 @@ import lowbit
 from lowbit.config.presets import find_preset
 from lowbit.errors import RuinedError
 from lowbit.pipeline.pipeline import Clock, Pipeline, ignore_progress
-from lowbit.search import switched_model
+from lowbit.search import promotion, switched_model
 from lowbit.search.finishing import Finisher
 from lowbit.search.promotion import Promoter
 from lowbit.search.promotion_values import USABLE
+from lowbit.search.regions import Choice, RegionSearch, Trial
 from lowbit.search.switched_parts import SwitchedParts
 
 
@@ -97,6 +100,28 @@ def test_what_was_promoted_is_told_and_can_be_done_again() -> None:
     assert any(note.startswith("promoted ") for note in result.report.notes)
     assert again.plan.float_nodes == result.plan.float_nodes
     assert again.model.SerializeToString() == result.model.SerializeToString()
+
+
+def test_where_a_part_without_any_layer_is_left_another_is_tried(monkeypatch) -> None:
+    tried: list[Trial | None] = []
+    one_part = RegionSearch.one_part
+
+    def quietest(
+        search: RegionSearch, least_db: float, refused: Collection[Choice] = ()
+    ) -> Trial | None:
+        """Leave the last Relu first, of which nothing is quantized by itself."""
+        relu = Trial(Choice(in_float=frozenset(range(5))), 1.0, 40.0)
+        tried.append(one_part(search, least_db, refused) if refused else relu)
+        return tried[-1]
+
+    monkeypatch.setattr(RegionSearch, "one_part", quietest)
+    monkeypatch.setattr(promotion, "_chosen", lambda *_: None)  # all else is too noisy
+
+    result = lowbit.quantize(_front_end(1), data=_signals(48, 1))
+
+    assert len(tried) >= 2
+    assert result.report.promoted
+    assert "layer0" not in {row.node for row in result.plan.float_nodes}
 
 
 def test_a_usable_model_is_left_as_it_is() -> None:

@@ -134,6 +134,18 @@ def test_where_no_part_is_quiet_enough_one_is_left_all_the_same() -> None:
     assert search.one_part(5.0).choice.in_float == {0, 1, 3}
 
 
+def test_a_part_that_cannot_be_left_alone_is_passed_over() -> None:
+    margin = _model([1.0, 0.7, 0.6, 2.0])
+    search = RegionSearch([0.1, 0.5, 0.1, 0.3], _each(margin), margin)
+    refused: list[Choice] = []
+
+    while (trial := search.one_part(5.0, refused)) is not None:
+        refused.append(trial.choice)
+
+    # From the quietest to the noisiest, each once.
+    assert [sorted({0, 1, 2, 3} - c.in_float) for c in refused] == [[2], [1], [0], [3]]
+
+
 def test_effort_is_counted_in_parts() -> None:
     calls = []
 

@@ -67,17 +67,20 @@ class Split:
         return self._all_but(self.excluded | self.validating if enough else self.excluded)
 
     def validation(self) -> Iterator[Sample]:
-        """Yield the samples that decide which steps are kept."""
-        return self.data.select(sorted(self.validating))
+        """Yield the samples that decide which steps are kept, in rounds like those that verify."""
+        return self._in_rounds(self.validating)
 
     def verification(self) -> Iterator[Sample]:
         """Yield the samples to verify on."""
         return self.data.select(sorted(self.verifying))
 
     def verification_in_rounds(self) -> Iterator[Sample]:
-        """Yield the same, the first quarter and the first half of them from all over the data."""
-        left, count = sorted(self.verifying), self.verification_count
-        for end in (count // 4, count // 2, count):
+        """Yield the same, the first quarter, half and three quarters of them from all over the data."""
+        return self._in_rounds(self.verifying)
+
+    def _in_rounds(self, numbers: frozenset[int]) -> Iterator[Sample]:
+        left, count = sorted(numbers), len(numbers)
+        for end in (*quarters_of(count), count):
             size = end - (count - len(left))
             part = [left[i * len(left) // size] for i in range(size)]
             left = sorted({*left}.difference(part))
@@ -88,8 +91,7 @@ class Split:
         """After how many of them it is asked whether the others could still change the verdict's level."""
         if not self.stops_early:
             return ()
-        count = self.verification_count
-        return tuple(n for n in (count // 4, count // 2) if n >= _LEAST_VERIFYING)
+        return tuple(n for n in quarters_of(self.verification_count) if n >= _LEAST_VERIFYING)
 
     def fingerprint(self) -> str:
         """Return a word for all samples, and which of them do what."""
@@ -144,6 +146,11 @@ def split_for_goal(data: Data, limit: int | None, verified: int) -> Split:
     held = sorted(found.held_out)
     verifying = frozenset(held[i] for i in _spread(len(held), min(verified, len(held))))
     return dataclasses.replace(found, verifying=verifying)
+
+
+def quarters_of(count: int) -> tuple[int, int, int]:
+    """Return after how many of so many samples a quarter, half and three quarters of them are done."""
+    return count // 4, count // 2, count - count // 4
 
 
 def validation_count(limit: int) -> int:

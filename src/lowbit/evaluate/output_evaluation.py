@@ -43,18 +43,19 @@ def evaluate_outputs(
     *,
     held_out: bool,
     fused: bool = False,
+    total: int = 0,
     looks: Collection[int] = (),
 ) -> EvaluatedOutputs:
     """Run both models on all samples; ``names`` are what the quantized model calls tensors.
 
     ``fused``: the quantized model runs in a default session as well, and the worse verdict holds.
-    ``looks``: after how many samples the others are left out if they could not change the level.
+    ``looks``: after how many samples the others, of ``total``, are left out if they could not change the level.
     """
     evaluator = OutputEvaluator(reference, quantized, names, fused=fused)
     with contextlib.closing(run_models(evaluator.runs, feeds, looks)) as results:
         for count, (feed, found) in enumerate(results, start=1):
             evaluator.add(feed, found)
-            if count in looks and evaluator.is_certain:
+            if count in looks and evaluator.is_certain(total):
                 break
     return evaluator.result(held_out=held_out)
 
@@ -93,10 +94,9 @@ class OutputEvaluator:
             self._evaluation.add(feed, want, others)
             self._sums.add(want, others[0] or {})
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether more samples would hardly change the level of any output."""
-        return self._evaluation.is_certain
+    def is_certain(self, total: int) -> bool:
+        """Whether the rest of ``total`` samples would hardly change the level of any output."""
+        return self._evaluation.is_certain(total)
 
     def result(self, *, held_out: bool) -> EvaluatedOutputs:
         """Return the verdict on all samples, and the sums over them."""
@@ -148,10 +148,9 @@ class OutputEvaluation:
         if len(self._first) == _FIRST:
             self._begin()
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether more samples would hardly change the level of any output."""
-        return bool(self._errors) and all(errors.is_certain for errors in self._errors)
+    def is_certain(self, total: int) -> bool:
+        """Whether the rest of ``total`` samples would hardly change the level of any output."""
+        return bool(self._errors) and all(errors.is_certain(total) for errors in self._errors)
 
     def verdict(self, *, held_out: bool | None) -> Verdict | None:
         """Return the worse of the verdicts; ``None`` if no output can be measured."""

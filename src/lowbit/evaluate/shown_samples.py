@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from lowbit.evaluate.boxes import Box, find_boxes
 from lowbit.evaluate.runner import ComparedSample
@@ -118,6 +117,8 @@ def _pixels(array: Any, limits: tuple[float, float] | None = None) -> NDArray[np
 
 def _encoded(pixels: NDArray[np.uint8]) -> str:
     """Return a small image as a data address."""
+    from PIL import Image  # only pictures need it
+
     image = Image.fromarray(pixels)
     image.thumbnail((_WIDEST, _WIDEST))
     written = io.BytesIO()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.data.split import quarters_of
 from lowbit.evaluate.kept_samples import kept_samples
 from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, seen_in
 from lowbit.evaluate.runner import (
@@ -25,10 +26,45 @@ from lowbit.evaluate.runner import (
     reference_samples,
 )
 from lowbit.graph.session import Array, Feed
+from lowbit.graph.sharing import sharing_of
 from lowbit.numerics.formats import DoubleArray
+from lowbit.numerics.intervals import half_interval
 from lowbit.numerics.metrics import channel_decibels
 
 _ROOM_FOR_OUTPUTS = 64 << 20
+# Samples that tell whether a change gains or loses without a doubt: the spread of fewer is hardly known.
+_LEAST_LOOK, _ALL = 4, slice(None)
+# How likely the samples that were left out would have decided otherwise.
+_DOUBT = 0.01
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ratios:
+    """The SQNR of each measured output on each sample, as far as it has one there."""
+
+    by_sample: tuple[Mapping[MeasuredOutput, float], ...]
+
+    def __add__(self, other: Ratios) -> Ratios:
+        """Return those of both, of other samples each."""
+        return Ratios((*self.by_sample, *other.by_sample))
+
+    def first(self, count: int) -> Ratios:
+        """Return those of the first samples."""
+        return Ratios(self.by_sample[:count])
+
+    @property
+    def of_samples(self) -> DoubleArray:
+        """The mean over outputs for each sample that has any."""
+        return np.array([np.mean(list(ratios.values())) for ratios in self.by_sample if ratios])
+
+    @property
+    def of_outputs(self) -> dict[MeasuredOutput, float]:
+        """The mean over samples for each output that has any."""
+        found: dict[MeasuredOutput, list[float]] = {}
+        for ratios in self.by_sample:
+            for row, ratio in ratios.items():
+                found.setdefault(row, []).append(ratio)
+        return {row: float(np.mean(ratios)) for row, ratios in found.items()}
 
 
 class Validation:
@@ -44,40 +80,38 @@ class Validation:
         """Return how many samples it measures on."""
         return len(self._samples)
 
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """After how many samples it is asked whether the others could still decide otherwise.
+
+        Of large samples only: to open a model again, where they could, takes longer than to run small ones.
+        """
+        count = len(self)
+        if not count or not sharing_of(self._samples[0].feed).one_by_one:
+            return ()
+        looks = {max(n, _LEAST_LOOK) for n in quarters_of(count)[:2]}
+        return tuple(sorted(n for n in looks if n < count))
+
     def sqnr(self, quantized: ir.Model, names: Mapping[str, str] | None = None) -> DoubleArray:
         """Return the mean SQNR of each sample; no sample if nothing can be measured.
 
         ``names`` are what the quantized model calls tensors, if not as the float model does.
         """
-        return self.sqnr_of_each([quantized], names)[0]
-
-    def sqnr_of_each(
-        self, models: Sequence[ir.Model], names: Mapping[str, str] | None = None
-    ) -> list[DoubleArray]:
-        """Return the same of several models that are run side by side, all with the same ``names``."""
         names = names or {name: name for name in output_names(self._reference)}
+        return self.ratios([quantized], names)[0].of_samples
+
+    def ratios(
+        self, models: Sequence[ir.Model], names: Mapping[str, str], samples: slice = _ALL
+    ) -> list[Ratios]:
+        """Return the SQNR of several models that are run side by side, all with the same ``names``."""
         rows = self.measured(names)
         wanted = list({names[row.tensor]: 0 for row in rows})
         runs = [Run.quantized_model(model, wanted).quick() for model in models]
-        found: list[list[float]] = [[] for _ in models]
-        for want, outputs in compared_with_each(runs, self._samples) if rows else ():
+        found: list[list[Mapping[MeasuredOutput, float]]] = [[] for _ in models]
+        for want, outputs in compared_with_each(runs, self._samples[samples]) if rows else ():
             for ratios, got in zip(found, outputs, strict=True):
-                each = _decibels_of_rows(rows, want, got, names)
-                if len(each):
-                    ratios.append(float(np.mean(each)))
-        return [np.array(ratios) for ratios in found]
-
-    def sqnr_of_outputs(
-        self, quantized: ir.Model, names: Mapping[str, str]
-    ) -> dict[MeasuredOutput, float]:
-        """Return the mean SQNR of each output by itself."""
-        rows = self.measured(names)
-        run = Run.quantized_model(quantized, list({names[r.tensor]: 0 for r in rows})).quick()
-        found: dict[MeasuredOutput, list[float]] = {row: [] for row in rows}
-        for want, outputs in compared_with_each([run], self._samples) if rows else ():
-            for row, ratios in found.items():
-                ratios += list(_decibels_of_rows([row], want, outputs[0], names))
-        return {row: float(np.mean(ratios)) for row, ratios in found.items() if ratios}
+                ratios.append(_decibels_of_rows(rows, want, got, names))
+        return [Ratios(tuple(ratios)) for ratios in found]
 
     @property
     def samples(self) -> Sequence[ReferenceSample]:
@@ -100,15 +134,16 @@ class Validation:
 
 def _decibels_of_rows(
     rows: Sequence[MeasuredOutput], want: Outputs, got: Outputs, names: Mapping[str, str]
-) -> DoubleArray:
+) -> dict[MeasuredOutput, float]:
     """Return the mean SQNR of each output; scores have only one, since most are next to nothing."""
-    found = []
+    found: dict[MeasuredOutput, float] = {}
     for row in rows:
         a, b = (row.of(array, want) for array in (want[row.tensor], got[names[row.tensor]]))
         is_one = row.kind == "scores" and a.shape == b.shape
         ratios = decibels_of([(a.reshape(-1), b.reshape(-1)) if is_one else (a, b)])
-        found += [float(np.mean(ratios))] if len(ratios) else []
-    return np.array(found)
+        if len(ratios):
+            found[row] = float(np.mean(ratios))
+    return found
 
 
 def decibels_of(pairs: Iterable[tuple[Array, Array]]) -> DoubleArray:
@@ -135,6 +170,18 @@ class Gain:
         gain = after - before
         error = float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
         return cls(float(gain.mean()) if len(gain) else 0.0, error, len(gain))
+
+    def is_decided(self, total: int, *, unless_worse: bool = False) -> bool:
+        """Whether the rest of ``total`` samples would hardly change that it is better; ``unless_worse``: not worse."""
+        if self.samples >= total:
+            return True
+        if self.samples < 2:
+            return False
+        spread = self.standard_error * math.sqrt(self.samples)
+        # The mean of all, as far from that of the first ones as it may be, and their standard error.
+        off = half_interval(spread * math.sqrt(1 / self.samples - 1 / total), self.samples, _DOUBT)
+        error = spread / math.sqrt(total)
+        return abs(self.mean - (-error if unless_worse else error)) > off
 
     @property
     def is_better(self) -> bool:

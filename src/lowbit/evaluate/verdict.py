@@ -269,23 +269,25 @@ class OutputErrors:
         shares = [[noise / (sum(row) or 1.0) for noise in row] for row in noises]
         return [max(column) for column in zip(*shares, strict=True)]
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether the level of every output is the same at both ends of a wide interval."""
+    def is_certain(self, total: int) -> bool:
+        """Whether the rest of ``total`` samples would hardly change the level of any output.
+
+        The level is then the same at both ends of a wide interval around what all of them will give.
+        """
         telling = self._telling()
         return bool(telling) and all(
             figure.level(found.low) == figure.level(found.high)
             for index in telling
-            for figure, found in self._wide_intervals(index)
+            for figure, found in self._wide_intervals(index, total)
         )
 
-    def _wide_intervals(self, index: int) -> Iterator[tuple[Figure, Interval]]:
-        """Yield what the level of an output rests on."""
+    def _wide_intervals(self, index: int, total: int) -> Iterator[tuple[Figure, Interval]]:
+        """Yield what the level of an output rests on, as it will be on ``total`` samples."""
         figure, values, tail = figure_of(self._measured[index]), self._values[index], _CERTAIN_TAIL
         if figure.unit == "dB":
-            yield figure, interval_of_sqnr(self._errors[index], tail)
+            yield figure, interval_of_sqnr(self._errors[index], tail).with_all(len(values), total)
         elif self._errors[index]:
-            yield figure, interval_of_mean(values, tail)
+            yield figure, interval_of_mean(values, tail).with_all(len(values), total)
         else:
             yield figure, interval_of_share(values, tail)
         if self._decisions[index]:

@@ -33,6 +33,19 @@ class Interval:
     low: float
     high: float
 
+    def with_all(self, count: int, total: int) -> Interval:
+        """Return where the figure of all ``total`` samples lies, by that of the first ``count`` of them.
+
+        They are among all, so it cannot be as far off as the truth (the finite population correction).
+        """
+        if count >= total:
+            return Interval(self.value, self.value, self.value)
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return self
+        left = math.sqrt(1 - count / total)
+        low, high = (self.value + left * (end - self.value) for end in (self.low, self.high))
+        return Interval(self.value, low, high)
+
     def times(self, factor: float) -> Interval:
         """Return it in another unit."""
         return Interval(self.value * factor, self.low * factor, self.high * factor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -18,13 +19,12 @@ _SEEN = 4
 """Samples on which it is measured which outputs are read at few positions, and the SQNR of each."""
 
 
-def measured_outputs(state: Quantized, seen: Validation) -> list[OutputPart]:
+def measured_outputs(state: Quantized, found: Mapping[MeasuredOutput, float]) -> list[OutputPart]:
     """Return where outputs are measured, of those tensors that the adapted model has.
 
-    Each counts relative to the error that it has, as it does in an SQNR in decibels: boxes in pixels have next to
-    none beside scores.
+    Each counts relative to the error that was ``found``, as it does in an SQNR in decibels: boxes in pixels have
+    next to none beside scores.
     """
-    found = seen.sqnr_of_outputs(state.emitted.model, quantized_names(state))
     values = ir.convenience.create_value_mapping(state.adapted.graph, include_subgraphs=False)
     known = {
         row: decibels
@@ -43,8 +43,11 @@ def sparse_outputs(state: Quantized) -> list[OutputPart]:
     if state.samples is None:
         return []
     seen = Validation(state.loaded, state.samples.calibration().spread(_SEEN))
-    rows = seen.measured(quantized_names(state))
-    return measured_outputs(state, seen) if any(_is_sparse(row, seen) for row in rows) else []
+    names = quantized_names(state)
+    if not any(_is_sparse(row, seen) for row in seen.measured(names)):
+        return []
+    (found,) = seen.ratios([state.emitted.model], names)
+    return measured_outputs(state, found.of_outputs)
 
 
 def _is_sparse(row: MeasuredOutput, seen: Validation) -> bool:

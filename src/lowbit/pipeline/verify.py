@@ -175,6 +175,7 @@ def _measured(state: Quantized, samples: Split) -> tuple[SignalNoises, Evaluated
             names,
             held_out=held_out,
             fused=fused,
+            total=samples.verification_count,
             looks=samples.looks,
         )
     tensors = TensorComparison(references, quantized, quick=True)

@@ -7,12 +7,11 @@ that is gone in the end. So the model is run as it is, and with its weights in f
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.evaluate.validation import Validation
+from lowbit.evaluate.output_kinds import MeasuredOutput
+from lowbit.evaluate.validation import Ratios, Validation
 from lowbit.graph.editing import add_constant, constant_shape
 from lowbit.numerics.formats import DoubleArray, FloatArray
 from lowbit.pipeline.stages import will_be_refined
@@ -24,32 +23,57 @@ LEFT = 0.3
 """The share of the weights' error that refinement is taken to leave: an estimate, not tuned to a model."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Expected:
-    """The SQNR of each sample as it is expected, and with all weights in float, if that was measured."""
+class ExpectedError:
+    """The SQNR of a model, as it is or, if it will be refined, as expected then; measured as far as asked for."""
 
-    sqnr: DoubleArray
-    float_weights: DoubleArray | None = None
+    def __init__(
+        self, validation: Validation, state: Quantized, known: ExpectedError | None = None
+    ) -> None:
+        """Begin; ``known`` is a model that differs in weights and biases only: it tells what float weights give."""
+        self._validation, self._state, self._known = validation, state, known
+        self._is_refined = will_be_refined(state)
+        self._found = self._floats = Ratios(())
 
+    def sqnr(self, count: int | None = None) -> DoubleArray:
+        """Return the SQNR of each of the first samples; of all if ``count`` is not given."""
+        count = len(self._validation) if count is None else count
+        found = self._measured(count).of_samples
+        if not self._is_refined:
+            return found
+        floats = self.with_float_weights(count).of_samples
+        if len(floats) != len(found):
+            return found
+        total, activations = (np.power(10.0, -decibels / 10) for decibels in (found, floats))
+        left = activations + LEFT * np.maximum(total - activations, 0)
+        return np.asarray(-10 * np.log10(np.minimum(left, total)))
 
-def expected_sqnr(
-    validation: Validation, state: Quantized, known: DoubleArray | None = None
-) -> Expected:
-    """Return the SQNR of each sample, as it is or, if the model will be refined, as expected then.
+    @property
+    def of_outputs(self) -> dict[MeasuredOutput, float]:
+        """The SQNR of each output, on the samples measured so far."""
+        return self._found.of_outputs
 
-    ``known`` is the SQNR with all weights in float, of a model that differs in weights and biases only.
-    """
-    names = quantized_names(state)
-    if not will_be_refined(state):
-        return Expected(validation.sqnr(state.emitted.model, names))
-    models = [state.emitted.model, *([with_float_weights(state)] if known is None else [])]
-    found, *more = validation.sqnr_of_each(models, names)
-    floats = more[0] if known is None else known
-    if len(floats) != len(found):
-        return Expected(found)
-    total, activations = (np.power(10.0, -decibels / 10) for decibels in (found, floats))
-    left = activations + LEFT * np.maximum(total - activations, 0)
-    return Expected(np.asarray(-10 * np.log10(np.minimum(left, total))), floats)
+    def with_float_weights(self, count: int) -> Ratios:
+        """Return the SQNR of the first samples with all weights in float."""
+        if self._known is None:
+            self._measured(count)
+        else:
+            self._floats = self._known.with_float_weights(count)
+            if count == len(self._validation):
+                self._known = None  # nothing more is asked of it, and its model takes memory
+        return self._floats.first(count)
+
+    def _measured(self, count: int) -> Ratios:
+        """Return the SQNR of the first samples; those that were not measured yet are run."""
+        done = len(self._found.by_sample)
+        if count > done:
+            models = [self._state.emitted.model]
+            if self._is_refined and self._known is None:
+                models.append(with_float_weights(self._state))
+            names = quantized_names(self._state)
+            found, *floats = self._validation.ratios(models, names, slice(done, count))
+            self._found += found
+            self._floats = sum(floats, self._floats)
+        return self._found.first(count)
 
 
 def with_float_weights(state: Quantized) -> ir.Model:

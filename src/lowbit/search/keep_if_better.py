@@ -28,9 +28,10 @@ from lowbit.graph.sharing import sharing_of
 from lowbit.numerics.formats import DoubleArray
 from lowbit.pipeline import stages
 from lowbit.pipeline.pipeline import Pipeline
+from lowbit.pipeline.verify import quantized_names
 from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
-from lowbit.search.expected_error import expected_sqnr
+from lowbit.search.expected_error import ExpectedError
 from lowbit.search.power_of_two_fit import rescaled
 from lowbit.search.sensitive_scales import weighted_scales
 from lowbit.state import Normalized, Quantized, extended
@@ -104,8 +105,9 @@ def keep_what_helps(
     best = pipeline.build(plain, lambda: compared, plan=plan)
     with clock.stage("validate"):
         validation = Validation(state.loaded, samples.validation())
-        before = expected_sqnr(validation, best)
-    if not len(before.sqnr):  # no output is a float: there is nothing to measure
+        before = ExpectedError(validation, best)
+        is_measured = len(before.sqnr(*validation.looks[:1])) > 0
+    if not is_measured:  # no output is a float: there is nothing to measure
         return pipeline.build(state, samples.calibration, plan=plan), ()
     steps = []
     weighted: Quantized | None = None
@@ -114,7 +116,7 @@ def keep_what_helps(
         if isinstance(wanted, FloatTransform) and not _applies(wanted, best):
             continue
         if isinstance(wanted, SensitivityWeighting):
-            weighted = found = weighted_scales(pipeline, best, wanted, validation)
+            weighted = found = weighted_scales(pipeline, best, wanted, before.of_outputs)
         elif isinstance(wanted, PowerOfTwoFit):
             # Factors are chosen by sensitivity also where that chose no better scales by itself.
             found = rescaled(pipeline, weighted or best, compared) if plan is None else None
@@ -124,10 +126,12 @@ def keep_what_helps(
             continue
         candidate = found
         # Corrected biases change nothing of what the model would give with weights in float.
-        known = before.float_weights if option.field == "bias_correction" else None
+        known = before if option.field == "bias_correction" else None
         with clock.stage("validate"):
-            after = expected_sqnr(validation, candidate, known)
-        step = step_of(option.name, before.sqnr, after.sqnr, unless_worse=option.unless_worse)
+            after = ExpectedError(validation, candidate, known)
+            step = compared_step(
+                option.name, validation, before, after, unless_worse=option.unless_worse
+            )
         if config.steps_decided:
             step = msgspec.structs.replace(step, kept=True)
         steps.append(step)
@@ -146,7 +150,8 @@ def with_every_step(pipeline: Pipeline, state: Quantized, plan: Plan | None) -> 
         return state
     if config.sensitivity is not None:
         seen = Validation(state.loaded, samples.calibration().spread(1))
-        state = weighted_scales(pipeline, state, config.sensitivity, seen) or state
+        (found,) = seen.ratios([state.emitted.model], quantized_names(state))
+        state = weighted_scales(pipeline, state, config.sensitivity, found.of_outputs) or state
     if config.power_of_two_fit is not None and plan is None:
         state = rescaled(pipeline, state, samples.calibration()) or state
     return state
@@ -201,6 +206,22 @@ def _with_step(
     with pipeline.clock.stage("solve"):
         solved = stages.correct_biases(extended(state, Quantized, config=changed.config))
     return pipeline.emitted(solved)
+
+
+def compared_step(
+    name: str,
+    validation: Validation,
+    before: ExpectedError,
+    after: ExpectedError,
+    *,
+    unless_worse: bool = False,
+) -> Step:
+    """Return whether a step is kept, measured on as many samples as leave no doubt about it."""
+    for count in (*validation.looks, len(validation)):
+        pair = before.sqnr(count), after.sqnr(count)
+        if Gain.of(*pair).is_decided(len(validation), unless_worse=unless_worse):
+            break
+    return step_of(name, *pair, unless_worse=unless_worse)
 
 
 def step_of(

@@ -234,19 +234,21 @@ class Promoter:
         least_db = wanted_db - (required.wanted_db - required.least_db)
         asked: AskedMargin | None = AskedMargin(wanted_db)
         found: dict[Choice, Built] = {}
+        refused: set[Choice] = set()
         while asked is not None and len(found) < self.effort.built:
             trial = _chosen(search, asked.db)
             if trial is None and found:
                 break
-            if trial is None:  # all of it in float is no quantized model
-                trial = search.one_part(required.least_db)
-            if trial.choice in found:
+            if trial is None or trial.choice in refused:
+                trial = search.one_part(required.least_db, refused)
+            if trial is None or trial.choice in found:
                 break
             rules = graph.rules(trial.choice, wide_spec(state), required.why)
             try:
                 built = self._built(state, rules) if rules else state
-            except PlanError:  # nothing is left to be quantized
-                break
+            except PlanError:  # nothing is left to be quantized, as in a part without any layer
+                refused.add(trial.choice)
+                continue
             margin = self.margin(built, required)
             model = found[trial.choice] = Built(margin, trial.cost, built, rules)
             if margin < least_db and trial.choice.wide and is_too_narrow(margin, trial.margin_db):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeAlias
 
 from lowbit.numerics.spacing import even_bounds
@@ -178,8 +178,11 @@ class RegionSearch:
         halves = _split(range(len(layers)), 2)
         return [list(itertools.chain(*(layers[i] for i in half))) for half in halves]
 
-    def one_part(self, least_db: float) -> Trial:
-        """Return the choice of all but one part: the costliest that leaves a margin, or a quiet one."""
+    def one_part(self, least_db: float, refused: Collection[Choice] = ()) -> Trial | None:
+        """Return the choice of all but one part: the costliest that leaves a margin, or a quiet one.
+
+        ``refused`` are choices that quantize nothing; ``None`` if no other is left.
+        """
         noises = {part: dict(part.noise)["narrow"] for part in self._parts}
         allowed = noise_of(least_db)
         # Of those that look quiet enough the costliest first, then the quietest for their cost.
@@ -187,13 +190,13 @@ class RegionSearch:
             self._parts,
             key=lambda p: (0, -p.cost) if noises[p] <= allowed else (1, noises[p] / p.cost),
         )
+        choices = [Choice(in_float=self._every - frozenset(part.units)) for part in order]
         trials = []
-        for part in order[:_LEFT_TRIED]:
-            choice = Choice(in_float=self._every - frozenset(part.units))
+        for choice in [c for c in choices if c not in refused][:_LEFT_TRIED]:
             trials.append(self._tried(choice))
             if trials[-1].margin_db >= least_db:
                 return trials[-1]
-        return max(trials, key=lambda trial: trial.margin_db)
+        return max(trials, key=lambda trial: trial.margin_db, default=None)
 
     def cheapest(self, wanted_db: float, most_cost: float = math.inf) -> Trial | None:
         """Return the cheapest choice that reaches a margin as a whole; ``None`` if it is all in float.

@@ -22,8 +22,8 @@ from lowbit.numerics.spacing import evenly_spaced
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import Step
-from lowbit.search.expected_error import expected_sqnr
-from lowbit.search.keep_if_better import step_of
+from lowbit.search.expected_error import ExpectedError
+from lowbit.search.keep_if_better import compared_step
 from lowbit.search.promotion_graph import rescaled_tensor, scale_groups
 from lowbit.search.switched_model import can_be_switched, is_run_in_parts, open_switched
 from lowbit.search.switched_parts import Switching
@@ -66,8 +66,8 @@ def search_scales(
         chosen = msgspec.structs.replace(state.config, tensors=tensors, scale_search=None)
         candidate = pipeline.rebuilt(state, chosen)
         validation = Validation(state.loaded, samples.validation())
-        before, after = (expected_sqnr(validation, each).sqnr for each in (state, candidate))
-    step = step_of(_NAME, before, after)
+        before, after = (ExpectedError(validation, each) for each in (state, candidate))
+        step = compared_step(_NAME, validation, before, after)
     return candidate if step.kept else state, (step,)
 
 

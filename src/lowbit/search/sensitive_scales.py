@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from lowbit.config.scale_search import SensitivityWeighting
 from lowbit.errors import ModelError
-from lowbit.evaluate.validation import Validation
+from lowbit.evaluate.output_kinds import MeasuredOutput
 from lowbit.graph.parts import is_large
 from lowbit.pipeline.output_parts import measured_outputs
 from lowbit.pipeline.pipeline import Pipeline
@@ -15,17 +17,20 @@ from lowbit.state import Calibrated, Quantized, extended
 
 
 def weighted_scales(
-    pipeline: Pipeline, state: Quantized, config: SensitivityWeighting, seen: Validation
+    pipeline: Pipeline,
+    state: Quantized,
+    config: SensitivityWeighting,
+    measured: Mapping[MeasuredOutput, float],
 ) -> Quantized | None:
     """Return the model with scales by sensitivity, or ``None`` where no scale follows from it.
 
-    ``seen`` says at which tensors of the float model its outputs are measured.
+    ``measured`` says at which tensors of the float model its outputs are measured, and the SQNR of each.
     """
     samples = state.samples
     if samples is None or samples.data.is_random or is_large(state.adapted):
         return None
     tensors = mse_tensors(state)
-    outputs = measured_outputs(state, seen)
+    outputs = measured_outputs(state, measured)
     if not tensors or not outputs:
         return None
     changed = msgspec.structs.replace(state.config, sensitivity=config)

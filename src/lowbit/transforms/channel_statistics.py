@@ -67,9 +67,9 @@ def channel_sizes(
 
     def of(output: str, array: Array) -> DoubleArray:
         name = outputs[output]
-        if output == mean_square_of(name):
-            array = array.mean(axis=0, keepdims=True)
-        return _sizes(array, wanted[name], signed=name not in bounded)
+        if output == name:
+            return _sizes(array, wanted[name], signed=name not in bounded)
+        return _pooled_sizes(array, is_mean=output == mean_square_of(name))
 
     probe = _with_pools(model, pooled)
     found = reduce_channels(probe, list(outputs), _enough(model, data), of, _join_sizes, progress)
@@ -114,6 +114,18 @@ def _together(highest: DoubleArray, squares: DoubleArray) -> DoubleArray:
     return found
 
 
+def _pooled_sizes(array: Array, *, is_mean: bool) -> DoubleArray:
+    """Return the rows of what the graph took of each sample's channels, none below zero."""
+    rows = array.reshape(len(array), -1)
+    found = np.ones((5, rows.shape[1]))
+    if len(rows) == 1:
+        found[:4] = rows[0]
+    else:
+        found[:4] = rows.mean(axis=0) if is_mean else rows.max(axis=0)
+    np.maximum(found[1:3], 0, out=found[1:3])
+    return found
+
+
 def _sizes(array: Array, axis: int, *, signed: bool) -> DoubleArray:
     """Return rows by channel: greatest, largest without sign, that again, mean square, and one sample."""
     channels = array.shape[axis]
@@ -149,23 +161,28 @@ def reduce_channels(
     join: Join,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, DoubleArray]:
-    """Return by tensor name what ``of`` says of each sample's array, joined over all samples.
+    """Return by tensor name what ``of`` says of each sample's array, channels last, joined over all samples.
 
     Samples run in parallel, and of each only what ``of`` returns is kept. They are joined in their
     order, so that workers and threads give the same bits.
     """
-    joined: dict[str, DoubleArray] = {}
     if not names:
-        return joined
+        return {}
     is_shared = isinstance(data, Selection) and len(data) > 0 and worker_count() is not None
     found = _by_workers if is_shared else _in_parts if is_large(model) else _by_threads
+    joined: DoubleArray | None = None
+    ends: list[int] = []
     done = 0
     for count, rows in found(model, names, data, of, join):  # type: ignore[arg-type]
-        for name, new in zip(names, rows, strict=True):
-            joined[name] = join(joined[name], new) if name in joined else new
+        # All tensors at once: to join a hundred short rows one by one takes longer than to find them.
+        every = np.concatenate(rows, axis=-1)
+        joined = every if joined is None else join(joined, every)
+        ends = list(itertools.accumulate(row.shape[-1] for row in rows))
         if count:
             progress(done := done + count)
-    return joined
+    if joined is None:
+        return {}
+    return dict(zip(names, np.split(joined, ends[:-1], axis=-1), strict=True))
 
 
 _Found = Iterator[tuple[int, list[DoubleArray]]]
