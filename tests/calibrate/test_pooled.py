@@ -9,8 +9,8 @@ from helpers.map_models import map_model
 
 from lowbit.calibrate import log_histogram
 from lowbit.calibrate.collect import collect
-from lowbit.calibrate.pooled import Pools, add_rows, map_row_steps, rows_of
-from lowbit.calibrate.subsampling import row_step, subsampled
+from lowbit.calibrate.pooled import Pools, add_positions, add_rows, map_row_steps, rows_of
+from lowbit.calibrate.subsampling import map_steps, row_step, subsampled, thinned
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.specs import AccumulatorBias, IntegerSpec
@@ -144,7 +144,7 @@ agraph (float[N,3,SIZE,SIZE] x) => (float[N,4,SIZE,SIZE] y)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_the_histogram_of_a_large_map_is_that_of_its_subsampled_rows(batch: int) -> None:
+def test_the_histogram_of_a_large_map_is_that_of_some_positions(batch: int) -> None:
     model = normalize(ir.from_onnx_text(_LARGE.replace("SIZE", "70")))
     assert map_row_steps(model.graph)["r"] == row_step((1, 4, 70, 70)) == 2
     rng = np.random.default_rng(1)
@@ -153,8 +153,8 @@ def test_the_histogram_of_a_large_map_is_that_of_its_subsampled_rows(batch: int)
     found = collect(model, _plan(model, MinMse()), feeds)["r"]
 
     whole = _relu_of(model, feeds)
-    expected, _ = log_histogram.count(subsampled(whole))
-    assert subsampled(whole).size == whole.size // 2
+    assert map_steps((1, 4, 70, 70)) == (1, 2)
+    expected, _ = log_histogram.count(whole[:, :, :, 1::2])
     assert (found.low, found.count) == (0.0, whole.size)
     assert found.high == pytest.approx(float(whole.max()), rel=1e-6)
     # onnxruntime's optimizations may move a value over the edge of a bin.
@@ -177,22 +177,39 @@ def test_a_large_map_that_nothing_bounds_has_the_range_of_the_whole(
     assert (found.count, found.not_finite) == (whole.size, 0)
 
 
-@pytest.mark.parametrize("height", [9, 10, 11, 64])
-@pytest.mark.parametrize("step", [2, 3, 7])
-def test_rows_are_the_same_where_channels_lie_in_blocks(height: int, step: int) -> None:
-    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=ir.Shape([2, 32, height, 5]))
+def _map(shape: tuple[int, ...]) -> tuple[ir.Model, dict[str, np.ndarray]]:
+    """Return a model that rectifies a map, and a sample."""
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=ir.Shape(shape))
     relu = ir.node("Relu", [x], name="r")
     (r,) = relu.outputs
     r.name, r.type, r.shape = "r", x.type, x.shape
     model = ir.Model(ir.Graph([x], [r], nodes=[relu], opset_imports={"": 17}), ir_version=8)
-    feed = {"x": np.random.default_rng(0).normal(size=(2, 32, height, 5)).astype(np.float32)}
+    return model, {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
 
-    found = []
-    for in_blocks in (False, True):
-        probe = model.clone()
-        add_rows(probe.graph, {"r": step}, in_blocks=in_blocks)
-        with session(probe, optimize="all") as running:
-            found += running.run([rows_of("r")], feed)
 
-    np.testing.assert_array_equal(found[0], np.maximum(feed["x"], 0)[:, :, step // 2 :: step])
-    np.testing.assert_array_equal(found[1], found[0])
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("thin", [(), ("r",)])
+@pytest.mark.parametrize("size", [(64, 30), (29, 31), (30, 32), (31, 33), (12, 96)])
+def test_positions_are_the_same_where_channels_lie_in_blocks(
+    size: tuple[int, int], thin: tuple[str, ...], *, in_blocks: bool
+) -> None:
+    model, feed = _map((2, 32, *size))
+    add_positions(model.graph, ["r"], thin, in_blocks=in_blocks)
+
+    with session(model, optimize="all") as running:
+        (found,) = running.run([rows_of("r")], feed)
+
+    whole = np.maximum(feed["x"], 0)
+    np.testing.assert_array_equal(found, thinned(whole) if thin else subsampled(whole))
+    assert found.size < whole.size
+
+
+@pytest.mark.parametrize("step", [2, 7])
+def test_every_so_many_rows_of_a_map_are_given(step: int) -> None:
+    model, feed = _map((2, 4, 9, 5))
+    add_rows(model.graph, {"r": step})
+
+    with session(model) as running:
+        (found,) = running.run([rows_of("r")], feed)
+
+    np.testing.assert_array_equal(found, np.maximum(feed["x"], 0)[:, :, step // 2 :: step])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.calibrate.subsampling import row_step, subsampled
+from lowbit.calibrate.subsampling import map_steps, row_step, subsampled, thinned
 
 
 def test_small_tensors_and_those_without_rows_stay_whole() -> None:
@@ -46,3 +46,36 @@ def test_no_channel_is_left_out(shape: tuple[int, ...], channel_axis: int) -> No
     assert 0.9 * 8192 <= kept.size < x.size
     others = tuple(a for a in range(x.ndim) if a != channel_axis % x.ndim)
     np.testing.assert_allclose(kept.mean(axis=others), x.mean(axis=others), atol=1.5)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 96, 112, 112), (2, 960, 7, 7), (1, 1, 512, 512), (1, 8, 4, 9000)]
+)
+def test_enough_positions_of_a_map_stay_spread_over_rows_and_columns(
+    shape: tuple[int, ...],
+) -> None:
+    rows, columns = np.indices(shape[2:], np.float32)
+
+    kept = thinned(np.broadcast_to(rows * 10_000 + columns, shape))
+
+    assert kept.shape[:2] == shape[:2]
+    assert 0.9 * 8192 <= kept[0].size <= 2 * 8192
+    seen = kept[0, 0]
+    for at, length in ((seen[:, 0] // 10_000, shape[2]), (seen[0] % 10_000, shape[3])):
+        assert len(at) >= min(3, length)
+        assert len(set(np.diff(at))) <= 1
+        # What is left out on both sides is no more than between two that are taken.
+        assert at[0] + (length - 1 - at[-1]) <= 1.5 * np.diff(at)[0]
+
+
+def test_a_map_is_thinned_alike_in_any_batch_and_a_small_one_not_at_all() -> None:
+    batch = np.random.default_rng(2).normal(size=(3, 16, 64, 64)).astype(np.float32)
+    small = batch[:, :1]
+
+    assert map_steps(batch.shape) == (2, 4)
+    np.testing.assert_array_equal(
+        thinned(batch), np.concatenate([thinned(sample[None]) for sample in batch])
+    )
+    assert thinned(small) is small
+    sequences = np.zeros((1, 2048, 384), np.float32)
+    assert thinned(sequences) is sequences

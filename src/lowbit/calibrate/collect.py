@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from lowbit.calibrate.masked import Kept, kept_tokens, mask_input
 from lowbit.calibrate.observers import Observer, ObserverSpec, OrderedObserver, observer_of
-from lowbit.calibrate.pooled import add_rows, map_row_steps
+from lowbit.calibrate.pooled import add_positions, map_row_steps
 from lowbit.calibrate.sample_runner import SampleRunner, observe_arrays
 from lowbit.calibrate.sharded import Observed, collect_shards
 from lowbit.calibrate.statistics import Stats
@@ -141,10 +141,11 @@ def _probe(
 ) -> ir.Model:
     """Return a model that gives what is observed."""
     probe = with_outputs(model, [n for n in specs if n not in pooled])
-    steps = map_row_steps(model.graph)
     given = len(probe.graph.outputs)
     add_pools(probe.graph, pooled, [n for n in pooled if specs[n].floor is None])
-    add_rows(probe.graph, {n: steps[n] for n in pooled if specs[n].histogram}, in_blocks=in_blocks)
+    counted = [n for n in pooled if specs[n].histogram]
+    maps = [n for n in counted if specs[n].is_map]
+    add_positions(probe.graph, counted, maps, in_blocks=in_blocks)
     if in_blocks:
         schedule_early(probe.graph, given)
     return probe

@@ -14,7 +14,7 @@ from lowbit.calibrate import log_histogram
 from lowbit.calibrate.channels import ChannelAdder, ChannelSums
 from lowbit.calibrate.pooled import Pools
 from lowbit.calibrate.statistics import CustomStatistics, TensorStats
-from lowbit.calibrate.subsampling import subsampled
+from lowbit.calibrate.subsampling import subsampled, thinned
 from lowbit.config.methods import (
     Distribution,
     Entropy,
@@ -61,6 +61,11 @@ class ObserverSpec:
     def ordered(self) -> bool:
         """Whether the result depends on the order of samples."""
         return self.custom is not None or self.average is not None
+
+    @property
+    def is_map(self) -> bool:
+        """Whether the last axes of a tensor of four are those of positions, as a layer reads its channels before."""
+        return self.channel_axis == 1
 
     @property
     def pools(self) -> bool:
@@ -123,7 +128,8 @@ class Observer:
         """Observe a tensor of one sample."""
         new = TensorStats.of(x, histogram=False, floor=self._specs[name].floor)
         if self._specs[name].histogram and new.count:
-            self._counters[name].add(subsampled(x))
+            is_map = self._specs[name].is_map
+            self._counters[name].add(thinned(x) if is_map else subsampled(x))
         self._merge(name, new)
 
     def _merge(self, name: str, new: TensorStats) -> None:
@@ -136,7 +142,7 @@ class Observer:
         self._merge(name, pools.stats(self._specs[name].floor or 0.0))
 
     def add_rows(self, name: str, rows: FloatArray) -> None:
-        """Count rows that the graph took of a tensor whose range it measured."""
+        """Count what the graph took of a tensor whose range it measured."""
         self._counters[name].add(rows)
 
     def result(self) -> dict[str, TensorStats]:

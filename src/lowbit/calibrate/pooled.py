@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from lowbit.calibrate.channels import ChannelSums
 from lowbit.calibrate.statistics import TensorStats
-from lowbit.calibrate.subsampling import row_step
+from lowbit.calibrate.subsampling import map_steps, row_step
 from lowbit.graph.editing import typed_lists
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.pooling import BLOCK, add_numbers, add_output, poolable, size_of_one
@@ -82,46 +82,63 @@ def map_row_steps(graph: ir.Graph) -> dict[str, int]:
     return {name: step for name, step in steps.items() if step > 1}
 
 
-def add_rows(graph: ir.Graph, steps: Mapping[str, int], *, in_blocks: bool = False) -> None:
-    """Make some rows of the named maps outputs of a graph, which is changed.
-
-    ``in_blocks``: whether onnxruntime will have maps with their channels in blocks. To slice one it would
-    bring the whole map into the usual order; a convolution of every channel by itself picks the rows first.
-    """
-    wanted = [v for node in graph for v in node.outputs if v.name in steps]
-    for value in wanted:
-        output, step = rows_of(tensor_name(value)), steps[tensor_name(value)]
-        channels = None if value.shape is None else value.shape[1]
-        if in_blocks and isinstance(channels, int) and channels % BLOCK == 0:
-            node = _picked(graph, value, output, step, channels)
-        else:
-            node = _sliced(graph, value, output, step)
+def add_rows(graph: ir.Graph, steps: Mapping[str, int]) -> None:
+    """Make some rows of the named maps outputs of a graph, which is changed."""
+    for value in _values(graph, steps):
+        node = _sliced(graph, value, rows_of(tensor_name(value)), (steps[tensor_name(value)], 1))
         add_output(graph, value, node)
 
 
-def _sliced(graph: ir.Graph, value: ir.Value, output: str, step: int) -> ir.Node:
-    numbers = {"start": step // 2, "end": _TO_THE_END, "axis": 2, "step": step}
-    constants = [add_numbers(graph, f"{output}/{k}", v) for k, v in numbers.items()]
+def add_positions(
+    graph: ir.Graph, names: Collection[str], thin: Collection[str], *, in_blocks: bool = False
+) -> None:
+    """Make some positions of the named maps outputs of a graph, which is changed.
+
+    Of those in ``thin`` as ``thinned`` takes them, of the others whole rows.
+
+    ``in_blocks``: whether onnxruntime will have maps with their channels in blocks. To slice one it would
+    bring the whole map into the usual order; a convolution of every channel by itself picks positions first.
+    """
+    for value in _values(graph, names):
+        name, size = tensor_name(value), size_of_one(value)
+        output, steps = rows_of(name), map_steps(size) if name in thin else (row_step(size), 1)
+        channels = None if value.shape is None else value.shape[1]
+        if in_blocks and isinstance(channels, int) and channels % BLOCK == 0:
+            node = _picked(graph, value, output, steps, channels)
+        else:
+            node = _sliced(graph, value, output, steps)
+        add_output(graph, value, node)
+
+
+def _values(graph: ir.Graph, names: Collection[str]) -> list[ir.Value]:
+    return [v for node in graph for v in node.outputs if v.name in names]
+
+
+def _sliced(graph: ir.Graph, value: ir.Value, output: str, steps: tuple[int, int]) -> ir.Node:
+    numbers = {
+        "start": [step // 2 for step in steps],
+        "end": [_TO_THE_END] * 2,
+        "axis": [2, 3],
+        "step": steps,
+    }
+    constants = [add_numbers(graph, f"{output}/{k}", *v) for k, v in numbers.items()]
     return ir.node("Slice", [value, *constants], name=output)
 
 
-def _picked(graph: ir.Graph, value: ir.Value, output: str, step: int, channels: int) -> ir.Node:
-    """Return a convolution that gives the same rows: one of every ``step`` counts once, the others not."""
-    kernel = np.zeros((channels, 1, step, 1), np.float32)
-    kernel[:, :, step // 2] = 1
+def _picked(
+    graph: ir.Graph, value: ir.Value, output: str, steps: tuple[int, int], channels: int
+) -> ir.Node:
+    """Return a convolution that gives the same: of the positions it meets only the last one counts."""
+    window = tuple(step // 2 + 1 for step in steps)
+    kernel = np.zeros((channels, 1, *window), np.float32)
+    kernel[:, :, -1, -1] = 1
     name = f"{output}/kernel"
     weight = ir.Value(name=name, const_value=ir.Tensor(kernel, name=name))
     graph.initializers[name] = weight
-    attributes = {
-        "group": channels,
-        "kernel_shape": (step, 1),
-        "strides": (step, 1),
-        # The last rows may be fewer than a step.
-        "pads": (0, 0, step - 1 - step // 2, 0),
-    }
+    attributes = {"group": channels, "kernel_shape": window, "strides": steps}
     return ir.node("Conv", [value, weight], typed_lists(attributes), name=output)
 
 
 def rows_of(name: str) -> str:
-    """Return what the rows of a value are called."""
+    """Return what the rows, or positions, that stand for a value are called."""
     return f"{name}/{_ROWS}"
