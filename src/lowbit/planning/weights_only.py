@@ -57,7 +57,7 @@ def place_weights(
         placement.float_why[node] = _READ_AT_POLE
         return
     placement.active[node] = traits_of(node, operators) or OpTraits()
-    is_dynamic = _takes_dynamic(node, scheme, target, operators)
+    is_dynamic = _takes_dynamic(node, scheme, target)
     for weight in weights:
         _place_weight(placement, node, weight, scheme)
     if is_dynamic:
@@ -93,7 +93,7 @@ def _size(node: ir.Node, weight: WeightInput) -> int:
     return math.prod(constant_shape(node.inputs[weight.index]) or (0,))
 
 
-def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target, operators: Operators) -> bool:
+def _takes_dynamic(node: ir.Node, scheme: Scheme, target: Target) -> bool:
     """Whether the target computes the node in integers with a scale found at run time."""
     is_dynamic = scheme.activation is not None and scheme.activation.is_dynamic
     if not is_dynamic or operator_name(node) not in target.dynamic:
