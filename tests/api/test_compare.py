@@ -121,6 +121,11 @@ def test_a_float_model_has_nothing_to_account_for() -> None:
     assert report.latency is not None
 
 
+def test_an_unknown_budget_is_refused(quantized) -> None:
+    with pytest.raises(ConfigError, match=r"unknown budget 'fast' \(known: none, quick, full\)"):
+        compare_models(small_cnn(), quantized, small_feeds(2), budget="fast")
+
+
 def test_models_in_the_wrong_order_are_told(quantized) -> None:
     report = compare_models(quantized, small_cnn(), small_feeds(2), budget="none")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import onnx_ir as ir
@@ -101,6 +101,8 @@ def compare(
         progress: Called with stage, done and total.
     """
     check_runtime(runtime)
+    if budget not in get_args(Effort):
+        raise ConfigError(f"unknown budget {budget!r} (known: {', '.join(get_args(Effort))})")
     clock, (float_model, other) = Clock(progress), _load_both(reference, quantized)
     samples, known = _open(float_model, data, labels, preprocessing, limit)
     scorer, fused = _scorer(known, metric), bool(find_quantizers(other))
