@@ -53,7 +53,7 @@ def test_figures_are_those_that_onnxruntime_gives(quantized) -> None:
     assert report.sqnr_db == pytest.approx(sqnr(quantized, feeds), abs=1e-3)
     assert report.verification_samples == 5
     assert (report.preset, report.target) == ("A8W8", "ryzen-ai")
-    assert report.data == "5 feeds from a list"
+    assert report.data == "5 samples from a list"
     assert report.size_before > report.size_after > 0
 
 
