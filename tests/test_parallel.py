@@ -154,6 +154,15 @@ def processes(worker_processes):
 
 
 @pytest.mark.xdist_group("workers")
+def test_tests_of_a_group_run_in_one_process(request) -> None:
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("no --dist loadgroup")
+
+    # By this ending pytest-xdist knows a group; some versions of pytest do not let it be added.
+    assert request.node.nodeid.endswith("@workers")
+
+
+@pytest.mark.xdist_group("workers")
 @pytest.mark.usefixtures("processes")
 def test_processes_give_the_results_in_order() -> None:
     assert worker_count() == 2

@@ -53,7 +53,7 @@ def test_figures_are_those_that_onnxruntime_gives(quantized) -> None:
     assert report.sqnr_db == pytest.approx(sqnr(quantized, feeds), abs=1e-3)
     assert report.verification_samples == 5
     assert (report.preset, report.target) == ("A8W8", "ryzen-ai")
-    assert report.data == "5 feeds from a list"
+    assert report.data == "5 samples from a list"
     assert report.size_before > report.size_after > 0
 
 
@@ -119,6 +119,11 @@ def test_a_float_model_has_nothing_to_account_for() -> None:
     assert (report.preset, report.target) == ("unknown", "unknown")
     assert any("nothing in the second model is quantized" in doubt for doubt in report.doubts)
     assert report.latency is not None
+
+
+def test_an_unknown_budget_is_refused(quantized) -> None:
+    with pytest.raises(ConfigError, match=r"unknown budget 'fast' \(known: none, quick, full\)"):
+        compare_models(small_cnn(), quantized, small_feeds(2), budget="fast")
 
 
 def test_models_in_the_wrong_order_are_told(quantized) -> None:

@@ -188,7 +188,9 @@ def test_too_low_a_ratio_raises_and_keeps_an_existing_output(tmp_path: pathlib.P
     ("arguments", "error", "words"),
     [
         ({"preset": "A8W9"}, lowbit.ConfigError, "did you mean 'A8W8'"),
-        ({"limit": 0}, lowbit.DataError, "limit is 0"),
+        ({"limit": 0}, lowbit.DataError, "limit is 0; expected .* at least 1"),
+        ({"limit": "64"}, lowbit.DataError, "limit is '64'; expected a whole number"),
+        ({"verify": -1}, lowbit.DataError, "verify is -1; expected .* at least 0"),
         ({"data": []}, lowbit.DataError, "empty list"),
         ({"preset": "A8W8", "config": find_preset("A8W8")}, lowbit.ConfigError, "not both"),
         ({"config": "A8W8"}, lowbit.ConfigError, "expected a QuantConfig: give preset='A8W8'"),

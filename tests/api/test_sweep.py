@@ -45,6 +45,12 @@ def test_every_pair_has_a_row_that_a_run_by_itself_confirms(models, tmp_path) ->
     assert written.graph.node == single.model.graph.node
 
 
+def test_one_model_and_one_preset_need_no_lists(models) -> None:
+    (row,) = sweep(models[0], presets="BF16", data=small_feeds(4), timed=False)
+
+    assert (row.model, row.preset) == ("a.onnx", "BF16")
+
+
 def test_a_second_sweep_does_only_what_is_new(models, tmp_path, monkeypatch) -> None:
     made = []
     real = module.quantize

@@ -260,7 +260,7 @@ def test_data_of_zeros_alone_is_refused_as_in_one_process(folder, tmp_path) -> N
         np.save(tmp_path / f"{index:02}.npy", np.zeros((1, 3, 6, 6), np.float32))
     with (
         parallel.engine("loky", 2),
-        pytest.raises(DataError, match=r"all values of .* feeds are 0"),
+        pytest.raises(DataError, match=r"all values of .* samples are 0"),
     ):
         _quantized(folder, data=tmp_path)
 

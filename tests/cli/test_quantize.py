@@ -97,7 +97,7 @@ def test_verbose_prints_every_table(run, model, data) -> None:
 
 
 def test_all_data_is_used_without_a_limit_and_that_is_noted(run, model, data) -> None:
-    ran = run("quantize", model, "int8.onnx", "--data", data)
+    ran = run("quantize", model, "int8.onnx", "--data", data, "--verify", 12)
 
     assert ran.code == 0
     assert "12 to calibrate, 12 of the same to verify" in ran.out
@@ -183,7 +183,8 @@ def test_statistics_serve_another_method_without_running_the_model(
 def test_the_report_says_that_statistics_were_reused(run, model, data) -> None:
     run("quantize", model, "a.onnx", "--data", data, "--limit", 8, "--save-stats", "s.npz")
 
-    ran = run("quantize", model, "b.onnx", "--data", data, "--limit", 2, "--stats", "s.npz")
+    few = ("--limit", 2, "--verify", 10)
+    ran = run("quantize", model, "b.onnx", "--data", data, *few, "--stats", "s.npz")
 
     assert "8 to calibrate (saved statistics), 10 others to verify" in ran.out
 

@@ -99,7 +99,7 @@ def test_feed_does_not_alias_the_array() -> None:
         ({"x": ROWS[:0]}, r"has 0 rows"),
         ({"x": np.where(ROWS == 6, np.nan, ROWS)}, r"row 1 of .*: 1 of 4 values are NaN"),
         ({"x": np.array([object()] * 3)}, r"array 'x' of .* cannot be read"),
-        ({"x": ROWS * 0}, r"all values of 7 feeds are 0"),
+        ({"x": ROWS * 0}, r"all values of 7 samples are 0"),
     ],
 )  # fmt: skip
 def test_npz_that_does_not_fit_is_refused(

@@ -142,14 +142,14 @@ def test_length_is_read_only_when_the_source_cannot_tell() -> None:
 
 
 def test_data_that_is_all_zero_is_refused_after_the_pass() -> None:
-    with pytest.raises(DataError, match=r"all values of 2 feeds are 0 \(some feeds\)"):
+    with pytest.raises(DataError, match=r"all values of 2 samples are 0 \(some feeds\)"):
         list(Data(Feeds([pair_row(0, 0)] * 2), [PAIR]))
 
 
 def test_data_that_stays_zero_is_refused_early() -> None:
     seen = []
 
-    with pytest.raises(DataError, match=f"{ZERO_FEEDS_TOLERATED} feeds are 0"):
+    with pytest.raises(DataError, match=f"{ZERO_FEEDS_TOLERATED} samples are 0"):
         seen.extend(Data(Feeds([pair_row(0, 0)] * 1000), [PAIR]))
 
     assert len(seen) < ZERO_FEEDS_TOLERATED
@@ -221,7 +221,7 @@ def test_selected_feeds_are_checked_under_their_own_number() -> None:
 def test_selected_feeds_that_stay_zero_are_refused() -> None:
     data = Data(Indexed([pair_row(0, 0)] * 40), [PAIR])
 
-    with pytest.raises(DataError, match=f"all values of {ZERO_FEEDS_TOLERATED} feeds are 0"):
+    with pytest.raises(DataError, match=f"all values of {ZERO_FEEDS_TOLERATED} samples are 0"):
         list(data.select(range(20)))
 
 

@@ -107,7 +107,7 @@ def test_reader_of_onnxruntime_is_taken() -> None:
     data = open_data(OrtReader(), [X])
 
     assert values(data) == values(data) == [1, 2]
-    assert data.description == "2 feeds from a Python OrtReader"
+    assert data.description == "2 samples from a Python OrtReader"
 
 
 @pytest.mark.parametrize("source", [Reader(), Rewindable(), (row(v) for v in (1, 2, 3)), Dataset()])

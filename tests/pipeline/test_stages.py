@@ -379,7 +379,7 @@ def test_a_signature_says_how_the_model_was_made(load) -> None:
     assert (stored["lowbit.preset"], stored["lowbit.target"]) == ("XINT8", "ryzen-ai-cnn")
     assert decode_json(stored["lowbit.config"], QuantConfig) == state.config
     assert stored["lowbit.data"] == (
-        f"6 feeds from a list (sha256 {state.samples.data.fingerprint()})"
+        f"6 samples from a list (sha256 {state.samples.data.fingerprint()})"
     )
 
 

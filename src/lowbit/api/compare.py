@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import onnx_ir as ir
@@ -100,7 +100,7 @@ def compare(
         floats: The model that was quantized, where its weights are no longer the reference's own.
         progress: Called with stage, done and total.
     """
-    check_runtime(runtime)
+    _check_choices(runtime, budget)
     clock, (float_model, other) = Clock(progress), _load_both(reference, quantized)
     samples, known = _open(float_model, data, labels, preprocessing, limit)
     scorer, fused = _scorer(known, metric), bool(find_quantizers(other))
@@ -123,6 +123,12 @@ def compare(
         doubts = (*scorer.doubts(), *report.doubts)
         report = msgspec.structs.replace(report, accuracy=scorer.figures(tolerance), doubts=doubts)
     return msgspec.structs.replace(report, seconds=clock.seconds)
+
+
+def _check_choices(runtime: Runtime, budget: Effort) -> None:
+    check_runtime(runtime)
+    if budget not in get_args(Effort):
+        raise ConfigError(f"unknown budget {budget!r} (known: {', '.join(get_args(Effort))})")
 
 
 def _latency(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -203,7 +204,8 @@ def quantize(
     """
     config = with_inputs(choose_config(preset, config, plan), fix_inputs, input_shapes)
     check_outputs({"output": output}, source_files(model, data))
-    _check_request(config, plan, limit, min_sqnr)
+    _check_request(config, plan, min_sqnr)
+    _check_counts(limit=limit, verify=verify)
     request = goal_request(goal, budget, labels, strategies, plan)
     if data is None:
         check_needs_no_data(config, min_sqnr, request)
@@ -343,12 +345,16 @@ def source_files(model: ModelSource, data: Any = None) -> list[str | os.PathLike
     return files
 
 
-def _check_request(
-    config: QuantConfig, plan: Plan | None, limit: int | None, min_sqnr: float | None
-) -> None:
+def _check_counts(*, limit: int | None, verify: int | None) -> None:
+    for name, count, least in (("limit", limit, 1), ("verify", verify, 0)):
+        if count is not None and (not isinstance(count, numbers.Integral) or count < least):
+            raise DataError(
+                f"{name} is {count!r}; expected a whole number of samples, at least {least}"
+            )
+
+
+def _check_request(config: QuantConfig, plan: Plan | None, min_sqnr: float | None) -> None:
     """Raise now, before any work, for what cannot be asked for."""
-    if limit is not None and limit < 1:
-        raise DataError(f"limit is {limit}; at least one sample is needed to calibrate")
     if min_sqnr is not None and math.isnan(min_sqnr):
         raise ConfigError("min_sqnr is NaN, which no ratio is below; give decibels")
     check_refinement(config)

@@ -192,9 +192,9 @@ def _calibrated(samples: Split | None) -> set[int | str]:
 
 
 def sweep(
-    models: Sequence[str],
+    models: str | Sequence[str],
     *,
-    presets: Sequence[str],
+    presets: str | Sequence[str],
     data: Any,
     out: str | None = None,
     limit: int | None = None,
@@ -207,8 +207,8 @@ def sweep(
     """Quantize models with presets and return one row for each pair.
 
     Args:
-        models: Paths of float models.
-        presets: Names of presets.
+        models: Paths of float models, or one.
+        presets: Names of presets, or one.
         data: As for ``lowbit.quantize``; the same for all models.
         out: A folder for the quantized models; none are written if not given.
         limit: How many samples to calibrate on.
@@ -218,6 +218,7 @@ def sweep(
         state_dir: A folder or fsspec URL for finished rows: what is there is not done again.
         progress: Called with stage, done and total.
     """
+    models, presets = ([given] if isinstance(given, str) else given for given in (models, presets))
     if not presets:
         raise ConfigError("a sweep needs at least one preset (--presets XINT8,A8W8)")
     for preset in presets:

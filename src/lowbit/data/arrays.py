@@ -374,6 +374,6 @@ def _find_batch(grouped: Sequence[InputInfo], origin: str) -> int:
     if len(sizes) > 1:
         raise DataError(
             f"the inputs fix different batches ({fixed}), so the rows of {origin} cannot be "
-            "grouped: give arrays with one more dimension, one complete feed a row"
+            "grouped: give arrays with one more dimension, all inputs of a sample in each row"
         )
     return sizes.pop() if sizes else 1

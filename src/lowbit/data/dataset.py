@@ -86,7 +86,7 @@ class Shipped(IndexedSource):
 
     def describe(self) -> str:
         """Return how many there are."""
-        return f"{len(self.pairs)} feeds"
+        return f"{len(self.pairs)} samples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Data:
     def _refuse_zeros(self) -> None:
         if self._refuses_zeros and self._is_all_zero and self._digests:
             raise DataError(
-                f"all values of {len(self._digests)} feeds are 0 ({self.description}): nothing can "
+                f"all values of {len(self._digests)} samples are 0 ({self.description}): nothing can "
                 "be calibrated on that; give real samples"
             )
 

@@ -272,7 +272,7 @@ def _find_row_source(table: Table, request: _Request) -> Source:
 def _find_python_source(source: object, request: _Request) -> Source:
     if isinstance(source, Mapping):
         raise DataError(
-            f"data is one {type(source).__name__}: give a list of dicts, one a feed, or save the "
+            f"data is one {type(source).__name__}: give a list of dicts, one for each sample, or save the "
             "arrays with numpy.savez and give the path, which makes each row a sample"
         )
     if isinstance(source, list | tuple) and source and all(map(_is_shard, source)):
@@ -281,7 +281,7 @@ def _find_python_source(source: object, request: _Request) -> Source:
         return _find_made_source(source, request)
     if isinstance(source, bytes | bytearray) or not can_iterate(source):
         raise DataError(f"data is of type {type(source).__name__}; expected {KINDS}")
-    _refuse_preprocessing(request, f"feeds from a Python {type(source).__name__}")
+    _refuse_preprocessing(request, f"samples from a Python {type(source).__name__}")
     if isinstance(source, list | tuple) and not _has_batches(source, request):
         return SequenceSource(source, request.limit)
     if isinstance(source, RewindableReader):

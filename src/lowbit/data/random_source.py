@@ -29,7 +29,7 @@ class RandomSource(IndexedSource):
         for index in indices:
             generator = np.random.default_rng((self._seed, index))
             yield (
-                f"random feed {index}",
+                f"random sample {index}",
                 {info.name: _draw(generator, info, shape) for info, shape in self._shapes},
             )
 
@@ -43,7 +43,7 @@ class RandomSource(IndexedSource):
 
     def describe(self) -> str:
         """Say that the data is random."""
-        return f"{self._count} feeds of random numbers (seed {self._seed}; not real data)"
+        return f"{self._count} samples of random numbers (seed {self._seed}; not real data)"
 
 
 def _shape(info: InputInfo) -> tuple[int, ...]:

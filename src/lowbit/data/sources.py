@@ -103,7 +103,7 @@ class SequenceSource(IndexedSource):
 
     def describe(self) -> str:
         """Return how many feeds from where."""
-        return f"{self._count} feeds from a {type(self._items).__name__}"
+        return f"{self._count} samples from a {type(self._items).__name__}"
 
 
 class RewindingSource(Source):
@@ -136,7 +136,7 @@ class RewindingSource(Source):
 
     def describe(self) -> str:
         """Return the kind of the reader."""
-        return f"feeds from {_kind(self._reader)}.get_next(), rewound for each pass"
+        return f"samples from {_kind(self._reader)}.get_next(), rewound for each pass"
 
 
 class SpoolingSource(Source):
@@ -176,7 +176,9 @@ class SpoolingSource(Source):
     def describe(self) -> str:
         """Return how many feeds, if known, from what."""
         count = self.count()
-        return f"feeds from {self._kind}" if count is None else f"{count} feeds from {self._kind}"
+        return (
+            f"samples from {self._kind}" if count is None else f"{count} samples from {self._kind}"
+        )
 
     def _feed(self, index: int) -> Sample | None:
         if index < len(self._spool):

@@ -117,7 +117,7 @@ def _pixels(array: Any, limits: tuple[float, float] | None = None) -> NDArray[np
 
 def _encoded(pixels: NDArray[np.uint8]) -> str:
     """Return a small image as a data address."""
-    from PIL import Image  # only pictures need it
+    from PIL import Image  # only images need it
 
     image = Image.fromarray(pixels)
     image.thumbnail((_WIDEST, _WIDEST))
