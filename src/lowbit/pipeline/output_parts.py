@@ -8,12 +8,15 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from lowbit.evaluate.detections import is_sparse
-from lowbit.evaluate.output_kinds import MeasuredOutput
+from lowbit.evaluate.output_kinds import MeasuredOutput, measured_tensors
 from lowbit.evaluate.outputs import OutputSlice
 from lowbit.evaluate.validation import Validation
 from lowbit.ops.gradients import OutputPart
 from lowbit.pipeline.verify import quantized_names
 from lowbit.state import Quantized
+
+_CHANNELS = 2
+"""The axes of an output of nothing but samples and channels."""
 
 _SEEN = 4
 """Samples on which it is measured which outputs are read at few positions, and the SQNR of each."""
@@ -40,7 +43,7 @@ def measured_outputs(state: Quantized, found: Mapping[MeasuredOutput, float]) ->
 
 def sparse_outputs(state: Quantized) -> list[OutputPart]:
     """Return where a detector's outputs are measured, nothing of other models."""
-    if state.samples is None:
+    if state.samples is None or not _has_positions(state.loaded):
         return []
     seen = Validation(state.loaded, state.samples.calibration().spread(_SEEN))
     names = quantized_names(state)
@@ -48,6 +51,13 @@ def sparse_outputs(state: Quantized) -> list[OutputPart]:
         return []
     (found,) = seen.ratios([state.emitted.model], names)
     return measured_outputs(state, found.of_outputs)
+
+
+def _has_positions(model: ir.Model) -> bool:
+    """Whether outputs may have positions: more axes than samples and channels, where these are known."""
+    values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+    shapes = (values[name].shape for name in measured_tensors(model) if name in values)
+    return any(shape is None or len(shape) > _CHANNELS for shape in shapes)
 
 
 def _is_sparse(row: MeasuredOutput, seen: Validation) -> bool:
