@@ -14,7 +14,7 @@ from helpers import tasks
 
 from lowbit import parallel
 from lowbit.errors import ConfigError, DataError, WorkerError
-from lowbit.parallel import cpu_count, distributed_map, engine, ordered_map, worker_count
+from lowbit.parallel import cpu_count, distributed_map, engine, ordered_map, run_ahead, worker_count
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -44,6 +44,35 @@ def test_as_many_threads_run_at_once_as_asked_for() -> None:
 
     # Each waits for two others: with fewer threads the barrier would break.
     assert list(ordered_map(lambda x: (met.wait(30), x)[1], range(6), 3)) == list(range(6))
+
+
+def test_the_next_result_is_made_while_the_caller_has_one() -> None:
+    made = [threading.Event() for _ in range(5)]
+    read = 0
+
+    def items():
+        nonlocal read
+        for item in range(5):
+            read += 1
+            yield item
+
+    def work(item: int) -> int:
+        made[item].set()
+        return item * item
+
+    for number, result in enumerate(run_ahead(work, items())):
+        assert result == number * number
+        assert made[min(number + 1, 4)].wait(30)
+        assert read <= number + 2
+
+
+def test_running_ahead_of_nothing_gives_nothing_and_an_error_comes_where_it_was_made() -> None:
+    assert list(run_ahead(str, [])) == []
+    results = run_ahead(lambda x: 1 // x, [1, 0, 1])
+
+    assert next(results) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(results)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -79,6 +79,19 @@ def ordered_map(
             shared.shutdown()
 
 
+def run_ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
+    """Yield ``work(item)`` in order; while the caller has one result, a thread makes the next."""
+    pending: concurrent.futures.Future[T] | None = None
+    with Pool(1) as pool:
+        for item in items:
+            following = pool.submit(work, item)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()
+
+
 def worker_count() -> int | None:
     """Return how many workers the chosen engine has, or nothing if none was chosen.
 

@@ -7,7 +7,7 @@ import onnx.parser
 import pytest
 
 from lowbit.graph import io, sharing
-from lowbit.graph.sharing import sharing_of
+from lowbit.graph.sharing import sharing_of, sharing_of_steps
 
 
 @pytest.mark.parametrize(("size", "samples", "threads"), [(224, 4, 1), (320, 2, 2)])
@@ -22,11 +22,18 @@ def test_samples_of_large_images_run_one_by_one(
 
 
 @pytest.mark.parametrize(
-    ("batch", "enlarged", "one_by_one"),
-    [("1", 32, False), ("1", 64, True), ("n", 64, True), ("64", 16, True), ("n", 16, False)],
+    ("batch", "enlarged", "one_by_one", "in_steps"),
+    [
+        ("1", 32, False, False),
+        ("1", 64, True, False),
+        ("n", 64, True, False),
+        ("n", 65, True, True),
+        ("64", 16, True, True),
+        ("n", 16, False, False),
+    ],
 )
 def test_samples_of_which_large_maps_are_computed_run_one_by_one(
-    batch: str, enlarged: int, one_by_one: bool
+    batch: str, enlarged: int, *, one_by_one: bool, in_steps: bool
 ) -> None:
     size = 32 * enlarged
     text = f"""<ir_version: 8, opset_import: ["": 17]>
@@ -37,8 +44,11 @@ def test_samples_of_which_large_maps_are_computed_run_one_by_one(
     model = io.load(onnx.parser.parse_model(text))
     sample = {"x": np.zeros((1, 4, 32, 32), np.float32)}
 
-    assert sharing_of(sample, model).one_by_one == one_by_one
+    whole = sharing_of(sample, model)
+    assert whole.one_by_one == one_by_one
     assert not sharing_of(sample).one_by_one
+    # A few nodes at a time hold less; above 64 MB a tensor is too large for that too.
+    assert sharing_of_steps(whole, model).one_by_one == in_steps
 
 
 def test_only_what_is_looked_at_in_large_samples_keeps_its_layout() -> None:

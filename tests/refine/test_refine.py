@@ -15,6 +15,7 @@ from lowbit.config.presets import find_preset
 from lowbit.config.refinement import AdaQuant, AdaRound, Gptq, LayerReconstruction
 from lowbit.config.specs import BLOCKS, FloatSpec, IntegerSpec
 from lowbit.errors import ConfigError
+from lowbit.graph import sharing
 from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.numerics.formats import FloatFormat, IntegerFormat
 from lowbit.refine import refine as refining
@@ -117,6 +118,24 @@ def test_results_are_by_tensor_and_by_node(state: Quantized) -> None:
         nearest = state.weights.tensors[name]()
         assert stored.dtype == nearest.dtype
         assert np.abs(stored.astype(int) - nearest).max() == 1
+
+
+def test_large_samples_give_the_same_on_any_number_of_processors(
+    state: Quantized, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "_LARGE", 1)
+    found = []
+    for processors in (1, 2, 5):
+        monkeypatch.setattr(sharing, "cpu_count", lambda number=processors: number)
+        found.append(refine(state, LayerReconstruction(), lambda: smooth(24)))
+
+    assert any(result.kept for result in found[0].results)
+    for other in found[1:]:
+        assert other.weights.keys() == found[0].weights.keys()
+        for name, stored in other.weights.items():
+            np.testing.assert_array_equal(stored, found[0].weights[name])
+        for node, bias in other.biases.items():
+            np.testing.assert_array_equal(bias, found[0].biases[node])
 
 
 def test_progress_is_told_after_each_layer(state: Quantized) -> None:

@@ -10,8 +10,9 @@ from helpers.chain_models import chain, smooth
 from helpers.staged import quantized
 
 from lowbit.config.presets import find_preset
+from lowbit.graph import sharing
 from lowbit.graph.session import session
-from lowbit.graph.sharing import sharing_of
+from lowbit.graph.sharing import ONE_BY_ONE, sharing_of
 from lowbit.graph.store import open_store
 from lowbit.refine.algorithm import LoopSettings
 from lowbit.refine.layers import find_layers
@@ -75,3 +76,36 @@ def test_nothing_is_drawn_for_those_that_look_at_whole_samples(state: Quantized)
         raise AssertionError
 
     assert len(_targets(state, LoopSettings(positions=4), draw)) == 2
+
+
+def test_large_samples_take_turns_in_the_float_model(
+    state: Quantized, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "cpu_count", lambda: 2)
+    layers, _ = find_layers(state, ())
+    with open_store() as store:
+        settings = LoopSettings(positions=4, moments=True)
+        targets = LayerTargets(
+            state.calibrated_model,
+            layers,
+            store,
+            settings,
+            samples=len(_FEEDS),
+            device="cpu",
+            sharing=ONE_BY_ONE,
+        )
+        run, left = targets._run.run, []
+
+        def watched(*args):
+            # Whoever came now would have to wait.
+            left.append(targets._turns.acquire(blocking=False))
+            return run(*args)
+
+        monkeypatch.setattr(targets._run, "run", watched)
+        targets.begin(0)
+        for number, feed in enumerate(_FEEDS):
+            targets.of(0, number, feed)
+        targets.end()
+
+    assert left == [False, False]
+    assert targets._turns.acquire(blocking=False)

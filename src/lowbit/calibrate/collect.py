@@ -36,7 +36,7 @@ from lowbit.graph.session import Feed, Optimize, model_inputs, session, with_out
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.store import open_store
 from lowbit.ops.traits import non_negative
-from lowbit.parallel import cpu_count, ordered_map, worker_count
+from lowbit.parallel import cpu_count, ordered_map, run_ahead, worker_count
 from lowbit.planning.plan import Plan
 from lowbit.store import Store
 
@@ -48,6 +48,8 @@ _NAME = "the model for calibration"
 _MEMORY_FOR_TENSORS = 256 << 20
 # Feature maps that may wait for the end of a run of a large sample, in bytes.
 _MEMORY_FOR_WAITING = 32 << 20
+# What a sample gives that may be looked at while the next one runs, in bytes.
+_MEMORY_FOR_NEXT = 16 << 20
 
 
 def collect(
@@ -243,14 +245,16 @@ def _run_all(
     """Run every sample and observe it; return how many there were."""
     if first is None:
         return 0
-    begun = runner.observe(runner.run(first))
+    sample = runner.run(first)
+    held = sample.nbytes
+    begun = runner.observe(sample)
     threads = min(_thread_count(begun), at_once)
     rest: Iterator[int]
-    if ordered:
-        # One after the other, while the next is run if there is room for two. To share one sample's
+    if ordered or threads == 1:
+        # One after the other, while the next is run if there is room for what two give. To share one sample's
         # tensors out among threads was slower: they wait for each other between short steps.
-        run = ordered_map(runner.run, feeds, 1) if threads > 1 else map(runner.run, feeds)
-        rest = map(runner.observe, run)
+        ahead = cpu_count() > 1 and held <= _MEMORY_FOR_NEXT
+        rest = map(runner.observe, (run_ahead if ahead else map)(runner.run, feeds))
     else:
         rest = ordered_map(lambda feed: runner.observe(runner.run(feed)), feeds, threads)
     samples = 0

@@ -24,6 +24,11 @@ class _Sample:
     kept: Kept | None
     source: Callable[[Feed], list[Array]]
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory its values take."""
+        return sum(array.nbytes for array in self.arrays.values())
+
 
 class SampleRunner:
     """Runs samples and observes their tensors."""

@@ -20,6 +20,8 @@ _LARGE = 1 << 20
 # Size of its largest tensor above which it does as well, in bytes: some classifiers of images of 224 x 224
 # have 12 MB, networks that enlarge images a hundred. Two or three of that size are there at once.
 _LARGE_TENSOR = 1 << 24
+# The same where a model is run a few nodes at a time.
+_LARGE_TENSOR_OF_STEP = 1 << 26
 _BYTES = 4
 # Threads of a large sample: as many on every machine and in every worker, because onnxruntime's sums
 # differ in the last bit with their number. Each more waits for the others a tenth of its time.
@@ -55,6 +57,14 @@ def sharing_of(feed: Feed | None, *models: ir.Model) -> Sharing:
     size = sum(np.asarray(value).nbytes for value in (feed or {}).values())
     large = size > _LARGE or any(_largest_tensor(model) > _LARGE_TENSOR for model in models)
     return Sharing(one_by_one=large)
+
+
+def sharing_of_steps(whole: Sharing, model: ir.Model) -> Sharing:
+    """Return how samples share the processors while a few nodes run at a time: of most, few maps are there at once.
+
+    ``whole`` says how they do while all of the model runs.
+    """
+    return whole if _largest_tensor(model) > _LARGE_TENSOR_OF_STEP else SIDE_BY_SIDE
 
 
 def _largest_tensor(model: ir.Model) -> int:

@@ -57,7 +57,7 @@ class LayerLoop:
     ``done`` are the results of the first layers, known from before. ``disk`` keeps the samples of a layer in
     files, those for which there are not ``room`` bytes in memory.
     ``independent``: each layer is solved as if no other were, several at a time; by ``remote`` where
-    an engine is chosen. ``sharing`` says how many samples are run at a time. ``collect`` gives what takes in the
+    an engine is chosen. ``sharing`` says whether samples are large, ``steps`` how many take a step at a time. ``collect`` gives what takes in the
     samples of a layer, if the solver wants that instead of samples.
     """
 
@@ -71,6 +71,7 @@ class LayerLoop:
     room: int = 0
     independent: bool = False
     sharing: Sharing = ONE_BY_ONE
+    steps: Sharing = ONE_BY_ONE
     collect: Callable[[RefinedLayer], Collector] | None = None
     remote: LayerSolver | None = None
     _count: int = 0
@@ -90,7 +91,7 @@ class LayerLoop:
             yield from self._run_independently(rest, solve, listener)
             return
         memory = GrownMemory()
-        with Pool(self.sharing.samples) as self._pool:
+        with Pool(self.steps.samples) as self._pool:
             for step, (index, layer) in enumerate(rest):
                 with self._one_blas_thread():
                     solved = self._solved(solve, layer, self._seen(step, layer, constants))
@@ -173,7 +174,7 @@ class LayerLoop:
 
     def _mapped(self, take: Callable[[_S], _T], items: Iterable[_S]) -> Iterator[_T]:
         """Yield what is taken of samples, as many at a time as are to be run."""
-        return ordered_map(take, items, self.sharing.samples, self._pool)
+        return ordered_map(take, items, self.steps.samples, self._pool)
 
     def _begin(self, step: int, constants: Mapping[str, Array]) -> None:
         self.quantized.begin(step, constants)

@@ -21,7 +21,7 @@ from lowbit.graph.editing import with_dynamic_batch
 from lowbit.graph.layerwise_run import LayerwiseRun
 from lowbit.graph.narrow_types import has_float8
 from lowbit.graph.session import Array, Feed, Optimize, providers_of
-from lowbit.graph.sharing import sharing_of
+from lowbit.graph.sharing import sharing_of, sharing_of_steps
 from lowbit.graph.store import open_store
 from lowbit.numerics.formats import FloatArray
 from lowbit.numerics.spacing import evenly_spaced
@@ -209,6 +209,7 @@ def _loop(
     others = iter(feeds())  # read once: the first layers' run keeps what the next ones need
     first = list(itertools.islice(others, 1))
     sharing = sharing_of(first[0] if first else None, state.adapted)
+    steps = sharing_of_steps(sharing, state.adapted)
     with contextlib.ExitStack() as stack:
         room = _ROOM if settings.moments else _ROOM_WITH_SAMPLES
         room = 0 if settings.on_disk else room
@@ -234,7 +235,7 @@ def _loop(
             quantized,
             optimize=_optimize(state.emitted.model, rest, settings),
             device=device,
-            threads=sharing.threads,
+            threads=steps.threads,
             name="the quantized model",
         )
         yield LayerLoop(
@@ -248,6 +249,7 @@ def _loop(
             room=room,
             independent=settings.independent,
             sharing=sharing,
+            steps=steps,
         )
 
 

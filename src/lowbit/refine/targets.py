@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -63,6 +64,8 @@ class LayerTargets:
         if settings.moments and not settings.float_inputs:
             model, self._gathered = with_gathering(model, layers)
         self._model = model
+        # A step of the quantized model holds a few maps of a sample, the float model all of them.
+        self._turns = threading.BoundedSemaphore(sharing.samples)
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._kept: dict[tuple[int, int], LayerTarget] = {}
         self._store = store
@@ -113,7 +116,8 @@ class LayerTargets:
         """Return one sample's target."""
         number = self._starting.get(step)
         if number is not None:
-            found = self._run.run(sample, self._fed(sample, feed))
+            with self._turns:
+                found = self._run.run(sample, self._fed(sample, feed))
             for index in self._parts[number]:
                 self._keep(index, sample, found)
         return self._taken(step, sample)
