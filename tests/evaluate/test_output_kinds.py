@@ -75,6 +75,15 @@ def test_a_selection_is_measured_by_what_it_selects_from() -> None:
     ]
 
 
+def test_what_a_mask_selects_is_measured_itself() -> None:
+    graph = """g (float[1,9,4] x) => (float[n,4] z) <float low = {0.1}> { s = ReduceMax<axes=[2], keepdims=0>(x)
+        m = Greater(s, low)\n i = NonZero(m)\n t = Transpose<perm=[1,0]>(i)\n y = GatherND(x, t)\n z = Neg(y) }"""
+
+    found = _found(graph, m=np.ones((1, 9), bool), z=np.ones((3, 4), np.float32))
+
+    assert found == [("z", "scores", "z")]
+
+
 @pytest.mark.parametrize(
     ("goes_on", "found"),
     [

@@ -186,12 +186,13 @@ def _measured(
         ]
         return [dataclasses.replace(row, step="noise") for row in rows]
     selected = [tensor_name(v) for v in _selected(output)]
-    if selected and any(n in values and n in known for n in selected):
-        return [
-            _as_values(OutputSlice(n), values[n], name)
-            for n in selected
-            if n in values and n in known and values[n].dtype.kind == "f"
-        ]
+    # Of a mask, which is no float, nothing but the output tells.
+    if rows := [
+        _as_values(OutputSlice(n), values[n], name)
+        for n in selected
+        if n in values and n in known and values[n].dtype.kind == "f"
+    ]:
+        return rows
     if array.dtype.kind in "iub":
         plain = _rounded(output)
         inner = values.get(tensor_name(plain)) if plain is not None else None
