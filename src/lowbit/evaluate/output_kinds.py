@@ -24,6 +24,7 @@ from lowbit.graph.naming import is_cache_name, operator_name, tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.metrics import softmax
 from lowbit.ops.families import ATTENTION, LAYOUT, PROBABILITIES, SELECT, SOFTMAXES
+from lowbit.ops.linear import linear_operator
 
 Kind: TypeAlias = Literal["classes", "labels", "embedding", "scores", "values"]
 
@@ -349,6 +350,8 @@ def _selected(output: ir.Value) -> list[ir.Value]:
             read = [(v, v.producer()) for v in node_inputs(node)]
             found |= {v: None for v, by in read if by is not None and by.op_type != "Constant"}
             continue
+        if linear_operator(node) is not None:
+            continue  # what a layer computes of a selection, such as that of experts, is none
         stack += [v for v in node.inputs if v is not None]
     return [v for v in found if v.dtype is None or v.dtype in _FLOATS]
 

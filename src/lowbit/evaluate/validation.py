@@ -87,7 +87,7 @@ class Validation:
         Of large samples only: to open a model again, where they could, takes longer than to run small ones.
         """
         count = len(self)
-        if not count or not sharing_of(self._samples[0].feed).one_by_one:
+        if not count or not sharing_of(self._samples[0].feed, self._reference).one_by_one:
             return ()
         looks = {max(n, _LEAST_LOOK) for n in quarters_of(count)[:2]}
         return tuple(sorted(n for n in looks if n < count))
