@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from helpers.chain_models import chain, smooth
+from helpers.odd_models import sequence_across_layers
 from helpers.small_models import small_cnn, small_feeds
 
 import lowbit
@@ -292,3 +293,17 @@ def test_tensors_in_16_bit_floats_are_not_said_to_be_clipped(samples) -> None:
     causes = {cause.name for row in found.budget.rows for cause in row.causes}
     assert "clipped range" not in causes
     assert all(view.clipped == 0 for view in found.views)
+
+
+def test_a_sequence_between_layers_is_no_tensor_to_analyze() -> None:
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.normal(size=(1, 8, 16)).astype(np.float32)} for _ in range(4)]
+    model = sequence_across_layers(6)
+    made = lowbit.quantize(model, data=feeds, config=plain()).model
+
+    report = compare(model, made, feeds, budget="full")
+
+    layers = {row.tensor for row in report.layers}
+    assert "s" not in layers
+    assert {"h3", "a"} <= layers
+    assert report.budget is not None

@@ -75,6 +75,26 @@ def test_a_selection_is_measured_by_what_it_selects_from() -> None:
     ]
 
 
+def test_what_layers_compute_of_a_selection_is_measured_itself() -> None:
+    """The experts that a router chooses: all that they compute lies after the selection."""
+    graph = """g (float[1,4,16] x, float[16,6] r, float[16,8] w) => (float[1,4,8] y) <int64[1] two = {2}> {
+        p = MatMul(x, r)\n best, i = TopK(p, two)\n one = Constant<value_ints=[1]>()
+        g = ReduceSum<keepdims=1>(best)\n h = Mul(x, g)\n y = MatMul(h, w) }"""
+
+    found = _found(graph, p=_normal(1, 4, 6), y=_normal(1, 4, 8))
+
+    assert {row[2] for row in found} == {"y"}
+
+
+def test_what_a_mask_selects_is_measured_itself() -> None:
+    graph = """g (float[1,9,4] x) => (float[n,4] z) <float low = {0.1}> { s = ReduceMax<axes=[2], keepdims=0>(x)
+        m = Greater(s, low)\n i = NonZero(m)\n t = Transpose<perm=[1,0]>(i)\n y = GatherND(x, t)\n z = Neg(y) }"""
+
+    found = _found(graph, m=np.ones((1, 9), bool), z=np.ones((3, 4), np.float32))
+
+    assert found == [("z", "scores", "z")]
+
+
 @pytest.mark.parametrize(
     ("goes_on", "found"),
     [

@@ -55,6 +55,18 @@ def test_classes_are_measured_by_divergence_and_agreement() -> None:
     assert row.standard_error == pytest.approx(scipy.stats.sem(by_sample), rel=1e-6)
 
 
+def test_samples_where_an_output_has_another_size_are_told() -> None:
+    want = _rows(5, 4, 6)
+    got = [array[:3] if index < 2 else array for index, array in enumerate(want)]
+
+    verdict = _verdict("values", want, got)
+
+    assert (verdict.level, verdict.samples, verdict.outputs[0].samples) == ("good", 5, 3)
+    (doubt,) = verdict.doubts_of_sizes()
+    assert doubt.startswith("y has another size than the float model's in 2 of 5 samples")
+    assert not _verdict("values", want, want).doubts_of_sizes()
+
+
 def test_what_shifts_all_logits_alike_is_no_error() -> None:
     want = _rows(3, 1, 10)
 

@@ -286,3 +286,25 @@ def odd_model(name: str) -> Made:
     """Return a model and its feeds, always the same."""
     _RNG.bit_generator.state = _START
     return (ODD | SEVERAL_INPUTS)[name]()
+
+
+def sequence_across_layers(layers: int = 10) -> onnx.ModelProto:
+    """Return a chain of layers, before the last of which parts of an early tensor are joined again."""
+    chain = "\n".join(
+        f"g{i} = MatMul ({'a' if i == layers - 1 else f'h{i}'}, w{i})\n h{i + 1} = Relu (g{i})"
+        + (
+            f"\n t = ConcatFromSequence<axis=1> (s)\n a = Add (t, h{i + 1})"
+            if i + 1 == layers // 2
+            else ""
+        )
+        for i in range(layers)
+    )
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[1,8,16] x) => (float[1,8,16] y) <int64 k = {{4}}> {{
+        h0 = Tanh (x)\n s = SplitToSequence<axis=1> (h0, k)\n {chain}\n y = Identity (h{layers}) }}""")
+    rng = np.random.default_rng(0)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(rng.normal(0, 0.35, (16, 16)).astype(np.float32), f"w{i}")
+        for i in range(layers)
+    )
+    return model

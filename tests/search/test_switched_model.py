@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers.chain_models import chain, smooth
+from helpers.odd_models import sequence_across_layers
 from helpers.staged import quantized
 from onnx import helper, numpy_helper
 
@@ -180,3 +181,20 @@ def test_a_model_with_gigabytes_of_constants_does_not_bear_switches(state, monke
     assert can_be_switched(state)
     monkeypatch.setattr(switched_model, "_MOST_BYTES", size - 1)
     assert not can_be_switched(state)
+
+
+def test_a_sequence_that_waits_for_a_tail_stays_a_sequence() -> None:
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.normal(size=(1, 8, 16)).astype(np.float32)} for _ in range(3)]
+    state = quantized(sequence_across_layers(30), find_preset("A8W8"), feeds)
+    samples = list(reference_samples(Run.float_model(state.loaded), feeds))
+    every = frozenset(row.name for row in state.plan.tensors)
+    late = every - {"w29"}  # the tail from there on reads the sequence
+
+    with open_switched(state, ["y"], samples) as model:
+        assert any("s" in tail.inputs for tail in model._tails)
+        one, none = (list(model.run(Switching(off), range(3))) for off in (late, every))
+
+    for (want, got), (_, same) in zip(one, none, strict=True):
+        np.testing.assert_allclose(same["y"], want["y"], rtol=1e-3, atol=1e-5)
+        assert 0 < np.abs(got["y"] - want["y"]).max() < 0.1 * np.abs(want["y"]).max()

@@ -26,7 +26,7 @@ from lowbit.evaluate.outputs import OutputSlice, SliceErrors
 from lowbit.evaluate.runner import Outputs, ReferenceSample
 from lowbit.graph.editing import add_constant, bypass, drop_unused, take_over
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Array
+from lowbit.graph.session import Array, copy_of
 from lowbit.graph.sharing import Sharing, sharing_of
 from lowbit.graph.submodels import Tail, open_tails
 from lowbit.numerics.formats import FloatArray
@@ -245,8 +245,7 @@ class VariantRunner:
                     feed = {**sample.feed, **(self._off if base == "float" else {})}
                     arrays = dict(zip(names, whole.session.run(names, feed), strict=True))
                     values[base] = {**known, **arrays}
-                    # Copied: an array of onnxruntime's keeps the memory of its whole run.
-                    read[base] |= {k: np.array(v) for k, v in arrays.items() if k in kept}
+                    read[base] |= {k: copy_of(v) for k, v in arrays.items() if k in kept}
                 listener(values["float"], values["quantized"])
                 known = {}
             self._samples.append(_Kept(read, sample.outputs))

@@ -69,8 +69,10 @@ class _Observed:
             if quantizer.tensor in self.seen and quantizer.source in floats:
                 self.seen[quantizer.tensor].add(floats[quantizer.source])
         for name, value in self.layer_values.items():
-            if value in floats and floats[value].dtype.kind == "f":
-                found = SignalNoise.of(subsampled(floats[value]), subsampled(quantized[value]))
+            array = floats.get(value)
+            # A sequence of tensors is none.
+            if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+                found = SignalNoise.of(subsampled(array), subsampled(quantized[value]))
                 self.layers[name] = self.layers[name] | found if name in self.layers else found
 
 

@@ -15,6 +15,7 @@ from lowbit.evaluate.latency import Latency
 from lowbit.evaluate.output_kinds import find_measured, seen_in
 from lowbit.evaluate.shown_samples import show_samples
 from lowbit.evaluate.upstream import ratios_upstream, wiring
+from lowbit.evaluate.verdict import Verdict
 from lowbit.graph.openvino import Runtime
 from lowbit.graph.profiling import saturates_int8
 from lowbit.graph.tensors import tensors_size
@@ -46,7 +47,7 @@ def comparison_report(
         verdict=found.verdict,
         doubts=(
             *_unquantized(float_model, other),
-            *(found.verdict.doubts_of_inputs() if found.verdict and not samples.is_random else ()),
+            *_doubts(found.verdict, is_random=samples.is_random),
         ),
         slices=scores(found.sliced),
         fused=scores(found.fused),
@@ -65,6 +66,12 @@ def comparison_report(
         latency=latency,
         samples=show_samples(found.shown, _class_outputs(float_model, found)),
     )
+
+
+def _doubts(verdict: Verdict | None, *, is_random: bool) -> tuple[str, ...]:
+    if verdict is None:
+        return ()
+    return (*verdict.doubts_of_sizes(), *(() if is_random else verdict.doubts_of_inputs()))
 
 
 def _layers(other: ir.Model, analysis: TensorAnalysis) -> tuple[Score, ...]:

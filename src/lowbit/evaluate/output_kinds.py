@@ -24,6 +24,7 @@ from lowbit.graph.naming import is_cache_name, operator_name, tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.metrics import softmax
 from lowbit.ops.families import ATTENTION, LAYOUT, PROBABILITIES, SELECT, SOFTMAXES
+from lowbit.ops.linear import linear_operator
 
 Kind: TypeAlias = Literal["classes", "labels", "embedding", "scores", "values"]
 
@@ -186,12 +187,13 @@ def _measured(
         ]
         return [dataclasses.replace(row, step="noise") for row in rows]
     selected = [tensor_name(v) for v in _selected(output)]
-    if selected and any(n in values and n in known for n in selected):
-        return [
-            _as_values(OutputSlice(n), values[n], name)
-            for n in selected
-            if n in values and n in known and values[n].dtype.kind == "f"
-        ]
+    # Of a mask, which is no float, nothing but the output tells.
+    if rows := [
+        _as_values(OutputSlice(n), values[n], name)
+        for n in selected
+        if n in values and n in known and values[n].dtype.kind == "f"
+    ]:
+        return rows
     if array.dtype.kind in "iub":
         plain = _rounded(output)
         inner = values.get(tensor_name(plain)) if plain is not None else None
@@ -348,6 +350,8 @@ def _selected(output: ir.Value) -> list[ir.Value]:
             read = [(v, v.producer()) for v in node_inputs(node)]
             found |= {v: None for v, by in read if by is not None and by.op_type != "Constant"}
             continue
+        if linear_operator(node) is not None:
+            continue  # what a layer computes of a selection, such as that of experts, is none
         stack += [v for v in node.inputs if v is not None]
     return [v for v in found if v.dtype is None or v.dtype in _FLOATS]
 

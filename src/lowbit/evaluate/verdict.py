@@ -109,6 +109,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     ``held_out``: whether the samples were held out of calibration; ``None`` if that is not known.
     ``fused``: it is that of a default onnxruntime session here, whose kernels make the model worse.
+    ``resized``: outputs that have another size than the float model's, with the number of samples where they have,
+    which are not compared.
     """
 
     level: Level
@@ -116,6 +118,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     held_out: bool | None = True
     fused: bool = False
+    resized: tuple[tuple[str, int], ...] = ()
 
     @property
     def worst(self) -> OutputVerdict:
@@ -160,6 +163,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             if row.one_class is not None
         )
 
+    def doubts_of_sizes(self) -> tuple[str, ...]:
+        """Doubt the figures of outputs that have another size than the float model's in some samples."""
+        return tuple(
+            f"{output} has another size than the float model's in {count} of {self.samples} samples, which are not "
+            "compared"
+            for output, count in self.resized
+        )
+
     def describe(self) -> str:
         """Return it in words, with the number it rests on."""
         where = "sample" if self.samples == 1 else "samples"
@@ -183,6 +194,7 @@ class OutputErrors:
         self._best: list[list[int]] = [[] for _ in measured]
         self._decisions: list[list[float]] = [[] for _ in measured]
         self._largest = [0.0 for _ in measured]
+        self._resized = [0 for _ in measured]
         self._samples = 0
 
     def add(self, want: Outputs, got: Outputs, feed: Feed | None = None) -> None:
@@ -190,7 +202,10 @@ class OutputErrors:
         self._samples += 1
         for index, row in enumerate(self._measured):
             a, b = want.get(row.tensor), got.get(self._paired.get(row.tensor, row.tensor))
-            if a is None or b is None or a.shape != b.shape or not a.size:
+            if a is not None and (b is None or a.shape != b.shape):
+                self._resized[index] += 1
+                continue
+            if a is None or b is None or not a.size:
                 continue
             part = row.of(a, want)
             if part.size:  # channels that this sample has
@@ -303,7 +318,14 @@ class OutputErrors:
         if not rows:
             return None
         level = max((row.level for row in rows), key=LEVELS.index)
-        return Verdict(level=level, outputs=tuple(rows), samples=self._samples, held_out=held_out)
+        counts = zip(self._measured, self._resized, strict=True)
+        return Verdict(
+            level=level,
+            outputs=tuple(rows),
+            samples=self._samples,
+            held_out=held_out,
+            resized=tuple((row.name, count) for row, count in counts if count),
+        )
 
     def _row(self, index: int) -> OutputVerdict:
         measured, values = self._measured[index], np.array(self._values[index])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import pathlib
 import re
 import weakref
@@ -45,6 +46,16 @@ _NUMPY_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
 
 _GPU = ("CUDAExecutionProvider", "ROCMExecutionProvider", "MIGraphXExecutionProvider")
 _PROVIDERS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": (), "cuda": _GPU})
+
+
+def copy_of(value: Array) -> Array:
+    """Return a copy of what a session gave, which does not keep the memory of its run; a sequence is a list."""
+    return copy.deepcopy(value)
+
+
+def bytes_of(value: Array) -> int:
+    """Return how much memory a value takes, a sequence too."""
+    return sum(map(bytes_of, value)) if isinstance(value, list) else np.asarray(value).nbytes
 
 
 class Session:

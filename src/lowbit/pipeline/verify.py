@@ -289,6 +289,8 @@ def _doubts(
         )
     if evaluated.samples and evaluated.verdict is None:
         doubts.append("no output can be compared with the float model's: accuracy is not known")
+    if evaluated.verdict is not None:
+        doubts += evaluated.verdict.doubts_of_sizes()
     if evaluated.verdict is not None and not samples.data.is_random:
         doubts += evaluated.verdict.doubts_of_inputs()
     return tuple(doubts)

@@ -22,7 +22,7 @@ from lowbit.analyze.quantizers import Quantizer, find_quantizers, read_constants
 from lowbit.analyze.sensitivity import Switch, Switched, add_switches
 from lowbit.evaluate.runner import Outputs, ReferenceSample
 from lowbit.graph.parts import is_large
-from lowbit.graph.session import Array
+from lowbit.graph.session import Array, bytes_of, copy_of
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.submodels import Tail, open_tails
 from lowbit.graph.tensors import tensors_size
@@ -117,9 +117,8 @@ class SwitchedModel:
         names = sorted({name for tail in self._tails for name in tail.inputs if name not in feed})
         off = {s.name: np.array(False) for s in self._switches.values() if s.name in whole.defaults}
         arrays = whole.session.run(names, {**feed, **off}) if names else []
-        # Copied: an array of onnxruntime's keeps all memory of its session.
-        values = {name: np.array(array) for name, array in zip(names, arrays, strict=True)}
-        self._room -= sum(array.nbytes for array in values.values())
+        values = {name: copy_of(array) for name, array in zip(names, arrays, strict=True)}
+        self._room -= sum(map(bytes_of, values.values()))
         self._kept[index] = {**feed, **values}
         return self._kept[index]
 
@@ -162,9 +161,8 @@ class _Task:
     def __call__(self, choice: Switching, shared: Mapping[str, Array]) -> list[Outputs]:
         with _KEPT.lock:
             model = _KEPT.get(self.key, shared)
-            # Copied: an array of onnxruntime's keeps all memory of its session.
             return [
-                {name: np.array(array) for name, array in got.items()}
+                {name: copy_of(array) for name, array in got.items()}
                 for _, got in model.run(choice, self.samples)
             ]
 

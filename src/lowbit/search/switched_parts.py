@@ -20,7 +20,7 @@ from lowbit.graph.editing import constant, node_inputs
 from lowbit.graph.layerwise_run import varying_values
 from lowbit.graph.message import part_message
 from lowbit.graph.naming import tensor_name
-from lowbit.graph.session import Array, Session
+from lowbit.graph.session import Array, Session, copy_of
 from lowbit.numerics.formats import FloatArray
 
 _PART_NODES = 100
@@ -113,8 +113,7 @@ def _kind_of(part: _Part, choice: Switching) -> _Kind:
 def _after(part: _Part, session: Session, values: _Values) -> _Values:
     """Return the values of a sample that are read after a part."""
     made = session.run(part.gives, {name: values[name] for name in part.reads})
-    # Copied: an array of onnxruntime's keeps all memory of its session.
-    found = {name: np.array(array) for name, array in zip(part.gives, made, strict=True)}
+    found = {name: copy_of(array) for name, array in zip(part.gives, made, strict=True)}
     return _kept(part, values | found)
 
 
