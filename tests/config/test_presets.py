@@ -109,6 +109,11 @@ def test_scales_of_8_bits_are_searched_for_in_accurate_variants(name: str) -> No
     assert ("error of the outputs" in PRESETS[f"{name}_ACCURATE"].summary) == is_searched
 
 
+def test_formats_without_zero_points_are_centered() -> None:
+    centered = {name for name in PRESETS if find_preset(name).centering is not None}
+    assert centered == {"A8W8", "A8W8_ACCURATE"}
+
+
 def test_accurate_summaries_say_what_takes_the_time() -> None:
     """Four times the positions and twice the sweeps of the usual reconstruction."""
     usual, more = LayerReconstruction(), find_preset("A8W8_ACCURATE").refinement

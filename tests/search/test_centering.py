@@ -13,7 +13,7 @@ import lowbit
 from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.config.presets import find_preset
 from lowbit.config.scale_search import Centering, ScaleSearch
-from lowbit.config.specs import IntegerSpec, TensorOverride
+from lowbit.config.specs import IntegerSpec, Rule, TensorOverride
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.search.scale_search import tuned_groups
 
@@ -173,3 +173,18 @@ def test_scales_by_outputs_leave_centered_tensors_alone() -> None:
     tried = {name for group in tuned_groups(found.state) for name in group}
     assert not {"r0", "r1", "r2"} & tried
     assert "x" in tried
+
+
+def test_a_centered_tensor_can_have_16_bits() -> None:
+    first = _quantized(_network(), _config())
+    wide = IntegerSpec(format=IntegerFormat.INT16)
+    rules = tuple(Rule(nodes=(f"act{i}",), activation=wide) for i in range(3))
+    config = msgspec.structs.replace(first.config, rules=rules)
+
+    found = _quantized(_network(), config)
+
+    assert found.params.tensors["r1"].format is IntegerFormat.INT16
+    # Zero is inside the range, so nothing saturates where the Relu did.
+    assert [node.op_type for node in found.model.graph.node].count("Clip") == 3
+    others = _feeds(8, seed=3)
+    assert _decibels(_network(), found, others) > _decibels(_network(), first, others) + 0.5

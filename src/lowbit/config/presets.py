@@ -11,7 +11,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import AdaQuant, Gptq, LayerReconstruction, Refinement
-from lowbit.config.scale_search import PowerOfTwoFit, ScaleSearch, SensitivityWeighting
+from lowbit.config.scale_search import Centering, PowerOfTwoFit, ScaleSearch, SensitivityWeighting
 from lowbit.config.specs import BLOCKS, AccumulatorBias, DynamicSpec, FloatSpec, IntegerSpec, Spec
 from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
@@ -47,6 +47,8 @@ def _float_scales(
     weight: IntegerSpec,
     target: str,
 ) -> Preset:
+    # A format with zero points, or with 16 bits, has nothing to gain.
+    lacks_codes = activation.symmetric and activation.format.bits <= 8
     config = QuantConfig(
         name=name,
         activation=activation,
@@ -59,6 +61,7 @@ def _float_scales(
         bias_correction=True,
         keep_only_if_better=True,
         sensitivity=SensitivityWeighting(),
+        centering=Centering() if lacks_codes else None,
         refinement=LayerReconstruction(),
     )
     return Preset(config=config, summary=summary)

@@ -20,7 +20,7 @@ from lowbit.data.shards import Selection
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.planning.plan import TensorPlan
 from lowbit.scales.curves import PricedDensities
-from lowbit.scales.density import Density
+from lowbit.scales.ranges import params_of
 from lowbit.scales.search import best_params
 from lowbit.state import Quantized, Transformed, extended
 from lowbit.transforms import Context, implementation_of
@@ -93,9 +93,9 @@ def find_offsets(state: Quantized) -> Rescaling:
             continue
         scale = _scale(group, own, state, priced)
         if scale > 0.0:
-            offsets[group.tensors[0]] = -own[0].integer.format.low * scale
-            top = scale * own[0].integer.limits[1]
-            ranges |= {row.name: (-top, top) for row in own}
+            integers = own[0].integer.format
+            offsets[group.tensors[0]] = -scale * integers.low
+            ranges |= {row.name: (scale * integers.low, scale * integers.high) for row in own}
     return Rescaling(offsets=offsets, ranges=ranges)
 
 
@@ -112,15 +112,20 @@ def _is_centerable(row: TensorPlan) -> bool:
 def _scale(
     group: OffsetGroup, rows: list[TensorPlan], state: Quantized, priced: PricedDensities
 ) -> float:
-    """Return the scale of a group with all integers: the largest of those with the least error."""
+    """Return the scale of a group with all integers: the largest that the methods of its tensors choose."""
     scales = [0.0]
     for row in rows:
         seen = state.stats.tensors.get(row.name)
-        if seen is None or seen.counts is None or row.leader != row.name:
+        if seen is None or row.leader != row.name:
             continue
-        density = priced.of_tensor(row) or Density.of(seen, row.name)
+        density = priced.of_tensor(row)
         spec = msgspec.structs.replace(row.integer, symmetric=False)
-        scales.append(float(best_params(density, 0.0, seen.high, spec).scale))
+        params = (
+            params_of(seen, spec, row.name)
+            if density is None
+            else best_params(density, seen.low, seen.high, spec)
+        )
+        scales.append(float(params.scale))
     integers = rows[0].integer.format.high - rows[0].integer.format.low
     bound = group.bound
     found = min(max(scales), float("inf") if bound is None else bound / integers)
