@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from lowbit.emit.saturated import without_saturated
-from lowbit.graph.editing import SATURATED
+from lowbit.emit.saturated import with_saturated, without_saturated
+from lowbit.graph.editing import SATURATED, constant
 
 _SCALE = 0.0123
 
@@ -88,3 +88,24 @@ def test_any_other_stays(low: float, high: float | None, zero: int) -> None:
 def test_clips_of_the_model_itself_stay() -> None:
     model = _model(-128 * _SCALE, None, marked=False)
     assert without_saturated(model) is model
+
+
+@pytest.mark.parametrize("high", [None, 5.0])
+def test_what_was_left_out_can_be_put_back(high: float | None) -> None:
+    model = _model(-128 * _SCALE, high)
+
+    found = with_saturated(without_saturated(model))
+
+    (clip,) = (node for node in found.graph if node.op_type == "Clip")
+    bounds = [constant(value) for value in clip.inputs[1:]]
+    assert bounds[0] == np.float32(-128 * _SCALE)
+    assert len([b for b in bounds if b is not None]) == (1 if high is None else 2)
+    assert clip.outputs[0].name == "c"
+    np.testing.assert_array_equal(_run(found), _run(model))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"nothing": [0.0, null]}', '{"x": [0.0, null]}'])
+def test_metadata_of_others_change_nothing(text: str) -> None:
+    model = _model(-128 * _SCALE, None)
+    model.metadata_props["lowbit.saturated"] = text
+    assert _operators(with_saturated(model)) == _operators(model)

@@ -188,3 +188,15 @@ def test_a_centered_tensor_can_have_16_bits() -> None:
     assert [node.op_type for node in found.model.graph.node].count("Clip") == 3
     others = _feeds(8, seed=3)
     assert _decibels(_network(), found, others) > _decibels(_network(), first, others) + 0.5
+
+
+def test_a_comparison_knows_what_the_quantizers_do() -> None:
+    model, feeds = _network(), _feeds(8, seed=4)
+    plain, found = (_quantized(model, _config(centering=c)) for c in (None, Centering()))
+
+    one, two = (lowbit.compare(model, each.model, feeds) for each in (plain, found))
+
+    views = {view.tensor: view for view in two.tensors}
+    assert {"r0", "r1", "r2"} <= views.keys()
+    assert all(views[name].clipped < 0.05 for name in ("r0", "r1", "r2"))
+    assert not any("with nothing quantized" in note for note in (*one.notes, *two.notes))
