@@ -87,26 +87,29 @@ def test_a_preset_of_an_installed_package_is_found(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["A8W8", "A16W8", "XINT8", "U8S8_PERCHANNEL", "BF16"])
-def test_an_accurate_variant_differs_by_its_refinement_and_search_only(name: str) -> None:
+def test_an_accurate_variant_differs_by_its_refinement_and_samples_only(name: str) -> None:
     plain, accurate = find_preset(name), find_preset(f"{name}_ACCURATE")
 
-    assert plain.scale_search is None
     assert accurate.refinement != plain.refinement
     assert accurate == msgspec.structs.replace(
         plain,
         name=f"{name}_ACCURATE",
         refinement=accurate.refinement,
-        scale_search=accurate.scale_search,
         sensitivity=accurate.sensitivity,
     )
 
 
-@pytest.mark.parametrize("name", ["A8W8", "A16W8", "XINT8", "U8S8_PERCHANNEL", "BF16"])
-def test_scales_of_8_bits_are_searched_for_in_accurate_variants(name: str) -> None:
-    is_searched = find_preset(f"{name}_ACCURATE").scale_search is not None
+@pytest.mark.parametrize("name", ["A8W8", "XINT8", "U8S8_PERCHANNEL"])
+def test_accurate_variants_measure_sensitivity_on_four_times_the_samples(name: str) -> None:
+    plain, accurate = find_preset(name), find_preset(f"{name}_ACCURATE")
 
-    assert is_searched == (name not in ("A16W8", "BF16"))
-    assert ("error of the outputs" in PRESETS[f"{name}_ACCURATE"].summary) == is_searched
+    assert accurate.sensitivity.samples == 4 * plain.sensitivity.samples
+    assert "up to 4 times the samples" in PRESETS[f"{name}_ACCURATE"].summary
+
+
+def test_formats_without_zero_points_are_centered() -> None:
+    centered = {name for name in PRESETS if find_preset(name).centering is not None}
+    assert centered == {"A8W8", "A8W8_ACCURATE"}
 
 
 def test_accurate_summaries_say_what_takes_the_time() -> None:

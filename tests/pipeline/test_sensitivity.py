@@ -12,7 +12,12 @@ from lowbit.pipeline.sensitivity import measure_sensitivity, mse_tensors
 
 def _state(**changes: object) -> lowbit.Result:
     config = msgspec.structs.replace(
-        find_preset("A8W8"), refinement=None, sensitivity=None, equalization=None, **changes
+        find_preset("A8W8"),
+        refinement=None,
+        sensitivity=None,
+        equalization=None,
+        centering=None,
+        **changes,
     )
     return lowbit.quantize(wide_network(), data=wide_feeds(8), config=config, promote=False).state
 

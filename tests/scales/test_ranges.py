@@ -183,6 +183,24 @@ def test_a_tensor_nothing_was_seen_of_gets_parameters_all_the_same(power_of_two:
     assert float(params_of(TensorStats(0.0, 0.0, 0, 9), spec, "t").scale) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("limits", "scale"),
+    [
+        ((-1.28, 1.27), 0.01),  # all integers
+        ((-1.28, 1.26), 1.28 / 127),
+        ((-1.27, 1.28), 1.28 / 127),
+        ((-1.27, 1.27), 0.01),
+        ((-1.28, 0.0), 1.28 / 127),
+    ],
+)
+def test_a_range_of_all_integers_has_their_scale(limits: tuple[float, float], scale: float) -> None:
+    spec = IntegerSpec(format=IntegerFormat.INT8)
+    assert float(params_of_range(limits, spec).scale) == pytest.approx(scale, rel=1e-6)
+    wide = msgspec.structs.replace(spec, format=IntegerFormat.INT16)
+    largest = max(-limits[0], limits[1])
+    assert float(params_of_range(limits, wide).scale) == pytest.approx(largest / 32767, rel=1e-6)
+
+
 def test_fixed_ranges_are_rounded_up_to_powers_of_two() -> None:
     spec = _spec(MinMse(), power_of_two=True)
 

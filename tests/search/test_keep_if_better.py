@@ -47,6 +47,7 @@ def _config(preset: str, **changes: object) -> lowbit.QuantConfig:
         "smooth_quant": None,
         "sensitivity": None,
         "power_of_two_fit": None,
+        "centering": None,
     }
     return msgspec.structs.replace(find_preset(preset), **{**given, **changes})
 

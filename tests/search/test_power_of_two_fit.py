@@ -148,7 +148,9 @@ def test_factors_are_those_of_least_noise_tried_one_by_one() -> None:
 
 
 def test_nothing_is_rescaled_where_scales_are_floats_or_ranges_asked_for() -> None:
-    floats = _quantized(_network(), _config("A8W8", power_of_two_fit=PowerOfTwoFit()))
+    floats = _quantized(
+        _network(), _config("A8W8", power_of_two_fit=PowerOfTwoFit(), centering=None)
+    )
     ranges = _quantized(_network(), _config().with_method(MinMax()))
 
     for result in (floats, ranges):

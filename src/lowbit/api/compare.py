@@ -16,8 +16,10 @@ from lowbit.api.comparison_report import comparison_report
 from lowbit.api.quantize import ModelSource, Result, quantize
 from lowbit.config.config import QuantConfig
 from lowbit.config.extensible import convert, decode_json
+from lowbit.config.transforms import Rescaling
 from lowbit.data import Data, Preprocessing, Tokenization, open_data
 from lowbit.emit.bodies import with_bodies
+from lowbit.emit.saturated import with_saturated
 from lowbit.errors import ConfigError, DataError
 from lowbit.evaluate.accuracy import (
     Metric,
@@ -48,6 +50,7 @@ from lowbit.pipeline.pipeline import Clock, Progress, ignore_progress
 from lowbit.report.values import Report
 from lowbit.targets.builtin import find_target
 from lowbit.targets.target import Target
+from lowbit.transforms import Context, implementation_of
 
 _CALIBRATED_ON = 64
 
@@ -206,9 +209,11 @@ def _analyze(
     floats: ir.Model | None,
     effort: float,
 ) -> TensorAnalysis:
+    if floats is None:
+        floats = _centered(normalize(float_model, found.samples[0].feed), other)
     return analyze_tensors(
-        other,
-        floats if floats is not None else normalize(float_model, found.samples[0].feed),
+        with_saturated(other),
+        floats,
         found.samples,
         found.slices,
         common=_names(float_model),
@@ -314,6 +319,25 @@ def _target(model: ir.Model) -> Target:
         return find_target(model.metadata_props.get("lowbit.target", "onnxruntime"))
     except ConfigError:
         return find_target("onnxruntime")
+
+
+class _Written(msgspec.Struct):
+    """What is read of the configuration in a quantized model."""
+
+    rescaling: Rescaling | None = None
+
+
+def _centered(model: ir.Model, quantized: ir.Model) -> ir.Model:
+    """Return a float model with the offsets that the biases of a quantized one have."""
+    try:
+        stored = quantized.metadata_props.get("lowbit.config", "{}")
+        rescaling = msgspec.json.decode(stored, type=_Written).rescaling
+    except (msgspec.MsgspecError, ConfigError, RecursionError):  # anybody can write into that field
+        return model
+    if rescaling is None or not rescaling.offsets:
+        return model
+    offsets = Rescaling(offsets=rescaling.offsets)
+    return implementation_of(offsets).apply(model, offsets, Context()).model
 
 
 def _quantized_again(

@@ -96,6 +96,7 @@ def _change(config: QuantConfig, args: argparse.Namespace) -> QuantConfig:
         power_of_two_fit=None
         if getattr(args, "no_power_of_two_fit", False)
         else config.power_of_two_fit,
+        centering=None if getattr(args, "no_centering", False) else config.centering,
         keep_only_if_better=config.keep_only_if_better
         and not getattr(args, "keep_all_steps", False),
         refinement=_refinement(config, args),

@@ -117,10 +117,15 @@ def _add_stages(parser: Parser) -> None:
         help="do not rescale tensors so that power-of-two scales fit them",
     )
     more.add_argument(
+        "--no-centering",
+        action="store_true",
+        help="do not center what a Relu leaves around zero, for symmetric formats of 8 bits",
+    )
+    more.add_argument(
         "--keep-all-steps",
         action="store_true",
-        help="keep equalization, SmoothQuant, bias correction, scales by sensitivity and the fit to powers "
-        "of two whether they help on held-out samples or not",
+        help="keep equalization, SmoothQuant, bias correction, scales by sensitivity, the fit to powers of "
+        "two and centering whether they help on held-out samples or not",
     )
     more.add_argument(
         "--no-reconstruction",

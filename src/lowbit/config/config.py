@@ -9,7 +9,7 @@ import msgspec
 from lowbit.config.methods import Method, MinMse, OutputMse
 from lowbit.config.mixed_precision import PrecisionSearch
 from lowbit.config.refinement import Refinement
-from lowbit.config.scale_search import PowerOfTwoFit, ScaleSearch, SensitivityWeighting
+from lowbit.config.scale_search import Centering, PowerOfTwoFit, ScaleSearch, SensitivityWeighting
 from lowbit.config.specs import (
     BiasSpec,
     IntegerSpec,
@@ -60,13 +60,14 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         bias_correction: Whether biases make up for what rounding weights shifts (bias correction).
         sensitivity: How errors of activations are weighted by their effect on the outputs; ``None``: all alike.
         power_of_two_fit: How tensors are rescaled so that power-of-two scales fit them; ``None``: not.
-        rescaling: The factors that ``power_of_two_fit`` found, or given ones; ``None``: none.
+        centering: How tensors after a Relu are centered around zero; ``None``: not.
+        rescaling: The factors and offsets that these two found, or given ones; ``None``: none.
         scale_search: How scales of activations are chosen by the error of the outputs; ``None``: by the method
             of their spec alone.
         refinement: How weights are rounded better than to the nearest integer; ``None``: not.
         mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
-        keep_only_if_better: Whether equalization, SmoothQuant and bias correction are kept only if they lower the
-            error on samples held out of calibration, and ``sensitivity`` and ``power_of_two_fit`` unless they
+        keep_only_if_better: Whether equalization, SmoothQuant, bias correction and ``centering`` are kept only if they lower
+            the error on samples held out of calibration, and ``sensitivity`` and ``power_of_two_fit`` unless they
             raise it.
         steps_decided: Whether an earlier run decided which of these help, as in ``Result.config``: they are done
             on the same samples, and kept.
@@ -101,6 +102,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     steps_decided: bool = False
     sensitivity: SensitivityWeighting | None = None
     power_of_two_fit: PowerOfTwoFit | None = None
+    centering: Centering | None = None
     rescaling: Rescaling | None = None
     scale_search: ScaleSearch | None = None
     refinement: Refinement | None = None
@@ -134,6 +136,7 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             self.mixed_precision,
             self.sensitivity,
             self.power_of_two_fit,
+            self.centering,
             self.scale_search,
         )
         if self.keep_only_if_better or any(each is not None for each in searches):

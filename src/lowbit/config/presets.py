@@ -11,7 +11,7 @@ import msgspec
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
 from lowbit.config.refinement import AdaQuant, Gptq, LayerReconstruction, Refinement
-from lowbit.config.scale_search import PowerOfTwoFit, ScaleSearch, SensitivityWeighting
+from lowbit.config.scale_search import Centering, PowerOfTwoFit, SensitivityWeighting
 from lowbit.config.specs import BLOCKS, AccumulatorBias, DynamicSpec, FloatSpec, IntegerSpec, Spec
 from lowbit.config.transforms import CrossLayerEqualization, SmoothQuant
 from lowbit.errors import ConfigError, did_you_mean
@@ -47,6 +47,8 @@ def _float_scales(
     weight: IntegerSpec,
     target: str,
 ) -> Preset:
+    # A format with zero points, or with 16 bits, has nothing to gain.
+    lacks_codes = activation.symmetric and activation.format.bits <= 8
     config = QuantConfig(
         name=name,
         activation=activation,
@@ -59,6 +61,7 @@ def _float_scales(
         bias_correction=True,
         keep_only_if_better=True,
         sensitivity=SensitivityWeighting(),
+        centering=Centering() if lacks_codes else None,
         refinement=LayerReconstruction(),
     )
     return Preset(config=config, summary=summary)
@@ -245,27 +248,30 @@ _ACCURATE: Mapping[str, Refinement] = MappingProxyType(
 )
 
 
-_MORE_SAMPLES = SensitivityWeighting(samples=32)
+_MORE_SAMPLES = SensitivityWeighting(samples=64)
 
 
 def _accurate(preset: Preset) -> Preset:
     """Return the variant that takes more time for more accuracy."""
-    refine, activation = _ACCURATE[preset.name], preset.config.activation
-    how = "weights tuned by AdaQuant"
+    refine = _ACCURATE[preset.name]
+    how = ["weights tuned by AdaQuant"]
     if isinstance(refine, LayerReconstruction):
-        how = "reconstruction on four times the positions, with twice the sweeps"
-    # What 16 bits round away is too little to be worth a search.
+        how = ["reconstruction on four times the positions, with twice the sweeps"]
+    activation, sensitivity = preset.config.activation, preset.config.sensitivity
+    # Ranges of 16 bits hold everything: they do not depend on sensitivity.
     is_coarse = isinstance(activation, IntegerSpec) and activation.format.bits <= 8
-    if is_coarse:
-        how = f"activation scales chosen by the error of the outputs; {how}"
+    if sensitivity is not None and is_coarse:
+        times = _MORE_SAMPLES.samples // sensitivity.samples
+        how.insert(0, f"sensitivity measured on up to {times} times the samples")
+        sensitivity = _MORE_SAMPLES
     config = msgspec.structs.replace(
         preset.config,
         name=f"{preset.name}_ACCURATE",
         refinement=refine,
-        scale_search=ScaleSearch() if is_coarse else None,
-        sensitivity=None if preset.config.sensitivity is None else _MORE_SAMPLES,
+        sensitivity=sensitivity,
     )
-    return Preset(config=config, summary=f"{preset.name}, slower and more accurate: {how}")
+    summary = f"{preset.name}, slower and more accurate: {'; '.join(how)}"
+    return Preset(config=config, summary=summary)
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(

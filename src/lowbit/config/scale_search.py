@@ -51,3 +51,12 @@ class PowerOfTwoFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     noise. A factor on the whole tensor moves its best scale to a power of two, and the linear layers before and
     after it absorb the factor. Tensors that must share a factor get the one with the least error at the outputs.
     """
+
+
+class Centering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Center what a Relu leaves around zero, so that symmetric integers use their negative half (``Rescaling``).
+
+    Half of the tensor's range is taken off the bias of the layer before it, and added again in the biases of the
+    layers after it: zero points, in all but name. The Relu becomes a Clip at the lowest integer, which the quantizer
+    does by saturating, and is left out. That needs biases of 32 bits, and layers without padding after it.
+    """

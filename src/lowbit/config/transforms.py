@@ -166,27 +166,38 @@ class Rescaling(
     forbid_unknown_fields=True,
     tag="rescaling",
 ):
-    """Multiply whole tensors by factors, which the layers that produce and consume them absorb.
+    """Multiply whole tensors by factors and take offsets off them; the layers that produce and consume them absorb both.
 
     One factor for all channels of a tensor changes nothing where scales are floats. Powers of two it can
     make fit: a tensor that reaches to 5 wastes three eighths of a scale that holds 8. Factors are
     found by ``PowerOfTwoFit``.
 
+    A symmetric format has no zero point and wastes its negative integers on what a Relu leaves. An offset of half
+    the range uses them. Offsets are found by ``Centering``.
+
     Attributes:
         factors: What tensors are multiplied by; those that must have the same factor may be given by one
             of them.
-        ranges: The ranges that tensors have then, by which their scales are powers of two.
+        ranges: The ranges that tensors have then.
+        offsets: What is subtracted from the outputs of a Relu or Clip, after the factors; tensors that must have
+            the same offset may be given by one of them.
     """
 
     is_optional: ClassVar[bool] = False
     reads_data: ClassVar[bool] = False
 
-    factors: dict[str, float]
+    factors: dict[str, float] = {}
     ranges: dict[str, tuple[float, float]] = {}
+    offsets: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         for tensor, factor in self.factors.items():
             if not 0 < factor < float("inf"):
                 raise ConfigError(
                     f"rescaling.factors[{tensor!r}] is {factor:g}; it must be above 0 and finite"
+                )
+        for tensor, offset in self.offsets.items():
+            if not 0 <= offset < float("inf"):
+                raise ConfigError(
+                    f"rescaling.offsets[{tensor!r}] is {offset:g}; it must be 0 or more, and finite"
                 )

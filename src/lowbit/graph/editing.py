@@ -22,6 +22,10 @@ REQUANTIZED = "lowbit.requantization"
 """Mark of an Identity between two names of a tensor, one for each format it has."""
 
 
+SATURATED = "lowbit.saturated"
+"""Mark of a Clip at the bounds of the integers that its output becomes: the quantizer does the same."""
+
+
 def is_constant(value: ir.Value | None) -> bool:
     """Whether the value is an initializer that no feed can replace."""
     return value is not None and value.is_initializer() and not value.is_graph_input()

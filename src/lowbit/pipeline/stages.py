@@ -21,6 +21,7 @@ from lowbit.data.shards import Selection
 from lowbit.data.split import Split
 from lowbit.emit.emission import EmitOptions
 from lowbit.emit.emit import emit as emit_model
+from lowbit.emit.saturated import without_saturated
 from lowbit.graph import io
 from lowbit.graph.editing import is_constant, read_tensor
 from lowbit.graph.session import Array, Feed
@@ -281,6 +282,12 @@ def emit(state: Solved, *, packed: bool = True) -> Quantized:
     )
     emitted = emit_model(state.adapted, state.plan, state.params, state.weights, options)
     return extended(state, Quantized, emitted=emitted)
+
+
+def as_written(state: Quantized) -> Quantized:
+    """Return the model without Clips that its quantizers imply; until then each can be switched off."""
+    model = without_saturated(state.emitted.model)
+    return extended(state, Quantized, emitted=dataclasses.replace(state.emitted, model=model))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

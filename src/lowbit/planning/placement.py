@@ -14,6 +14,7 @@ from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.graph.editing import (
     ARITHMETIC,
     REQUANTIZED,
+    SATURATED,
     constant,
     constant_shape,
     is_constant,
@@ -330,7 +331,7 @@ def _fuses(pair: FusedPair, producer: ir.Node, consumer: ir.Node) -> bool:
         return False
     if operator_name(consumer) not in pair.consumers:
         return False
-    if consumer.op_type != "Clip" or pair.clips is None:
+    if consumer.op_type != "Clip" or pair.clips is None or consumer.meta.get(SATURATED):
         return True
     low, high = clip_bounds(consumer)
     return any(low == a and high == b for a, b in pair.clips)

@@ -25,7 +25,7 @@ from lowbit.config.methods import (
 )
 from lowbit.config.specs import IntegerSpec, Spec
 from lowbit.numerics.affine import QParams, power_of_two_qparams, range_qparams
-from lowbit.numerics.formats import FloatArray
+from lowbit.numerics.formats import FloatArray, IntegerFormat
 from lowbit.scales.density import Density
 from lowbit.scales.search import best_params, code_range, error_of
 
@@ -109,12 +109,23 @@ def params_of(stats: TensorStats, spec: IntegerSpec, name: str) -> QParams:
 
 
 def params_of_range(limits: Range, spec: IntegerSpec) -> QParams:
-    """Return the parameters that hold a range; rounded to a power of two where asked for."""
+    """Return the parameters that hold a range; rounded to a power of two where asked for.
+
+    Symmetric formats leave out the lowest integer, unless the range is exactly that of all integers.
+    """
     if spec.power_of_two:
         return power_of_two_of_range(limits, spec, nearest=spec.method.rounds_to_nearest)
+    if spec.symmetric and not spec.reduce_range and _holds_all_integers(limits, spec.format):
+        limits = -limits[1], limits[1]
     return range_qparams(
         *limits, spec.format, symmetric=spec.symmetric, reduce_range=spec.reduce_range
     )
+
+
+def _holds_all_integers(limits: Range, fmt: IntegerFormat) -> bool:
+    """Whether a range is as far from symmetric as the integers of a signed format are."""
+    low, high = limits
+    return fmt.signed and high > 0 and math.isclose(low * fmt.high, high * fmt.low, rel_tol=1e-9)
 
 
 def params_holding(params: QParams, seen: Range, headroom: float, spec: IntegerSpec) -> QParams:

@@ -56,6 +56,7 @@ class Finisher:
     def finished(self, state: Quantized) -> Finished:
         """Return the refined model and how good it is."""
         state, refinement = self.refined(state)
+        state = stages.as_written(state)
         stages.record_origin(state)
         with self.pipeline.clock.stage("verify"):
             report = verify_model(state, state.samples, self.steps, reused=self.reused)

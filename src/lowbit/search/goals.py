@@ -36,7 +36,7 @@ def reach_goal(
                 strategy(search)
                 search.look(name)
         kept, measured, outcome = search.outcome()
-    state = extended(kept.state, Quantized, samples=samples)
+    state = stages.as_written(extended(kept.state, Quantized, samples=samples))
     stages.record_origin(state)
     with clock.stage("verify"):
         report = verify(state, samples, finisher.steps, reused=finisher.reused)

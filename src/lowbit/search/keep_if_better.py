@@ -20,7 +20,7 @@ import numpy as np
 
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.config import QuantConfig
-from lowbit.config.scale_search import PowerOfTwoFit, SensitivityWeighting
+from lowbit.config.scale_search import Centering, PowerOfTwoFit, SensitivityWeighting
 from lowbit.config.transforms import FloatTransform
 from lowbit.data.shards import Selection
 from lowbit.evaluate.validation import Gain, Validation
@@ -31,6 +31,7 @@ from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.planning.plan import Plan
 from lowbit.report.values import Step
+from lowbit.search.centering import centered
 from lowbit.search.expected_error import ExpectedError
 from lowbit.search.power_of_two_fit import rescaled
 from lowbit.search.sensitive_scales import weighted_scales
@@ -41,7 +42,12 @@ _COMPARED, _LARGE_COMPARED = 16, 8
 """Samples that calibrate models to be compared, where there are at least twice as many; large ones."""
 
 _Field = Literal[
-    "bias_correction", "equalization", "smooth_quant", "sensitivity", "power_of_two_fit"
+    "bias_correction",
+    "equalization",
+    "smooth_quant",
+    "sensitivity",
+    "power_of_two_fit",
+    "centering",
 ]
 
 
@@ -65,6 +71,7 @@ _OPTIONS = (
     _Option("SmoothQuant", "smooth_quant", skipped=None),
     _Option("scales by sensitivity", "sensitivity", skipped=None, unless_worse=True),
     _Option("power-of-two fit", "power_of_two_fit", skipped=None, unless_worse=True),
+    _Option("centering", "centering", skipped=None),
 )
 
 
@@ -120,6 +127,8 @@ def keep_what_helps(
         elif isinstance(wanted, PowerOfTwoFit):
             # Factors are chosen by sensitivity also where that chose no better scales by itself.
             found = rescaled(pipeline, weighted or best, compared) if plan is None else None
+        elif isinstance(wanted, Centering):
+            found = centered(pipeline, best, compared) if plan is None else None
         else:
             found = _with_step(pipeline, best, option.field, wanted, compared, plan)
         if found is None:
@@ -154,6 +163,8 @@ def with_every_step(pipeline: Pipeline, state: Quantized, plan: Plan | None) -> 
         state = weighted_scales(pipeline, state, config.sensitivity, found.of_outputs) or state
     if config.power_of_two_fit is not None and plan is None:
         state = rescaled(pipeline, state, samples.calibration()) or state
+    if config.centering is not None and plan is None:
+        state = centered(pipeline, state, samples.calibration()) or state
     return state
 
 

@@ -70,7 +70,9 @@ def scale_groups(state: Planned) -> list[list[str]]:
     Those whose scale others tie to theirs are left out, and those whose range was asked for.
     """
     plan, rescaling = state.plan, state.config.rescaling
-    fitted = () if rescaling is None else rescaling.ranges
+    # A centered tensor's lowest integer is what was zero: no other scale has that.
+    centered = rescaling is not None and bool(rescaling.offsets)
+    fitted = () if rescaling is None or centered else rescaling.ranges
     tied = {n for rule in ("lowest", "merged") for names in components(plan, rule) for n in names}
     found: dict[str, list[str]] = {}
     for tensor in plan.activations():

@@ -12,16 +12,14 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from lowbit.graph.editing import add_constant, only_consumer, replace_constant
+from lowbit.graph.editing import only_consumer
 from lowbit.graph.naming import tensor_name
 from lowbit.graph.session import Array
 from lowbit.numerics.formats import DoubleArray
 from lowbit.ops.channels import ChannelLayout
 from lowbit.transforms.channel_statistics import reduce_channels
 from lowbit.transforms.implementation import Context
-from lowbit.transforms.layers import WeightedLayer, find_layer
-
-_BIAS = 2
+from lowbit.transforms.layers import WeightedLayer, find_biased_layer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def absorb(model: ir.Model, headroom: float, context: Context) -> str:
 
 
 def _find(graph: ir.Graph) -> list[_Pair]:
-    layers = {id(n): found for n in graph if (found := _layer(n)) is not None}
+    layers = {id(n): found for n in graph if (found := find_biased_layer(n)) is not None}
     pairs = []
     for node in graph:
         producer = layers.get(id(node))
@@ -71,38 +69,15 @@ def _find(graph: ir.Graph) -> list[_Pair]:
     return pairs
 
 
-def _layer(node: ir.Node) -> WeightedLayer | None:
-    """Return a layer that adds its bias as it is, one number for each channel."""
-    layer = find_layer(node)
-    if layer is None or layer.operator.bias is None or layer.geometry.alpha != 1:
-        return None
-    plain = layer.bias is None or layer.bias.ndim == 1
-    return layer if plain and layer.operator.bias_factor(node) == 1 else None
-
-
 def _move(graph: ir.Graph, pair: _Pair, low: DoubleArray) -> int:
     """Move the bias of one pair; return of how many channels. Changes ``graph``."""
     c = np.where(np.isfinite(low) & (low > 0), low, 0).astype(np.float32)
     count = int((c > 0).sum())
-    if count == 0 or pair.producer.bias is None:
+    if count == 0:
         return 0
-    pair.producer.bias -= c
-    replace_constant(graph, pair.producer.node, _BIAS, pair.producer.bias)
+    pair.producer.add_to_bias(graph, -c)
     for consumer in pair.consumers:
         kernel = consumer.kernel.astype(np.float64)
         shift = np.einsum("goir,gi->go", kernel, c.reshape(kernel.shape[0], -1)).reshape(-1)
-        if consumer.bias is None:
-            consumer.bias = shift.astype(np.float32)
-            _give_bias(graph, consumer)
-        else:
-            consumer.bias += shift.astype(np.float32)
-            replace_constant(graph, consumer.node, _BIAS, consumer.bias)
+        consumer.add_to_bias(graph, shift)
     return count
-
-
-def _give_bias(graph: ir.Graph, layer: WeightedLayer) -> None:
-    if layer.bias is None:
-        return
-    value = add_constant(graph, f"{layer.node.name}_bias", layer.bias)
-    layer.node.resize_inputs(_BIAS + 1)
-    layer.node.replace_input_with(_BIAS, value)

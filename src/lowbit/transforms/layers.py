@@ -20,6 +20,8 @@ from lowbit.ops.channels import ChannelLayout
 from lowbit.ops.geometry import LinearLayer
 from lowbit.ops.linear import LAYERS, LinearOperator, layer_of, linear_operator
 
+_BIAS = 2
+
 
 def output_ranges(kernel: FloatArray) -> FloatArray:
     """Return the largest absolute weight of each output channel of ``[group, out, in, taps]``."""
@@ -143,6 +145,17 @@ class WeightedLayer:
             kernel = self.kernel
             kernel *= factors
 
+    def add_to_bias(self, graph: ir.Graph, numbers: FloatArray) -> None:
+        """Add one number to each output; a layer without a bias gets one. Changes ``graph``."""
+        if self.bias is not None:
+            self.bias += numbers.astype(np.float32)
+            replace_constant(graph, self.node, _BIAS, self.bias)
+            return
+        self.bias = numbers.astype(np.float32)
+        value = add_constant(graph, f"{self.node.name}_bias", self.bias)
+        self.node.resize_inputs(_BIAS + 1)
+        self.node.replace_input_with(_BIAS, value)
+
     def write(self, graph: ir.Graph) -> None:
         """Put weights and bias back. Changes ``graph``."""
         if self.held is not None:
@@ -192,6 +205,15 @@ def find_layer(node: ir.Node, *, hold: bool = True) -> WeightedLayer | None:
     kernel = geometry.kernel(np.broadcast_to(np.float32(0), shape)).shape
     held = _own_floats(node.inputs[1]) if hold or not _is_outside(node.inputs[1]) else None
     return WeightedLayer(node, geometry, kernel, bias, held)
+
+
+def find_biased_layer(node: ir.Node, *, hold: bool = True) -> WeightedLayer | None:
+    """Return a layer that adds its bias, if it has one, as it is: one number for each channel."""
+    layer = find_layer(node, hold=hold)
+    if layer is None or layer.operator.bias is None or layer.geometry.alpha != 1:
+        return None
+    plain = layer.bias is None or layer.bias.ndim == 1
+    return layer if plain and layer.operator.bias_factor(node) == 1 else None
 
 
 def _float_shape(value: ir.Value | None) -> tuple[int, ...] | None:
