@@ -102,10 +102,25 @@ def test_a_gain_must_exceed_its_standard_error(rise, error, better) -> None:
     assert gain.standard_error == pytest.approx(error)
     assert gain.is_better is better
     assert gain.samples == len(rise)
-    # The same change the other way round is not worse unless this one is better.
-    other = Gain.of(before, before - np.array(rise))
-    assert other.is_not_worse is (other.mean > -error)
-    assert not (gain.is_better and other.is_not_worse)
+
+
+@pytest.mark.parametrize(
+    # What Student's distribution has beyond, as often as the normal one beyond one standard error.
+    ("samples", "errors"),
+    [(2, 1.837), (3, 1.321), (4, 1.197), (8, 1.077), (64, 1.008)],
+)
+def test_few_samples_have_to_show_more_of_a_fall(samples: int, errors: float) -> None:
+    before, change = np.full(samples, 20.0), np.linspace(-1, 1, samples)
+    error = float(change.std(ddof=1)) / math.sqrt(samples)
+
+    for factor, expected in ((0.99, True), (1.01, False)):
+        gain = Gain.of(before, before + change - factor * errors * error)
+        assert gain.is_not_worse is expected
+
+
+def test_one_sample_that_falls_is_worse() -> None:
+    assert not Gain.of(np.array([20.0]), np.array([19.9])).is_not_worse
+    assert Gain.of(np.array([20.0]), np.array([20.1])).is_not_worse
 
 
 def test_a_gain_is_told_with_its_standard_error() -> None:

@@ -28,7 +28,7 @@ from lowbit.evaluate.runner import (
 from lowbit.graph.session import Array, Feed
 from lowbit.graph.sharing import sharing_of
 from lowbit.numerics.formats import DoubleArray
-from lowbit.numerics.intervals import half_interval
+from lowbit.numerics.intervals import ONE_ERROR, half_interval
 from lowbit.numerics.metrics import channel_decibels
 
 _ROOM_FOR_OUTPUTS = 64 << 20
@@ -181,7 +181,8 @@ class Gain:
         # The mean of all, as far from that of the first ones as it may be, and their standard error.
         off = half_interval(spread * math.sqrt(1 / self.samples - 1 / total), self.samples, _DOUBT)
         error = spread / math.sqrt(total)
-        return abs(self.mean - (-error if unless_worse else error)) > off
+        limit = -half_interval(error, total, ONE_ERROR) if unless_worse else error
+        return abs(self.mean - limit) > off
 
     @property
     def is_better(self) -> bool:
@@ -190,8 +191,13 @@ class Gain:
 
     @property
     def is_not_worse(self) -> bool:
-        """Whether the SQNR falls by less than the fall varies between samples, or rises."""
-        return self.mean > -self.standard_error
+        """Whether the SQNR falls by less than the fall varies between samples, or rises.
+
+        How much it varies is hardly known from few samples, so they have to show more of a fall.
+        """
+        if self.samples < 2:
+            return self.mean > 0
+        return self.mean > -half_interval(self.standard_error, self.samples, ONE_ERROR)
 
     def describe(self) -> str:
         """Return it in words: ``+0.66 dB (standard error 0.84) on 8 samples``."""
