@@ -105,9 +105,9 @@ def test_a_gain_must_exceed_its_standard_error(rise, error, better) -> None:
 
 
 @pytest.mark.parametrize(
-    # What Student's distribution has beyond, as often as the normal one beyond one standard error.
+    # The numbers of standard errors beyond which one twentieth of Student's distribution lies.
     ("samples", "errors"),
-    [(2, 1.837), (3, 1.321), (4, 1.197), (8, 1.077), (64, 1.008)],
+    [(3, 2.920), (4, 2.353), (8, 1.895), (64, 1.669)],
 )
 def test_few_samples_have_to_show_more_of_a_fall(samples: int, errors: float) -> None:
     before, change = np.full(samples, 20.0), np.linspace(-1, 1, samples)
@@ -187,10 +187,10 @@ def test_a_gain_is_decided_once_all_samples_are_seen_and_never_on_one() -> None:
     assert Gain(0.0, 1.0, 6).is_decided(6)
     assert not Gain(5.0, 0.0, 1).is_decided(6)
     assert Gain(5.0, 0.0, 2).is_decided(6)
-    # The limits are the standard error of all six, 0.5 times the root of 3 / 6, and the same below zero.
+    # The limits are the standard error of all six, 0.5 times the root of 3 / 6, and 2.015 of them below zero.
     assert not Gain(0.354, 0.5, 3).is_decided(6)
-    assert not Gain(-0.354, 0.5, 3).is_decided(6, unless_worse=True)
+    assert not Gain(-0.713, 0.5, 3).is_decided(6, unless_worse=True)
     # The root of half of the samples being left, times 6.96 standard errors of three: 2.46 from the limit.
-    for mean, unless_worse in ((2.9, False), (2.2, True), (-2.2, False), (-2.9, True)):
+    for mean, unless_worse in ((2.9, False), (2.2, True), (-2.2, False), (-3.4, True)):
         assert Gain(mean, 0.5, 3).is_decided(6, unless_worse=unless_worse)
         assert not Gain(mean, 0.7, 3).is_decided(6, unless_worse=unless_worse)
