@@ -102,10 +102,25 @@ def test_a_gain_must_exceed_its_standard_error(rise, error, better) -> None:
     assert gain.standard_error == pytest.approx(error)
     assert gain.is_better is better
     assert gain.samples == len(rise)
-    # The same change the other way round is not worse unless this one is better.
-    other = Gain.of(before, before - np.array(rise))
-    assert other.is_not_worse is (other.mean > -error)
-    assert not (gain.is_better and other.is_not_worse)
+
+
+@pytest.mark.parametrize(
+    # The numbers of standard errors beyond which one twentieth of Student's distribution lies.
+    ("samples", "errors"),
+    [(3, 2.920), (4, 2.353), (8, 1.895), (64, 1.669)],
+)
+def test_few_samples_have_to_show_more_of_a_fall(samples: int, errors: float) -> None:
+    before, change = np.full(samples, 20.0), np.linspace(-1, 1, samples)
+    error = float(change.std(ddof=1)) / math.sqrt(samples)
+
+    for factor, expected in ((0.99, True), (1.01, False)):
+        gain = Gain.of(before, before + change - factor * errors * error)
+        assert gain.is_not_worse is expected
+
+
+def test_one_sample_that_falls_is_worse() -> None:
+    assert not Gain.of(np.array([20.0]), np.array([19.9])).is_not_worse
+    assert Gain.of(np.array([20.0]), np.array([20.1])).is_not_worse
 
 
 def test_a_gain_is_told_with_its_standard_error() -> None:
@@ -172,10 +187,10 @@ def test_a_gain_is_decided_once_all_samples_are_seen_and_never_on_one() -> None:
     assert Gain(0.0, 1.0, 6).is_decided(6)
     assert not Gain(5.0, 0.0, 1).is_decided(6)
     assert Gain(5.0, 0.0, 2).is_decided(6)
-    # The limits are the standard error of all six, 0.5 times the root of 3 / 6, and the same below zero.
+    # The limits are the standard error of all six, 0.5 times the root of 3 / 6, and 2.015 of them below zero.
     assert not Gain(0.354, 0.5, 3).is_decided(6)
-    assert not Gain(-0.354, 0.5, 3).is_decided(6, unless_worse=True)
+    assert not Gain(-0.713, 0.5, 3).is_decided(6, unless_worse=True)
     # The root of half of the samples being left, times 6.96 standard errors of three: 2.46 from the limit.
-    for mean, unless_worse in ((2.9, False), (2.2, True), (-2.2, False), (-2.9, True)):
+    for mean, unless_worse in ((2.9, False), (2.2, True), (-2.2, False), (-3.4, True)):
         assert Gain(mean, 0.5, 3).is_decided(6, unless_worse=unless_worse)
         assert not Gain(mean, 0.7, 3).is_decided(6, unless_worse=unless_worse)

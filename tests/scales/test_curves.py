@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 from helpers.staged import calibrated
 
+from lowbit.calibrate.sensitivity import Sensitivity
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.config.config import QuantConfig
 from lowbit.config.methods import MinMax, MinMse
@@ -19,7 +20,13 @@ from lowbit.numerics.formats import IntegerFormat
 from lowbit.ops.curves import Curve, Gate
 from lowbit.ops.gradients import OutputPart
 from lowbit.pipeline.sensitivity import measure_sensitivity
-from lowbit.scales.curves import CurvedDensity, PricedDensities, before_curve, of_gate
+from lowbit.scales.curves import (
+    CurvedDensity,
+    PricedDensities,
+    SensitiveCurvedDensity,
+    before_curve,
+    of_gate,
+)
 from lowbit.scales.density import Density, SensitiveDensity
 from lowbit.state import Calibrated
 
@@ -66,6 +73,57 @@ def test_the_error_of_a_gate_goes_with_that_of_the_product() -> None:
     found = np.array([_error(of_gate(_density(), _GATE), s) for s in scales])
 
     np.testing.assert_allclose(found / found[0], expected / expected[0], rtol=0.02)
+
+
+def _felt(x: np.ndarray) -> tuple[np.ndarray, SensitiveCurvedDensity]:
+    """Return gradients of the function's result, and the density that knows those of its argument."""
+    gradient = np.random.default_rng(1).normal(size=x.shape) * (2 + np.sign(x))
+    near = 1e-4
+    slope = (_SWISH.apply(x + near) - _SWISH.apply(x - near)) / (2 * near)
+    values = x.astype(np.float32)[None]
+    sensitivity = Sensitivity.of(values, (gradient * slope).astype(np.float32)[None], rows=1)
+    density = Density.of(TensorStats.of(values, histogram=True))
+    return gradient, SensitiveCurvedDensity.of_sensitivity(density, sensitivity, _SWISH)
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.15, 0.12])
+def test_errors_of_a_curve_count_as_the_outputs_feel_its_result(scale: float) -> None:
+    x = np.clip(_X.astype(np.float64), -15, 15)
+    gradient, density = _felt(x)
+    change = _SWISH.apply(_rounded(x, scale)) - _SWISH.apply(x)
+
+    expected = float(np.square(gradient * change).sum())
+
+    assert _error(density, scale) == pytest.approx(expected, rel=0.1)
+    assert _error(density.coarser(4), scale) == pytest.approx(expected, rel=0.15)
+
+
+def test_clipping_what_is_flat_costs_what_it_changes_there() -> None:
+    """Gradients are next to nothing far below zero, but all these numbers become another one."""
+    x = _X.astype(np.float64)
+    gradient, density = _felt(x)
+    step, low, high = np.array([0.01]), np.array([-0.5]), np.array([20.0])
+
+    (found,) = density.squared_error(step, low, high)
+
+    change = _SWISH.apply(np.maximum(x, -0.5)) - _SWISH.apply(x)
+    expected = float(np.square(gradient * change).sum())
+    assert expected / 1.5 < found < expected * 1.5
+
+
+def test_largest_values_that_no_gradient_was_taken_of_are_not_clipped_for_nothing() -> None:
+    x = np.minimum(_X.astype(np.float64), 3.9)
+    _, density = _felt(x)
+    whole = Density.of(
+        TensorStats.of(np.append(x, [7.0, 8.0, 9.0]).astype(np.float32), histogram=True)
+    )
+    seen = SensitiveCurvedDensity.of_sensitivity(whole, density.sensitivity, _SWISH)
+
+    limits = np.array([4.0, 9.1])
+    costs = seen.squared_error(np.full(2, 0.01), np.full(2, -9.0), limits)
+
+    # The outputs feel nine times as much of positive values, as of these.
+    assert costs[0] - costs[1] == pytest.approx(9 * (3**2 + 4**2 + 5**2), rel=0.1)
 
 
 _SHIFTED = """<ir_version: 8, opset_import: ["" : 17]>

@@ -175,7 +175,7 @@ def test_errors_at_the_outputs_are_those_of_rounding_and_of_clipping(
     rng = np.random.default_rng(0)
     x, g = (rng.normal(size=(1, 200_000)).astype(np.float32) for _ in range(2))
     sensitivity = Sensitivity.of(x, g + 1, rows=1)
-    density = SensitiveDensity.of_sensitivity(TensorStats.of(x, histogram=False), sensitivity)
+    density = SensitiveDensity.of_sensitivity(TensorStats.of(x, histogram=True), sensitivity)
 
     (found,) = density.squared_error(np.array([scale]), np.array([low]), np.array([high]))
 
@@ -187,7 +187,26 @@ def test_errors_at_the_outputs_are_those_of_rounding_and_of_clipping(
     assert found == pytest.approx(rounding[~beyond].sum() + sum(cut), rel=0.05)
 
 
-def test_numbers_that_are_zero_cost_nothing() -> None:
-    sensitivity = Sensitivity.of(np.zeros((1, 9), np.float32), np.ones((1, 9), np.float32), rows=1)
+def test_largest_numbers_cost_something_to_clip_where_no_gradient_was_taken_of_them() -> None:
+    """As if each counted as much as the largest of those whose gradients are known."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (1, 200_000)).astype(np.float32)
+    x[:, :6] = 2.2, 3.1, 3.7, -2.4, -2.5, -3.9
+    g = rng.normal(size=x.shape).astype(np.float32)
+    seen = np.abs(x) < 1
+    sensitivity = Sensitivity.of(x[seen][None], g[seen][None], rows=1)
+    density = SensitiveDensity.of_sensitivity(TensorStats.of(x, histogram=True), sensitivity)
 
-    assert not len(SensitiveDensity.of_sensitivity(TensorStats(0.0, 0.0, 9), sensitivity).weight)
+    limits = np.array([2.0, 5.0])
+    errors = density.squared_error(np.full(2, 0.01), -limits, limits)
+
+    cut = np.square(np.maximum(np.abs(x.astype(np.float64)) - 2, 0)).sum()
+    assert errors[0] - errors[1] == pytest.approx(cut, rel=0.05)
+
+
+def test_numbers_that_are_zero_cost_nothing() -> None:
+    x = np.zeros((1, 9), np.float32)
+    sensitivity = Sensitivity.of(x, np.ones((1, 9), np.float32), rows=1)
+    stats = TensorStats.of(x, histogram=True)
+
+    assert not len(SensitiveDensity.of_sensitivity(stats, sensitivity).weight)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 import onnxruntime as ort
@@ -13,6 +16,8 @@ from lowbit.calibrate.statistics import load_stats, save_stats
 from lowbit.config.presets import find_preset
 from lowbit.config.scale_search import SensitivityWeighting
 from lowbit.errors import ConfigError, ModelError
+from lowbit.ops.gradients import OutputPart
+from lowbit.pipeline.output_parts import measured_outputs
 from lowbit.search import keep_if_better, sensitive_scales
 
 NAME = "scales by sensitivity"
@@ -129,3 +134,26 @@ def test_formats_of_16_bits_need_no_sensitivity() -> None:
 def test_no_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"sensitivity\.samples is 0; it must be at least 1"):
         SensitivityWeighting(samples=0)
+
+
+@pytest.mark.parametrize(("is_detector", "expected"), [(False, 6), (True, 12)])
+def test_a_detector_has_gradients_of_more_samples(
+    monkeypatch, is_detector: bool, expected: int
+) -> None:
+    counted = []
+
+    def counting(_state: object, feeds: Iterable, _outputs: object) -> None:
+        counted.append(len(list(feeds)))
+        raise ModelError("no gradients are needed here")
+
+    def outputs(*arguments: object) -> list[OutputPart]:
+        parts = measured_outputs(*arguments)
+        scores = OutputPart(parts[0].tensor)
+        return [dataclasses.replace(p, read_at=scores if is_detector else None) for p in parts]
+
+    monkeypatch.setattr(sensitive_scales, "measure_sensitivity", counting)
+    monkeypatch.setattr(sensitive_scales, "measured_outputs", outputs)
+
+    _quantized(_config("A8W8", sensitivity=SensitivityWeighting(samples=6)))
+
+    assert counted == [expected]

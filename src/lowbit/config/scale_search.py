@@ -34,7 +34,8 @@ class SensitivityWeighting(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     skipped: gradients need all activations of a sample in memory.
 
     Attributes:
-        samples: How many calibration samples gradients are computed on, evenly spaced over all of them.
+        samples: How many calibration samples gradients are computed on, evenly spaced over all of them. Of a
+            detector, whose samples show few objects, twice as many.
     """
 
     samples: int = 16

@@ -36,6 +36,8 @@ _ROOM_FOR_OUTPUTS = 64 << 20
 _LEAST_LOOK, _ALL = 4, slice(None)
 # How likely the samples that were left out would have decided otherwise.
 _DOUBT = 0.01
+# How likely samples look so much worse by chance, at most, where a model is called worse.
+_WORSE = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +183,8 @@ class Gain:
         # The mean of all, as far from that of the first ones as it may be, and their standard error.
         off = half_interval(spread * math.sqrt(1 / self.samples - 1 / total), self.samples, _DOUBT)
         error = spread / math.sqrt(total)
-        return abs(self.mean - (-error if unless_worse else error)) > off
+        limit = -half_interval(error, total, _WORSE) if unless_worse else error
+        return abs(self.mean - limit) > off
 
     @property
     def is_better(self) -> bool:
@@ -190,8 +193,13 @@ class Gain:
 
     @property
     def is_not_worse(self) -> bool:
-        """Whether the SQNR falls by less than the fall varies between samples, or rises."""
-        return self.mean > -self.standard_error
+        """Whether the SQNR rises, or falls by no more than it may by chance.
+
+        How much it varies is hardly known from few samples, so they have to show more of a fall.
+        """
+        if self.samples < 2:
+            return self.mean > 0
+        return self.mean > -half_interval(self.standard_error, self.samples, _WORSE)
 
     def describe(self) -> str:
         """Return it in words: ``+0.66 dB (standard error 0.84) on 8 samples``."""

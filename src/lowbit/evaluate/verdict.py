@@ -21,6 +21,7 @@ from lowbit.evaluate.runner import Outputs
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.formats import DoubleArray
 from lowbit.numerics.intervals import (
+    ONE_ERROR,
     TAIL,
     Interval,
     error_of_sqnr,
@@ -42,9 +43,6 @@ _LEAST_PROBABILITY = 1e-6
 _FARTHEST = 100.0
 # Fewer classes, or fewer samples, may well agree.
 _MANY_CLASSES, _ENOUGH_SAMPLES, _NEARLY_ALL = 10, 16, 0.9
-# What lies beyond one standard error: an agreement gets the level of one so much better, since a few
-# samples near a tie change it much.
-_ONE_ERROR = 0.1587
 # Logits of this SQNR are usable, whatever their divergence on few samples.
 _LOGITS_DB = 10.0
 # How likely the truth may lie beyond one end of the interval where more samples are not run: an interval of
@@ -390,7 +388,8 @@ def _level_of_decisions(same: Sequence[float]) -> Level:
     """
     if len(same) < _ENOUGH_SAMPLES:
         return LEVELS[0]
-    level = BEST_CLASS.level(interval_of_share(same, _ONE_ERROR).high)
+    # The level of an agreement one standard error better, since a few samples near a tie change it much.
+    level = BEST_CLASS.level(interval_of_share(same, ONE_ERROR).high)
     is_sure = BEST_CLASS.level(interval_of_share(same).high) == "ruined"
     return "poor" if level == "ruined" and not is_sure else level
 
@@ -399,7 +398,7 @@ def _margin_of_decisions(same: Sequence[float]) -> float:
     """Return the same in decibels of noise, whose amplitude decisions that differ grow with."""
     if len(same) < _ENOUGH_SAMPLES:
         return math.inf
-    return 2 * BEST_CLASS.margin_db(interval_of_share(same, _ONE_ERROR).high)
+    return 2 * BEST_CLASS.margin_db(interval_of_share(same, ONE_ERROR).high)
 
 
 def _standard_error(values: DoubleArray) -> float:

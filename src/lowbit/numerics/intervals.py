@@ -16,6 +16,9 @@ from lowbit.numerics.formats import DoubleArray
 from lowbit.numerics.metrics import SignalNoise, decibels
 
 TAIL = 0.025
+ONE_ERROR = 0.1587
+"""What lies beyond one standard error."""
+
 _LOWEST_DB, _HIGHEST_DB = -120.0, 120.0
 # A sample this much better than all together counts as one that is so much better: one without noise says
 # nothing of how noisy others are.

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from lowbit.calibrate.sensitivity import Sensitivity, bin_edges
 from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import MinMse
 from lowbit.ops.curves import Curve, Function, Gate, find_curves, find_moved_curves
 from lowbit.planning.plan import Plan, TensorPlan
-from lowbit.scales.density import Density, DoubleArray, SensitiveDensity
+from lowbit.scales.density import Density, DoubleArray, SensitiveDensity, felt
 
 # Numbers at which the function is taken in each bin, and the least of them relative to the largest:
 # what is smaller is zero with every scale.
@@ -49,6 +50,55 @@ class CurvedDensity(Density):
 def before_curve(density: Density, curve: Curve) -> CurvedDensity:
     """Return a tensor's density with errors measured after a curve."""
     return CurvedDensity(density.start, density.end, density.weight, density.zeros, curve.apply)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SensitiveCurvedDensity(CurvedDensity):
+    """A density before a function, weighted by the sensitivity of the outputs to errors of the function's result.
+
+    A gradient takes the function for a straight line, which it is only where little changes. So the error is that
+    of the function's result, and gradients say how much of that the outputs feel. What is clipped adds up
+    first: the sensitivity knows how much of it does.
+    """
+
+    sensitivity: Sensitivity
+
+    @classmethod
+    def of_sensitivity(
+        cls, density: Density, sensitivity: Sensitivity, curve: Curve
+    ) -> SensitiveCurvedDensity:
+        """Return the density of a tensor weighted by its sensitivity."""
+        weight = density.weight * felt(sensitivity, density, curve.apply)
+        return cls(density.start, density.end, weight, 0.0, curve.apply, sensitivity)
+
+    def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
+        """Return the error at the outputs for each candidate (see ``Density``)."""
+        values, weight = _points(self)
+        exact, edges = self.curve(values), bin_edges()[:-1]
+        over, under = self.sensitivity.clipping
+        errors = []
+        for step, least, most in zip(scale, low, high, strict=True):
+            rounded = np.clip(np.rint(values / step) * step, least, most)
+            each = weight * np.square(self.curve(rounded) - exact)
+            above, below = values > most, values < least
+            errors.append(
+                float(each[~(above | below)].sum())
+                + max(float(each[above].sum()), float(np.interp(max(most, 0.0), edges, over)))
+                + max(float(each[below].sum()), float(np.interp(max(-least, 0.0), edges, under)))
+            )
+        return np.asarray(errors)
+
+    @property
+    def unit(self) -> float:
+        """One: errors at the outputs are compared as they are."""
+        return 1.0
+
+    def coarser(self, together: int) -> SensitiveCurvedDensity:
+        """Return the density with ``together`` adjacent bins merged."""
+        plain = Density(self.start, self.end, self.weight, self.zeros).coarser(together)
+        return SensitiveCurvedDensity(
+            plain.start, plain.end, plain.weight, plain.zeros, self.curve, self.sensitivity
+        )
 
 
 def of_gate(density: Density, gate: Gate) -> Density:
@@ -103,7 +153,6 @@ class PricedDensities:
         seen = self.stats[tensor.observe]
         if seen.sensitivity is not None and curve is None:
             curve = self.moved.get(source)
-        # A function that saturates is no straight line, which gradients take it for.
         if seen.sensitivity is not None and (curve is None or source != tensor.name):
             return SensitiveDensity.of_sensitivity(seen, seen.sensitivity)
         if curve is None:
@@ -111,6 +160,8 @@ class PricedDensities:
         density = Density.of(self.stats[source], source)
         if curve.gate is not None and source != tensor.name:
             return of_gate(density, curve.gate)
+        if seen.sensitivity is not None and curve.gate is not None:
+            return SensitiveCurvedDensity.of_sensitivity(density, seen.sensitivity, curve)
         return before_curve(density, curve)
 
 

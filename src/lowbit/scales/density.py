@@ -14,14 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.calibrate import log_histogram
-from lowbit.calibrate.sensitivity import Sensitivity, bin_edges
+from lowbit.calibrate.sensitivity import BINS, Sensitivity, bin_edges
 from lowbit.calibrate.statistics import TensorStats
 from lowbit.errors import CalibrationError
+from lowbit.ops.curves import Function
 
 DoubleArray = NDArray[np.float64]
 
 # Numbers that are computed with at once: what is larger does not stay in the cache.
 _AT_ONCE = 1 << 14
+
+_BINS_OF_OCTAVE = 8
+# A function's slope is taken over this share of its argument; where its mean square is less, it is flat.
+_NEAR, _FLAT = 0.01, 1e-3
+# Of more values than these that were counted, some are in rows that gradients were taken of.
+_FEW = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,10 +139,14 @@ class SensitiveDensity(Density):
     @classmethod
     def of_sensitivity(cls, stats: TensorStats, sensitivity: Sensitivity) -> SensitiveDensity:
         """Return the density of a tensor's sensitivity, cut to the observed range."""
-        edges = bin_edges()
-        positive, negative = sensitivity.squares
+        edges, density = bin_edges(), Density.of(stats)
+        bins, is_negative = _bins_of(density)
+        weight = density.weight * felt(sensitivity, density)
+        positive, negative = (
+            np.bincount(bins[own], weight[own], BINS) for own in (~is_negative, is_negative)
+        )
         # The first bin is of what is zero, and stays zero whatever the scale.
-        at, minus = (np.flatnonzero(side[1:]) + 1 for side in sensitivity.squares)
+        at, minus = (np.flatnonzero(side[1:]) + 1 for side in (positive, negative))
         minus = minus[::-1]
         start = np.concatenate((-edges[minus + 1], edges[at]))
         end = np.concatenate((-edges[minus], edges[at + 1]))
@@ -143,7 +154,11 @@ class SensitiveDensity(Density):
         return cls(start, end, np.concatenate((negative[minus], positive[at])), 0.0, sensitivity)
 
     def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:
-        """Return the error at the outputs for each candidate (see ``Density``)."""
+        """Return the error at the outputs for each candidate (see ``Density``).
+
+        What is clipped adds up before it is squared, as the rows that gradients were taken of show. It costs no
+        less than if it did not: of the largest values these rows hold few.
+        """
         edges = bin_edges()[:-1]
         over, under = self.sensitivity.clipping
         above = np.interp(np.maximum(high, 0.0), edges, over)
@@ -156,7 +171,13 @@ class SensitiveDensity(Density):
         error = inside / width
         if point.any():
             error = np.where(point, _at(first, scale, low, high), error)
-        return np.asarray((error * self.weight).sum(axis=1) + above + below)
+        cut = _cube(self.end - high) - _cube(self.start - high)
+        left = _cube(low - self.start) - _cube(low - self.end)
+        apart_above, apart_below = (
+            (side / (3 * width) * self.weight).sum(axis=1) for side in (cut, left)
+        )
+        clipped = np.maximum(above, apart_above) + np.maximum(below, apart_below)
+        return np.asarray((error * self.weight).sum(axis=1) + clipped)
 
     @property
     def unit(self) -> float:
@@ -167,6 +188,55 @@ class SensitiveDensity(Density):
         """Return the same: it has few bins."""
         del together
         return self
+
+
+def felt(sensitivity: Sensitivity, density: Density, curve: Function | None = None) -> DoubleArray:
+    """Return how much the outputs feel of a squared error, for each bin of a density: of ``curve`` where it is given.
+
+    Gradients were taken of few rows, which hold few of the largest values, while a density has values of all samples.
+    So it is the mean of each power of two, and that of the next smaller values where so few were counted that no
+    gradient may have been taken, or where the function is flat, of which gradients tell nothing.
+    """
+    edges, octaves = bin_edges(), BINS // _BINS_OF_OCTAVE + 2
+    at, is_negative = _bins_of(density)
+    found = np.zeros(len(at))
+    for side, (own, sign) in enumerate(((~is_negative, 1.0), (is_negative, -1.0))):
+        counts = np.bincount(at[own], density.weight[own], BINS)
+        bins = np.flatnonzero(counts)
+        octave = _octave_of(bins)
+        middle = sign * (edges[bins] + edges[bins + 1]) / 2
+        steep = np.ones(len(bins)) if curve is None else np.square(_slope(curve, middle))
+        weights = sensitivity.squares[side, bins], counts[bins], counts[bins] * steep
+        squares, count, seen = (np.bincount(octave, each, octaves) for each in weights)
+        known = (seen > _FLAT * count) & ((squares > 0) | (count > _FEW))
+        level = np.divide(squares, seen, out=np.zeros(octaves), where=known)
+        found[own] = _from_below(level, known)[_octave_of(at[own])]
+    return found
+
+
+def _octave_of(bins: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the power of two of bins; the first, that of zero, is one by itself."""
+    return -(-bins // _BINS_OF_OCTAVE)
+
+
+def _bins_of(density: Density) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the sensitivity's bin of each bin of a density, and whether it is one of negative numbers."""
+    middle = (density.start + density.end) / 2
+    return np.searchsorted(bin_edges(), np.abs(middle), side="right") - 1, middle < 0
+
+
+def _slope(curve: Function, x: DoubleArray) -> DoubleArray:
+    near = _NEAR * np.abs(x)
+    return (curve(x + near) - curve(x - near)) / (2 * near)
+
+
+def _from_below(level: DoubleArray, known: NDArray[np.bool_]) -> DoubleArray:
+    """Return levels with that of the next smaller numbers, or else of the smallest, where none is known."""
+    if not known.any():
+        return np.zeros(len(level))
+    first = int(np.argmax(known))
+    before = np.maximum.accumulate(np.where(known, np.arange(len(level)), first))
+    return np.asarray(level[before])
 
 
 def _mean_square(a: DoubleArray, b: DoubleArray) -> DoubleArray:
@@ -227,6 +297,11 @@ def _rounding(x: DoubleArray, scale: DoubleArray) -> DoubleArray:
     found += n
     found *= scale**3
     return np.asarray(found)
+
+
+def _cube(x: DoubleArray) -> DoubleArray:
+    positive = np.maximum(x, 0.0)
+    return positive * positive * positive
 
 
 def _at(x: DoubleArray, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:

@@ -3,7 +3,7 @@
 Part of the calibration samples is held out. The model is built without any of the steps, then with
 one more at a time; a step stays if the outputs come nearer to the float model's on the held-out
 samples, by more than the standard error of the difference. Steps that were chosen by sensitivity, on far more
-samples, stay unless the outputs are worse by as much. If the model is refined later, the error is that
+samples, stay unless the outputs are worse beyond chance. If the model is refined later, the error is that
 expected afterwards. Models that are only compared are calibrated on some of the samples; the others are added
 to the statistics of the one that is kept.
 """

@@ -15,6 +15,9 @@ from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.sensitivity import measure_sensitivity, mse_tensors
 from lowbit.state import Calibrated, Quantized, extended
 
+_MORE = 2
+"""How many times as many samples a detector has: a sample shows few objects, whose values are the largest."""
+
 
 def weighted_scales(
     pipeline: Pipeline,
@@ -35,7 +38,8 @@ def weighted_scales(
         return None
     changed = msgspec.structs.replace(state.config, sensitivity=config)
     with pipeline.clock.stage("sensitivity"):
-        feeds = samples.fitting().spread(config.samples)
+        more = _MORE if any(part.read_at is not None for part in outputs) else 1
+        feeds = samples.fitting().spread(more * config.samples)
         try:
             found = measure_sensitivity(extended(state, Calibrated, config=changed), feeds, outputs)
         except ModelError:
