@@ -66,8 +66,8 @@ class QuantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             of their spec alone.
         refinement: How weights are rounded better than to the nearest integer; ``None``: not.
         mixed_precision: Which layers may have other formats, found by measuring; ``None``: all have the same.
-        keep_only_if_better: Whether equalization, SmoothQuant, bias correction and ``centering`` are kept only if they lower
-            the error on samples held out of calibration, and ``sensitivity`` and ``power_of_two_fit`` unless they
+        keep_only_if_better: Whether equalization, SmoothQuant and ``centering`` are kept only if they lower the error on
+            samples held out of calibration, and bias correction, ``sensitivity`` and ``power_of_two_fit`` unless they
             raise it.
         steps_decided: Whether an earlier run decided which of these help, as in ``Result.config``: they are done
             on the same samples, and kept.

@@ -2,8 +2,8 @@
 
 Part of the calibration samples is held out. The model is built without any of the steps, then with
 one more at a time; a step stays if the outputs come nearer to the float model's on the held-out
-samples, by more than the standard error of the difference. Steps that were chosen by sensitivity, on far more
-samples, stay unless the outputs are worse beyond chance. If the model is refined later, the error is that
+samples, by more than the standard error of the difference. Steps that follow from far more samples stay
+unless the outputs are worse beyond chance. If the model is refined later, the error is that
 expected afterwards. Models that are only compared are calibrated on some of the samples; the others are added
 to the statistics of the one that is kept.
 """
@@ -55,8 +55,8 @@ _Field = Literal[
 class _Option:
     """A field of the configuration, and its value when the step is skipped.
 
-    ``unless_worse``: the step was chosen by sensitivity, on far more samples than those held out; it is
-    dropped only if the held-out samples show that it is worse.
+    ``unless_worse``: the step follows from far more samples than those held out; it is dropped only if the
+    held-out samples show that it is worse.
     """
 
     name: str
@@ -66,7 +66,7 @@ class _Option:
 
 
 _OPTIONS = (
-    _Option("bias correction", "bias_correction", skipped=False),
+    _Option("bias correction", "bias_correction", skipped=False, unless_worse=True),
     _Option("equalization", "equalization", skipped=None),
     _Option("SmoothQuant", "smooth_quant", skipped=None),
     _Option("scales by sensitivity", "sensitivity", skipped=None, unless_worse=True),
