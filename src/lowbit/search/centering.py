@@ -27,7 +27,7 @@ from lowbit.transforms import Context, implementation_of
 from lowbit.transforms.centering import OffsetGroup, find_offset_groups
 
 _MOST_BITS = 8
-"""What more bits round away is too little to be worth it."""
+"""With more bits, rounding takes too little away to be worth it."""
 
 
 def centered(pipeline: Pipeline, state: Quantized, samples: Selection) -> Quantized | None:
