@@ -1,10 +1,9 @@
 """Every fan-out: threads of this process in order, or workers of the engine that was chosen.
 
-NumPy and onnxruntime release the interpreter's lock, so threads of one process share models and
-arrays without copying them; that is the default (``ordered_map``). Where an engine was chosen,
-``distributed_map`` goes through joblib: processes on this machine (loky), a Dask or a Ray cluster, or
-whatever backend the program has set with ``joblib.parallel_config``. Nothing imports an engine that
-was not asked for.
+NumPy and onnxruntime release the interpreter's lock, so threads of one process share models and arrays without
+copying them; that is the default (``ordered_map``). Where an engine was chosen, ``distributed_map`` goes through
+joblib: processes on this machine (loky), a Dask or a Ray cluster, or whatever backend the program has set with
+``joblib.parallel_config``. Nothing imports an engine that was not asked for.
 """
 
 from __future__ import annotations
@@ -81,15 +80,13 @@ def ordered_map(
 
 def run_ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
     """Yield ``work(item)`` in order; while the caller has one result, a thread makes the next."""
-    pending: concurrent.futures.Future[T] | None = None
+    pending = collections.deque[concurrent.futures.Future[T]]()
     with Pool(1) as pool:
         for item in items:
-            following = pool.submit(work, item)
-            if pending is not None:
-                yield pending.result()
-            pending = following
-        if pending is not None:
-            yield pending.result()
+            pending.append(pool.submit(work, item))
+            if len(pending) > 1:
+                yield pending.popleft().result()
+        yield from (future.result() for future in pending)
 
 
 def worker_count() -> int | None:
@@ -190,8 +187,7 @@ class _Distributed(Generic[S, T]):
         self, task: Callable[..., T], items: Sequence[S], name: str, shared: Shared | None
     ) -> None:
         self._items, self._name = items, name
-        keys = None if shared is None else tuple(shared)
-        self._call = _Call(task, name.replace(" ", "_"), keys)
+        self._call = _Call(task, name.replace(" ", "_"), None if shared is None else tuple(shared))
         self._arrays = () if shared is None else tuple(shared.values())
         self._attempts = collections.Counter[int]()
         self._left = dict.fromkeys(range(len(items)))
@@ -213,8 +209,7 @@ class _Distributed(Generic[S, T]):
         What was running twice when it broke is run by itself, so that it is known who breaks it.
         """
         doubtful = [index for index in self._left if self._attempts[index] >= _ATTEMPTS - 1]
-        started: list[int] = []
-        source = iter(doubtful[:1] or list(self._left))
+        source, started = iter(doubtful[:1] or list(self._left)), list[int]()
         running = self._run(source, started)
         try:
             for index, outcome in running:
@@ -224,8 +219,7 @@ class _Distributed(Generic[S, T]):
                     del self._left[index]
                     yield index, outcome
         except (LowbitError, GeneratorExit):
-            # Nobody wants the rest. Workers finish what they are at, which is little: joblib would
-            # kill them, and then each map that follows waits for new ones.
+            # Nobody wants the rest. Workers finish what they are at: joblib would kill them.
             collections.deque(source, maxlen=0)
             with contextlib.suppress(Exception):
                 collections.deque(running, maxlen=0)
@@ -357,13 +351,10 @@ def _ray(stack: contextlib.ExitStack, _: str, address: str, workers: int | None)
         raise _missing("ray", error) from error
     register_ray()
     if not ray.is_initialized():
-        is_local = address in ("", _LOCAL)
+        here = {"address": _LOCAL, "num_cpus": workers}
+        where = here if address in ("", _LOCAL) else {"address": address}
         try:
-            ray.init(
-                address=_LOCAL if is_local else address,
-                num_cpus=workers if is_local else None,
-                log_to_driver=False,
-            )
+            ray.init(**where, log_to_driver=False)
         except (ConnectionError, ValueError) as error:
             raise ConfigError(
                 f"no Ray cluster answers at {address!r} ({error}); expected auto, an address such "

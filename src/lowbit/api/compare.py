@@ -322,7 +322,7 @@ def _target(model: ir.Model) -> Target:
 
 
 class _Written(msgspec.Struct):
-    """What is read of the configuration in a quantized model."""
+    """The part of the configuration in a quantized model that is read here."""
 
     rescaling: Rescaling | None = None
 

@@ -10,6 +10,7 @@ import msgspec
 import onnx_ir as ir
 
 from lowbit.evaluate.figures import LEVELS
+from lowbit.evaluate.output_errors import OutputErrors
 from lowbit.evaluate.output_kinds import find_measured, measured_tensors, seen_in
 from lowbit.evaluate.runner import Outputs, Run, output_names, run_models
 from lowbit.evaluate.same_outputs import (
@@ -18,7 +19,7 @@ from lowbit.evaluate.same_outputs import (
     is_number,
     outputs_sized_by_data,
 )
-from lowbit.evaluate.verdict import OutputErrors, Verdict
+from lowbit.evaluate.verdict import Verdict
 from lowbit.graph.session import Array, Feed
 from lowbit.numerics.metrics import SignalNoise
 

@@ -21,7 +21,6 @@ ARITHMETIC = "lowbit.arithmetic"
 REQUANTIZED = "lowbit.requantization"
 """Mark of an Identity between two names of a tensor, one for each format it has."""
 
-
 SATURATED = "lowbit.saturated"
 """Mark of a Clip at the bounds of the integers that its output becomes: the quantizer does the same."""
 

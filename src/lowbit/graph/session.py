@@ -53,11 +53,6 @@ def copy_of(value: Array) -> Array:
     return copy.deepcopy(value)
 
 
-def bytes_of(value: Array) -> int:
-    """Return how much memory a value takes, a sequence too."""
-    return sum(map(bytes_of, value)) if isinstance(value, list) else np.asarray(value).nbytes
-
-
 class Session:
     """A model that can be run; ``run`` may be called from several threads at once."""
 

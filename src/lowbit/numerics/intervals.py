@@ -17,7 +17,7 @@ from lowbit.numerics.metrics import SignalNoise, decibels
 
 TAIL = 0.025
 ONE_ERROR = 0.1587
-"""What lies beyond one standard error."""
+"""The share of a normal distribution beyond one standard error, at one end."""
 
 _LOWEST_DB, _HIGHEST_DB = -120.0, 120.0
 # A sample this much better than all together counts as one that is so much better: one without noise says

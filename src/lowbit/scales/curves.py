@@ -18,7 +18,7 @@ from lowbit.calibrate.statistics import Stats
 from lowbit.config.methods import MinMse
 from lowbit.ops.curves import Curve, Function, Gate, find_curves, find_moved_curves
 from lowbit.planning.plan import Plan, TensorPlan
-from lowbit.scales.density import Density, DoubleArray, SensitiveDensity, felt
+from lowbit.scales.density import Density, DoubleArray, SensitiveDensity, weights_of_errors
 
 # Numbers at which the function is taken in each bin, and the least of them relative to the largest:
 # what is smaller is zero with every scale.
@@ -57,7 +57,7 @@ class SensitiveCurvedDensity(CurvedDensity):
     """A density before a function, weighted by the sensitivity of the outputs to errors of the function's result.
 
     A gradient takes the function for a straight line, which it is only where little changes. So the error is that
-    of the function's result, and gradients say how much of that the outputs feel. What is clipped adds up
+    of the function's result, and gradients say what that counts at the outputs. What is clipped adds up
     first: the sensitivity knows how much of it does.
     """
 
@@ -68,7 +68,7 @@ class SensitiveCurvedDensity(CurvedDensity):
         cls, density: Density, sensitivity: Sensitivity, curve: Curve
     ) -> SensitiveCurvedDensity:
         """Return the density of a tensor weighted by its sensitivity."""
-        weight = density.weight * felt(sensitivity, density, curve.apply)
+        weight = density.weight * weights_of_errors(sensitivity, density, curve.apply)
         return cls(density.start, density.end, weight, 0.0, curve.apply, sensitivity)
 
     def squared_error(self, scale: DoubleArray, low: DoubleArray, high: DoubleArray) -> DoubleArray:

@@ -141,7 +141,7 @@ class SensitiveDensity(Density):
         """Return the density of a tensor's sensitivity, cut to the observed range."""
         edges, density = bin_edges(), Density.of(stats)
         bins, is_negative = _bins_of(density)
-        weight = density.weight * felt(sensitivity, density)
+        weight = density.weight * weights_of_errors(sensitivity, density)
         positive, negative = (
             np.bincount(bins[own], weight[own], BINS) for own in (~is_negative, is_negative)
         )
@@ -190,8 +190,10 @@ class SensitiveDensity(Density):
         return self
 
 
-def felt(sensitivity: Sensitivity, density: Density, curve: Function | None = None) -> DoubleArray:
-    """Return how much the outputs feel of a squared error, for each bin of a density: of ``curve`` where it is given.
+def weights_of_errors(
+    sensitivity: Sensitivity, density: Density, curve: Function | None = None
+) -> DoubleArray:
+    """Return what a squared error counts at the outputs, for each bin of a density: of ``curve`` where it is given.
 
     Gradients were taken of few rows, which hold few of the largest values, while a density has values of all samples.
     So it is the mean of each power of two, and that of the next smaller values where so few were counted that no

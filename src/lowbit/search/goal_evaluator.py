@@ -22,6 +22,7 @@ from lowbit.evaluate.accuracy import (
 )
 from lowbit.evaluate.figures import GOALS, Figure
 from lowbit.evaluate.labels import Label
+from lowbit.evaluate.output_errors import OutputErrors
 from lowbit.evaluate.output_kinds import (
     MeasuredOutput,
     find_measured,
@@ -36,7 +37,6 @@ from lowbit.evaluate.runner import (
     run_model,
     run_models,
 )
-from lowbit.evaluate.verdict import OutputErrors
 from lowbit.graph.session import Feed
 from lowbit.numerics.intervals import Interval
 from lowbit.pipeline.verify import quantized_names

@@ -16,7 +16,7 @@ from lowbit.config.presets import MORE_POSITIONS
 from lowbit.config.refinement import AdaQuant, LayerReconstruction, Refinement
 from lowbit.config.specs import IntegerSpec
 from lowbit.errors import ConfigError, did_you_mean
-from lowbit.evaluate.verdict import OutputErrors
+from lowbit.evaluate.output_errors import OutputErrors
 from lowbit.files import temporary_folder
 from lowbit.numerics.formats import IntegerFormat
 from lowbit.search.goal_search import BETTER_DB, Candidate, GoalSearch

@@ -20,7 +20,7 @@ from lowbit.config.config import QuantConfig
 from lowbit.config.specs import IntegerSpec, Rule
 from lowbit.errors import PlanError
 from lowbit.evaluate.cost import NodeCost, node_costs
-from lowbit.evaluate.verdict import OutputErrors
+from lowbit.evaluate.output_errors import OutputErrors
 from lowbit.pipeline.pipeline import Pipeline
 from lowbit.pipeline.verify import quantized_names
 from lowbit.report.values import PromotedRegion

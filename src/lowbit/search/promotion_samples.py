@@ -10,9 +10,9 @@ import numpy as np
 
 from lowbit.data.split import Split
 from lowbit.evaluate.kept_samples import kept_samples
+from lowbit.evaluate.output_errors import OutputErrors
 from lowbit.evaluate.output_kinds import MeasuredOutput, find_measured, measured_tensors, seen_in
 from lowbit.evaluate.runner import ReferenceSample, Run, compared, reference_samples
-from lowbit.evaluate.verdict import OutputErrors
 from lowbit.graph.session import Array
 from lowbit.pipeline.verify import quantized_names
 from lowbit.state import Quantized

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from lowbit.config.specs import Rule
-from lowbit.evaluate.verdict import OutputErrors
+from lowbit.evaluate.output_errors import OutputErrors
 from lowbit.report.values import PromotedRegion
 from lowbit.search.switched_model import is_run_in_parts
 from lowbit.state import Quantized

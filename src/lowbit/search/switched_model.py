@@ -22,7 +22,7 @@ from lowbit.analyze.quantizers import Quantizer, find_quantizers, read_constants
 from lowbit.analyze.sensitivity import Switch, Switched, add_switches
 from lowbit.evaluate.runner import Outputs, ReferenceSample
 from lowbit.graph.parts import is_large
-from lowbit.graph.session import Array, bytes_of, copy_of
+from lowbit.graph.session import Array, copy_of
 from lowbit.graph.sharing import sharing_of
 from lowbit.graph.submodels import Tail, open_tails
 from lowbit.graph.tensors import tensors_size
@@ -118,7 +118,7 @@ class SwitchedModel:
         off = {s.name: np.array(False) for s in self._switches.values() if s.name in whole.defaults}
         arrays = whole.session.run(names, {**feed, **off}) if names else []
         values = {name: copy_of(array) for name, array in zip(names, arrays, strict=True)}
-        self._room -= sum(map(bytes_of, values.values()))
+        self._room -= sum(map(_bytes_of, values.values()))
         self._kept[index] = {**feed, **values}
         return self._kept[index]
 
@@ -212,3 +212,8 @@ def is_run_in_parts(state: Quantized) -> bool:
     """Whether a model has too many nodes to be opened as a whole with its switches."""
     model = state.emitted.model
     return len(model.graph) > MANY_NODES and is_large(model) and not model.functions
+
+
+def _bytes_of(value: Array) -> int:
+    """Return how much memory a value takes, a sequence too."""
+    return sum(map(_bytes_of, value)) if isinstance(value, list) else np.asarray(value).nbytes
