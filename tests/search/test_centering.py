@@ -102,6 +102,13 @@ def test_quantizers_alone_do_what_the_activation_did(activation: str) -> None:
         assert found.config.rescaling.offsets[name] == 128 * float(params.scale)
 
 
+def test_an_activation_that_is_excluded_stays_as_it_is() -> None:
+    found = _quantized(_network(), _config(exclude=("act1",)))
+
+    assert set(found.config.rescaling.offsets) == {"r0", "r2"}
+    assert [n.name for n in found.model.graph.node if n.op_type in ("Relu", "Clip")] == ["act1"]
+
+
 def test_it_is_as_near_as_with_zero_points() -> None:
     """The same network in a format that has zero points, with the same scales."""
     model = _network()

@@ -80,6 +80,7 @@ def find_offsets(state: Quantized) -> Rescaling:
     rows = {row.name: row for row in state.plan.activations()}
     priced = PricedDensities.of(state.adapted, state.plan.integers(), state.stats)
     narrow = {row.node for row in state.plan.biases if not row.spec.is_accumulator}
+    in_float = {row.node for row in state.plan.float_nodes}
     offsets: dict[str, float] = {}
     ranges: dict[str, tuple[float, float]] = {}
     bias = state.config.bias
@@ -87,7 +88,10 @@ def find_offsets(state: Quantized) -> Rescaling:
         return Rescaling()
     for group in find_offset_groups(state.float_model.graph):
         own = [rows[name] for name in group.tensors if name in rows]
-        started = all(node.outputs[0].name in rows for node, _ in group.activations)
+        started = all(
+            node.outputs[0].name in rows and node.name not in in_float
+            for node, _ in group.activations
+        )
         rounded = all(layer.node.name not in narrow for layer in group.layers)
         if not own or not started or not rounded or not all(_is_centerable(row) for row in own):
             continue
