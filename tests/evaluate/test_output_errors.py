@@ -209,6 +209,19 @@ def test_few_decisions_are_not_certain() -> None:
         assert _is_certain("classes", *_decided(same, count), logits=True) is certain
 
 
+def test_scores_are_not_certain() -> None:
+    """One more sample may hold most of the noise, as the last one here does."""
+    want, got = sparse_maps(24, 0.002, 0.002)
+    rare = want[-1] + np.float32(0.5) * rows_of(1, *want[-1].shape)[0]
+
+    seen = verdict_of("scores", want, got)
+    every = verdict_of("scores", want, [*got[:-1], rare])
+
+    assert (seen.level, every.level) == ("good", "poor")  # no more, as so few are unsure
+    assert not _is_certain("scores", want[:8], got[:8])
+    assert _is_certain("values", want[:8], got[:8])
+
+
 def test_nothing_measured_is_not_certain() -> None:
     assert not _is_certain("values", [], [])
     assert not _is_certain("values", rows_of(1, 9), rows_of(1, 9))

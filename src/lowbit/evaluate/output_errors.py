@@ -149,10 +149,13 @@ class OutputErrors:
     def is_certain(self, total: int) -> bool:
         """Whether the rest of ``total`` samples would hardly change the level of any output.
 
-        The level is then the same at both ends of a wide interval around what all of them will give.
+        The level is then the same at both ends of a wide interval around what all of them will give. Scores are
+        never certain: one sample with a rare object may hold most of their noise, and a few do not show it.
         """
         telling = self._telling()
-        return bool(telling) and all(
+        if not telling or any(self._measured[index].kind == "scores" for index in telling):
+            return False
+        return all(
             figure.level(found.low) == figure.level(found.high)
             for index in telling
             for figure, found in self._wide_intervals(index, total)
