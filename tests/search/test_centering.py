@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from helpers.model_outputs import outputs_of, sqnr_of
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
@@ -63,20 +63,6 @@ def _quantized(model: onnx.ModelProto, config: lowbit.QuantConfig, **more: objec
     )
 
 
-def _outputs(model: onnx.ModelProto, feeds: list) -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    return [session.run(None, feed)[0] for feed in feeds]
-
-
-def _decibels(model: onnx.ModelProto, quantized: lowbit.Result, feeds: list) -> float:
-    pairs = zip(_outputs(model, feeds), _outputs(quantized.model, feeds), strict=True)
-    return float(
-        np.mean([10 * np.log10(np.square(a).sum() / np.square(a - b).sum()) for a, b in pairs])
-    )
-
-
 @pytest.mark.parametrize("activation", ["Relu", "Clip"])
 def test_the_model_is_nearer_to_float_on_samples_that_were_not_seen(activation: str) -> None:
     model = _network(activation=activation)
@@ -85,7 +71,7 @@ def test_the_model_is_nearer_to_float_on_samples_that_were_not_seen(activation: 
     (step,) = (s for s in found.report.steps if s.name == NAME)
     assert step.kept
     others = _feeds(12, seed=1)
-    assert _decibels(model, found, others) > _decibels(model, plain, others) + 1.0
+    assert sqnr_of(model, found, others) > sqnr_of(model, plain, others) + 1.0
 
 
 @pytest.mark.parametrize("activation", ["Relu", "Clip"])
@@ -126,7 +112,9 @@ def test_it_is_as_near_as_with_zero_points() -> None:
         assert float(other.params.tensors[name].scale) == pytest.approx(scale, rel=1e-6)
     feeds = _feeds(8, seed=2)
     step = float(found.params.tensors[found.model.graph.output[0].name].scale)
-    for one, two in zip(_outputs(found.model, feeds), _outputs(other.model, feeds), strict=True):
+    for one, two in zip(
+        outputs_of(found.model, feeds), outputs_of(other.model, feeds), strict=True
+    ):
         assert np.mean(np.abs(one - two) > step / 2) < 0.01
 
 
@@ -194,7 +182,7 @@ def test_a_centered_tensor_can_have_16_bits() -> None:
     # Zero is inside the range, so nothing saturates where the Relu did.
     assert [node.op_type for node in found.model.graph.node].count("Clip") == 3
     others = _feeds(8, seed=3)
-    assert _decibels(_network(), found, others) > _decibels(_network(), first, others) + 0.5
+    assert sqnr_of(_network(), found, others) > sqnr_of(_network(), first, others) + 0.5
 
 
 def test_a_comparison_knows_what_the_quantizers_do() -> None:

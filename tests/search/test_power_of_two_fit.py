@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from helpers.model_outputs import outputs_of, sqnr_of
 from onnx import TensorProto, helper, numpy_helper
 
 import lowbit
@@ -71,20 +72,6 @@ def _quantized(model: onnx.ModelProto, config: lowbit.QuantConfig, **more: objec
     )
 
 
-def _outputs(model: onnx.ModelProto, feeds: list) -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    return [session.run(None, feed)[0] for feed in feeds]
-
-
-def _decibels(model: onnx.ModelProto, quantized: lowbit.Result, feeds: list) -> float:
-    pairs = zip(_outputs(model, feeds), _outputs(quantized.model, feeds), strict=True)
-    return float(
-        np.mean([10 * np.log10(np.square(a).sum() / np.square(a - b).sum()) for a, b in pairs])
-    )
-
-
 # Without Clips ranges are less uneven, and weights fitted before.
 @pytest.mark.parametrize(("activation", "gain_db"), [("Clip", 1.0), ("Relu", 0.2)])
 def test_rounding_is_finer_on_samples_that_were_not_seen(activation: str, gain_db: float) -> None:
@@ -95,7 +82,7 @@ def test_rounding_is_finer_on_samples_that_were_not_seen(activation: str, gain_d
     (step,) = (s for s in found.report.steps if s.name == NAME)
     assert step.kept
     others = _feeds(12, seed=1)
-    assert _decibels(model, found, others) > _decibels(model, plain, others) + gain_db
+    assert sqnr_of(model, found, others) > sqnr_of(model, plain, others) + gain_db
     for name, params in found.params.tensors.items():
         assert math.log2(float(params.scale)).is_integer(), name
 
@@ -119,7 +106,7 @@ def test_a_clip_becomes_a_relu_that_saturates_where_it_did() -> None:
             node.op_type = "Clip"
             node.input.extend([low.name, bound.name])
     feeds = _feeds(4, seed=2)
-    for one, other in zip(_outputs(found.model, feeds), _outputs(clipped, feeds), strict=True):
+    for one, other in zip(outputs_of(found.model, feeds), outputs_of(clipped, feeds), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -167,7 +154,7 @@ def test_a_model_that_it_does_not_help_stays_as_it_is() -> None:
     others = _feeds(12, seed=3)
     plain = _quantized(model, _config(power_of_two_fit=None))
     assert not steps or steps[0].kept == (found.config.rescaling is not None)
-    assert _decibels(model, found, others) > _decibels(model, plain, others) - 0.3
+    assert sqnr_of(model, found, others) > sqnr_of(model, plain, others) - 0.3
 
 
 def test_statistics_of_a_rescaled_model_make_it_again(tmp_path) -> None:
